@@ -1,0 +1,12 @@
+"""One file per family of ops. A file here is found by itself: a new op needs no other change than its function and its test."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+
+def load() -> None:
+    """Imports every module of this package, which registers its lowerings."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
