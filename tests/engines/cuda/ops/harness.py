@@ -1,0 +1,358 @@
+"""Runs one op through TensorFlow's own kernel and through its lowering, and compares them.
+
+    check("MatMul", [a, b], {"transpose_b": True})
+
+Attributes that follow from the inputs (``T``, ``N``, ...) are filled in. Inputs come in the order of the node's inputs,
+flat (the values of ConcatV2 one by one). Which of them are static is read from the table of lowerings.
+
+Every check runs the lowering several times: with attributes as given (defaults absent) and with every default written
+out, on inputs that are contiguous and on inputs that lie transposed in memory, and on `meta` tensors. Each run must
+keep its inputs as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from msplit.engines.cuda.registry import Lowering, Node, table
+from msplit.engines.cuda.tensors import to_numpy, to_torch
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+"""NumPy's dtype for bfloat16 arrays: ``array.astype(BFLOAT16)``."""
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+"""The dtypes of most float kernels of TensorFlow on the CPU."""
+
+# Relative tolerance by dtype: several units in the last place, for sums in another order. See `tolerances`.
+_RTOL = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 2e-5, "complex128": 1e-10}
+
+# Field of AttrValue (and of its list) by kind of attribute.
+_FIELDS = {"int": "i", "float": "f", "string": "s", "bool": "b", "type": "type", "shape": "shape", "tensor": "tensor"}
+
+
+def values(
+    shape: Sequence[int], dtype: Any = np.float32, *, seed: int = 0, low: float = -2.0, high: float = 2.0
+) -> np.ndarray:
+    """Reproducible values of the dtype in [low, high), from zero on if it is unsigned; for bool both."""
+    generator = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    if dtype.kind in "iu":
+        start = max(int(low), 0) if dtype.kind == "u" else int(low)
+        return generator.integers(start, max(int(high), start + 1), shape).astype(dtype)
+    real = generator.uniform(low, high, shape)
+    return (real + 1j * generator.uniform(low, high, shape) if dtype.kind == "c" else real).astype(dtype)
+
+
+def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[np.ndarray, ...]:
+    """Every output of TensorFlow's CPU kernel for one node, internal ops such as ``_FusedMatMul`` included.
+
+    Args:
+        op: The op.
+        inputs: Arrays (or what `np.asarray` takes), flat.
+        attrs: Attributes as a `Node` holds them; those that follow from the inputs may be absent.
+
+    Raises:
+        tf.errors.OpError: The kernel refuses the inputs, or there is none on the CPU.
+    """
+    import tensorflow as tf
+
+    arrays = [np.asarray(array) for array in inputs]
+    definition = _op_def(op)
+    plain = {**_inferred(op, arrays, attrs or {}), **(attrs or {})}
+    graph_def = tf.compat.v1.GraphDef()
+    for index, array in enumerate(arrays):
+        node = graph_def.node.add(name=f"input{index}", op="Placeholder")
+        node.attr["dtype"].type = _enum(array.dtype)
+    node = graph_def.node.add(name="node", op=op, input=[f"input{index}" for index in range(len(arrays))])
+    kinds = {attr.name: attr.type for attr in definition.attr}
+    for name, value in plain.items():
+        _set_attr(node.attr[name], kinds[name], value)
+
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = -1
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        fetches = graph.get_operation_by_name("node").outputs
+        feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
+        return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
+
+
+def run_lowering(
+    op: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    nchw: bool = False,
+    device: str = "cpu",
+    transposed: bool = False,
+    defaults: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Every output of the op's lowering, as tensors on the device.
+
+    Args:
+        op: The op.
+        inputs: As for `run_tensorflow`.
+        attrs: As for `run_tensorflow`.
+        nchw: The node's `Node.nchw`.
+        device: ``"cpu"``, ``"meta"`` or ``"cuda"``.
+        transposed: Lay the inputs out in memory with their axes reversed (same shapes and values).
+        defaults: Write out the default of every absent attribute, as most GraphDefs do.
+
+    Raises:
+        AssertionError: The op has no lowering, or the lowering wrote to an input.
+    """
+    lowering = table().get(op)
+    assert lowering is not None, f"{op} has no lowering"
+    arrays = [np.asarray(array) for array in inputs]
+    plain = {**_inferred(op, arrays, attrs or {}), **(attrs or {})}
+    if defaults:
+        plain = {**_defaults(op), **plain}
+    static = _static_positions(lowering, len(arrays))
+    arguments: list[Any] = []
+    for index, array in enumerate(arrays):
+        if index in static:
+            arguments.append(array.copy())
+            continue
+        tensor = to_torch(array.copy())
+        if transposed and tensor.dim() > 1:
+            reverse = tuple(reversed(range(tensor.dim())))
+            tensor = tensor.permute(reverse).contiguous().permute(reverse)
+        arguments.append(tensor.to(device))
+    result = lowering.function(Node("node", op, plain, nchw), *arguments)
+    if device != "meta":
+        for index, (array, argument) in enumerate(zip(arrays, arguments, strict=True)):
+            after = argument if index in static else to_numpy(argument)
+            assert array.tobytes() == np.asarray(after).tobytes(), f"the lowering of {op} wrote to its input {index}"
+    outputs = result if isinstance(result, tuple | list) else (result,)
+    for index, output in enumerate(outputs):
+        assert isinstance(output, torch.Tensor), f"{op}: output {index} is a {type(output).__name__}, not a tensor"
+        if device != "cpu" and len(static) < len(arrays):
+            assert output.device.type == device, f"{op}: output {index} is on {output.device}, its inputs on {device}"
+    return tuple(outputs)
+
+
+def check(
+    op: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    expected: Sequence[np.ndarray] | None = None,
+    outputs: Sequence[int] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    exact: bool = False,
+    nchw: Sequence[bool] = (False,),
+    meta: bool | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Compares the op's lowering with TensorFlow's CPU kernel: dtypes, shapes and values.
+
+    Args:
+        op: The op.
+        inputs: Arrays in the order of the node's inputs, static ones included.
+        attrs: Attributes as a `Node` holds them: type names, tuples for lists, shapes as tuples. Leave out what has a
+            default and what follows from the inputs.
+        expected: Outputs to compare with instead of TensorFlow's, where its CPU kernel is lacking (NCHW, for example).
+        outputs: Positions of the outputs to compare; all by default.
+        rtol: Relative tolerance of floats; by dtype when None.
+        atol: Absolute tolerance of floats; when None, `rtol` times the largest magnitude expected or one, the smaller.
+        exact: Floats must be equal to the bit, signs of zeros aside.
+        nchw: Values of `Node.nchw` to run with.
+        meta: Whether to compare shapes and dtypes on `meta` tensors; None: unless the lowering is dynamic.
+
+    Returns:
+        The lowering's outputs, from the last plain run.
+
+    Raises:
+        AssertionError: They differ; the message holds the tolerance that would have passed.
+    """
+    arrays = [np.asarray(array) for array in inputs]
+    wanted = tuple(expected) if expected is not None else run_tensorflow(op, arrays, attrs)
+    lowering = table().get(op)
+    assert lowering is not None, f"{op} has no lowering"
+    positions = range(len(wanted)) if outputs is None else outputs
+    with_meta = not lowering.dynamic if meta is None else meta
+    plain: tuple[torch.Tensor, ...] = ()
+    for layout in nchw:
+        plain = run_lowering(op, arrays, attrs, nchw=layout)
+        variants = {
+            "": plain,
+            " with defaults written out": run_lowering(op, arrays, attrs, nchw=layout, defaults=True),
+            " with transposed inputs": run_lowering(op, arrays, attrs, nchw=layout, transposed=True),
+        }
+        for words, got in variants.items():
+            label = f"{op}{words}{' (nchw)' if layout else ''}"
+            assert len(got) == len(wanted), f"{label}: {len(got)} outputs, TensorFlow has {len(wanted)}"
+            for index in positions:
+                compare(to_numpy(got[index]), wanted[index], rtol, atol, exact, label=f"{label}, output {index}")
+        if with_meta:
+            for index, (real, shape_only) in enumerate(
+                zip(plain, run_lowering(op, arrays, attrs, nchw=layout, device="meta"), strict=True)
+            ):
+                found, want = (tuple(shape_only.shape), shape_only.dtype), (tuple(real.shape), real.dtype)
+                assert found == want, f"{op} on meta, output {index}: {found}, on the CPU {want}"
+    return plain
+
+
+def compare(
+    got: np.ndarray,
+    want: np.ndarray,
+    rtol: float | None = None,
+    atol: float | None = None,
+    exact: bool = False,
+    *,
+    label: str = "",
+) -> None:
+    """Asserts equal dtypes and shapes, and values within the tolerances. NaN equals NaN, inf equals inf."""
+    assert got.dtype == want.dtype, f"{label}: dtype {got.dtype}, TensorFlow has {want.dtype}"
+    assert got.shape == want.shape, f"{label}: shape {got.shape}, TensorFlow has {want.shape}"
+    name = want.dtype.name
+    if name not in _RTOL:
+        different = np.flatnonzero(got.reshape(-1) != want.reshape(-1))
+        assert not different.size, f"{label}: {different.size} of {want.size} differ, {_first(got, want, different)}"
+        return
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    left, right = got.astype(wide), want.astype(wide)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(left - right)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    gap = np.where(same, 0.0, np.where(np.isfinite(gap), gap, np.inf))
+    size = np.where(np.isfinite(right), np.abs(right), 0.0)
+    relative, absolute = (0.0, 0.0) if exact else tolerances(name, rtol, atol, float(size.max(initial=0.0)))
+    bad = np.flatnonzero(gap.reshape(-1) > (absolute + relative * size).reshape(-1))
+    if bad.size:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            needed = np.where(gap > 0, gap / size, 0.0).max()
+        raise AssertionError(
+            f"{label}: {bad.size} of {want.size} differ by more than rtol={relative:g}, atol={absolute:g}; "
+            f"rtol={needed:.3g} with atol=0, or atol={gap.max():.3g} with rtol=0 would have passed; "
+            f"{_first(got, want, bad)}"
+        )
+
+
+def tolerances(name: str, rtol: float | None, atol: float | None, largest: float) -> tuple[float, float]:
+    """Relative and absolute tolerance of floats of the named dtype, given the largest magnitude that is expected."""
+    relative = _RTOL[name] if rtol is None else rtol
+    return relative, relative * min(largest, 1.0) if atol is None else atol
+
+
+def _first(got: np.ndarray, want: np.ndarray, bad: np.ndarray) -> str:
+    """The first differing element, in words."""
+    place = tuple(int(i) for i in np.unravel_index(int(bad[0]), want.shape)) if want.shape else ()
+    return f"first at {place}: {got[place]!r}, TensorFlow has {want[place]!r}"
+
+
+def _static_positions(lowering: Lowering, count: int) -> set[int]:
+    return {position + count if position < 0 else position for position in lowering.static}
+
+
+def _op_def(op: str) -> Any:
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(op)
+    assert definition is not None, f"TensorFlow has no op {op}"
+    return definition
+
+
+def _inferred(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes that follow from the inputs: element types, and lengths where one list of inputs leaves no doubt."""
+    definition = _op_def(op)
+    known: dict[str, Any] = dict(attrs)
+    lists = [arg for arg in definition.input_arg if arg.number_attr or arg.type_list_attr]
+    singles = len(definition.input_arg) - len(lists)
+    result: dict[str, Any] = {}
+    position = 0
+    for arg in definition.input_arg:
+        length = 1
+        if arg.number_attr:
+            if arg.number_attr not in known:
+                sharing = sum(other.number_attr == arg.number_attr for other in lists)
+                assert sharing == len(lists), f"give {op} its attribute {arg.number_attr}: it does not follow"
+                known[arg.number_attr] = result[arg.number_attr] = (len(arrays) - singles) // sharing
+            length = known[arg.number_attr]
+        elif arg.type_list_attr:
+            if arg.type_list_attr not in known:
+                assert len(lists) == 1, f"give {op} its attribute {arg.type_list_attr}: it does not follow"
+                count = len(arrays) - singles
+                names = tuple(array.dtype.name for array in arrays[position : position + count])
+                known[arg.type_list_attr] = result[arg.type_list_attr] = names
+            length = len(known[arg.type_list_attr])
+        if arg.type_attr and length and arg.type_attr not in known:
+            known[arg.type_attr] = result[arg.type_attr] = arrays[position].dtype.name
+        position += length
+    assert position == len(arrays), f"{op} takes {position} inputs, {len(arrays)} were given"
+    return result
+
+
+def _defaults(op: str) -> dict[str, Any]:
+    return {
+        attr.name: _plain(attr.default_value, attr.type)
+        for attr in _op_def(op).attr
+        if attr.HasField("default_value") and attr.type != "func"
+    }
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """An AttrValue as a `Node` holds it."""
+    if kind.startswith("list("):
+        inner = kind[len("list(") : -1]
+        return tuple(_plain_one(item, inner) for item in getattr(value.list, _FIELDS[inner]))
+    return _plain_one(getattr(value, _FIELDS[kind]), kind)
+
+
+def _plain_one(item: Any, kind: str) -> Any:
+    import tensorflow as tf
+
+    if kind == "string":
+        return item.decode()
+    if kind == "type":
+        return tf.dtypes.as_dtype(item).name
+    if kind == "shape":
+        return None if item.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in item.dim)
+    return item
+
+
+def _set_attr(target: Any, kind: str, value: Any) -> None:
+    """Writes a plain value to an AttrValue of the given kind."""
+    if kind.startswith("list("):
+        inner = kind[len("list(") : -1]
+        target.list.SetInParent()
+        for item in value:
+            if inner == "shape":
+                _set_shape(target.list.shape.add(), item)
+            else:
+                getattr(target.list, _FIELDS[inner]).append(_proto_one(inner, item))
+    elif kind == "shape":
+        _set_shape(target.shape, value)
+    else:
+        setattr(target, _FIELDS[kind], _proto_one(kind, value))
+
+
+def _proto_one(kind: str, item: Any) -> Any:
+    if kind == "string":
+        return item.encode()
+    return _enum(item) if kind == "type" else item
+
+
+def _set_shape(target: Any, shape: Sequence[int | None] | None) -> None:
+    target.SetInParent()
+    if shape is None:
+        target.unknown_rank = True
+        return
+    for size in shape:
+        target.dim.add(size=-1 if size is None else size)
+
+
+def _enum(dtype: Any) -> int:
+    import tensorflow as tf
+
+    return int(tf.dtypes.as_dtype(dtype).as_datatype_enum)
