@@ -1,0 +1,46 @@
+"""Models to try msplit on: the benchmark models in any size, with seeded weights.
+
+`build` makes one, `make_inputs` makes values to feed it; `strip` and `fill` let a large one travel as a small file.
+TensorFlow is imported only while a model is built. `python -m msplit.samples OUT_DIR` writes the files of
+`sample_graphs/`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, cast
+
+from msplit.samples.types import Input, Sample, make_inputs
+from msplit.samples.weights import fill, strip
+
+__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "strip"]
+
+# Builder -> (module, function): the modules are imported when asked for.
+_BUILDERS: dict[str, tuple[str, str]] = {
+    "lstm": ("lstm", "build"),
+    "mmoe": ("mmoe", "build"),
+    "towers": ("towers", "build"),
+}
+
+
+def names() -> list[str]:
+    """Return the names of all builders, sorted."""
+    return sorted(_BUILDERS)
+
+
+def build(name: str, *, seed: int = 0, **size: Any) -> Sample:
+    """Build a benchmark model as a frozen inference graph.
+
+    Args:
+        name: One of `names()`.
+        seed: Seed of the weights; equal seeds give equal graphs.
+        **size: Sizes the builder takes, such as `batch=128` or `experts=4`; see the builder's own documentation.
+
+    Raises:
+        ValueError: There is no builder of that name.
+        TypeError: The builder takes no such size.
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"there is no sample named {name!r}; there are {', '.join(names())}")
+    module, function = _BUILDERS[name]
+    return cast(Sample, getattr(importlib.import_module(f"{__name__}.{module}"), function)(seed, **size))

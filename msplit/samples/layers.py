@@ -1,0 +1,100 @@
+"""The few layers that the hand-written models share, as plain TensorFlow graph ops under readable names.
+
+All of them run inside `Builder.graph`. Weights are `Const -> Identity` pairs named `<scope>/<name>` and
+`<scope>/<name>/read`, the form that freezing a variable leaves behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msplit.samples.types import Input, Sample
+from msplit.samples.weights import ATTRIBUTE, Recipe, fill, glorot, he
+
+
+class Builder:
+    """Collects one frozen graph: its placeholders, weights and outputs.
+
+    Args:
+        seed: Seed of all weights.
+        batch: Size of the batch, or None to leave it unknown.
+    """
+
+    def __init__(self, seed: int, batch: int | None) -> None:
+        import tensorflow as tf
+
+        self.tf = tf
+        self.seed = seed
+        self.batch = batch
+        self.graph = tf.Graph()
+        self._inputs: list[Input] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Open a name scope below the current one."""
+        with self.graph.as_default(), self.tf.name_scope(name):
+            yield
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32", high: int | None = None) -> Any:
+        """Add a placeholder of shape `[batch, *shape]` and return it."""
+        full = (self.batch, *shape)
+        with self.graph.as_default():
+            tensor = self.tf.compat.v1.placeholder(dtype, full, name=name)
+        self._inputs.append(Input(tensor.op.name, dtype, full, high))
+        return tensor
+
+    def weight(self, name: str, shape: Sequence[int], low: float, high: float) -> Any:
+        """Add a weight, uniform over `low..high`, in the current scope and return the tensor that reads it."""
+        with self.graph.as_default():
+            # A splat: the values come from the recipe when the graph is finished.
+            constant = self.tf.constant(0.0, self.tf.float32, tuple(shape), name=name)
+            recipe = Recipe(constant.op.name, self.seed, low, high)
+            attribute = self.tf.compat.v1.AttrValue(s=recipe.encode())
+            constant.op._set_attr(ATTRIBUTE, attribute)
+            return self.tf.identity(constant, name=f"{name}/read")
+
+    def kernel(self, shape: Sequence[int], name: str = "kernel", relu: bool = True, gain: float = 1.0) -> Any:
+        """Add a kernel whose last dimension is its output: He's scale before a ReLU, else Glorot's."""
+        fan_in, fan_out = math.prod(shape[:-1]), shape[-1]
+        recipe = he("", 0, fan_in, gain) if relu else glorot("", 0, fan_in, fan_out)
+        return self.weight(name, shape, recipe.low, recipe.high)
+
+    def bias(self, size: int, name: str = "bias") -> Any:
+        """Add a small bias."""
+        return self.weight(name, (size,), -0.1, 0.1)
+
+    def dense(self, x: Any, units: int, scope: str, activation: str | None = "relu") -> Any:
+        """MatMul, BiasAdd and an activation (`relu`, `sigmoid`, `tanh` or None) on a `[batch, n]` tensor."""
+        with self.scope(scope):
+            kernel = self.kernel((x.shape[-1], units), relu=activation == "relu")
+            y = self.tf.nn.bias_add(self.tf.matmul(x, kernel, name="MatMul"), self.bias(units), name="BiasAdd")
+            return self.activate(y, activation)
+
+    def activate(self, x: Any, activation: str | None) -> Any:
+        """Apply an activation by name, or none."""
+        if activation is None:
+            return x
+        name = activation.capitalize()
+        function = {"relu": self.tf.nn.relu, "sigmoid": self.tf.sigmoid, "tanh": self.tf.tanh}[activation]
+        return function(x, name=name)
+
+    def mlp(self, x: Any, units: Sequence[int], prefix: str = "dense") -> Any:
+        """A chain of dense layers with ReLU, in scopes `<prefix>_0`, `<prefix>_1`, …"""
+        for index, size in enumerate(units):
+            x = self.dense(x, size, f"{prefix}_{index}")
+        return x
+
+    def embedding(self, ids: Any, rows: int, width: int, scope: str) -> Any:
+        """Look `ids` up in a new table of `rows` by `width`: one GatherV2."""
+        with self.scope(scope):
+            # Variance 1, so that what follows sees inputs of the usual size.
+            table = self.weight("table", (rows, width), -math.sqrt(3.0), math.sqrt(3.0))
+            return self.tf.gather(table, ids, name="lookup")
+
+    def finish(self, name: str, outputs: Sequence[Any]) -> Sample:
+        """Return the sample, with all weights in place."""
+        graph_def = fill(self.graph.as_graph_def())
+        return Sample(name, graph_def, tuple(self._inputs), tuple(tensor.op.name for tensor in outputs))

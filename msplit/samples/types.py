@@ -1,0 +1,70 @@
+"""What a sample is: a frozen graph, the tensors to feed and the tensors to fetch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Input:
+    """One placeholder of a sample.
+
+    Attributes:
+        name: Name of the placeholder node (without `:0`).
+        dtype: NumPy name of its type, such as `float32` or `int32`.
+        shape: Its shape; None stands for the batch where the batch is not fixed.
+        high: For integer inputs, values are drawn from `0 <= value < high`; the size of the table they index.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model built by this package.
+
+    Attributes:
+        name: The builder's name, such as `mmoe`.
+        graph_def: A frozen inference graph (`tensorflow.GraphDef`), free of control flow.
+        inputs: Its placeholders, in the order a user would list them.
+        outputs: Names of the nodes to fetch (port 0 of each).
+    """
+
+    name: str
+    graph_def: Any
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+
+
+def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Return seeded values for every input of `sample`, by placeholder name.
+
+    Floating-point inputs are standard normal; integer inputs are uniform over the rows of the table they index.
+
+    Args:
+        sample: A built sample.
+        batch: Size of the batch. A sample whose batch is fixed keeps its own.
+        seed: Equal seeds give equal values.
+
+    Raises:
+        ValueError: An integer input does not say how many rows its table has.
+    """
+    rng = np.random.default_rng(seed)
+    values: dict[str, npt.NDArray[Any]] = {}
+    for spec in sample.inputs:
+        shape = tuple(batch if size is None else size for size in spec.shape)
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            values[spec.name] = rng.standard_normal(shape).astype(dtype)
+        elif spec.high is not None:
+            values[spec.name] = rng.integers(0, spec.high, shape).astype(dtype)
+        else:
+            raise ValueError(f"input {spec.name!r} of sample {sample.name!r} is {dtype} but names no upper limit (high)")
+    return values
