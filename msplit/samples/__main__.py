@@ -16,7 +16,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m msplit.samples", description="Write small sample graphs.")
     parser.add_argument("out_dir", type=Path, help="folder to write to; files of the same names are replaced")
     parser.add_argument(
-        "--only", action="append", choices=[export.name for export in EXPORTS], metavar="NAME", help="write just this one"
+        "--only",
+        action="append",
+        choices=[export.name for export in EXPORTS],
+        metavar="NAME",
+        help="write just this one",
     )
     options = parser.parse_args(arguments)
     # TensorFlow's notes about the CPU and a missing GPU say nothing about the files.

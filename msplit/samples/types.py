@@ -66,5 +66,7 @@ def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.
         elif spec.high is not None:
             values[spec.name] = rng.integers(0, spec.high, shape).astype(dtype)
         else:
-            raise ValueError(f"input {spec.name!r} of sample {sample.name!r} is {dtype} but names no upper limit (high)")
+            raise ValueError(
+                f"input {spec.name!r} of sample {sample.name!r} is {dtype} but names no upper limit (high)"
+            )
     return values

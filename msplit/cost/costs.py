@@ -1,0 +1,35 @@
+"""What the nodes of a flat graph cost, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Per node of a flat graph.
+
+    Attributes:
+        flops: Floating-point operations.
+        bytes: Bytes read and written in device memory.
+        time_us: Time alone on the device, µs; 0 for nodes that launch no kernel (constants, identities, reshapes, host nodes).
+        share: Share of the device that the node's kernel can fill, in (0, 1].
+        out_bytes: Bytes of all outputs.
+        known: Whether shapes were known; where not, a default was taken and `time_us` is a guess.
+        gpu: Name of the data sheet, such as ``"h200"``.
+        source: "static" or the profile the times come from.
+    """
+
+    flops: Floats
+    bytes: Floats
+    time_us: Floats
+    share: Floats
+    out_bytes: Floats
+    known: NDArray[np.bool_]
+    gpu: str
+    source: str = "static"

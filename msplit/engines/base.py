@@ -1,0 +1,80 @@
+"""The interface between `bench` and what runs a graph. A new engine is one module with one `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What an engine is asked to run.
+
+    Attributes:
+        flat: The graph.
+        ids: Stream id per node of `flat`, all in ``0..streams-1``.
+        streams: How many streams the assignment uses.
+        feeds: Example inputs by name: they fix shapes and dtypes.
+        ieee: Products and convolutions in IEEE float32 instead of TF32.
+        options: What only one engine knows, such as ``{"capture": False}`` or ``{"xla": True}``.
+        op_libraries: Shared objects with custom TensorFlow ops to load first.
+    """
+
+    flat: FlatGraph
+    ids: Ints
+    streams: int
+    feeds: Arrays
+    ieee: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    op_libraries: Sequence[Path] = ()
+
+
+class Executable(Protocol):
+    """A graph made ready to run. One step is one call."""
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs one whole step as a user would: host inputs in, host outputs back, synchronous. Outputs by name."""
+        ...
+
+    def launch(self) -> None:
+        """Runs one step on the inputs of the last `step`, without copies of inputs and outputs, and waits for it."""
+        ...
+
+    def device_times(self, count: int) -> list[float] | None:
+        """Seconds of each of `count` back-to-back steps by the device's own clock, or None where there is no such clock."""
+        ...
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is worth reporting: ``streams``, ``waits``, ``peak_bytes``, ``device``, ``kernels`` …; only what is known."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the executable holds. It can not run afterwards."""
+        ...
+
+
+class Engine(Protocol):
+    """Builds executables."""
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """None where this machine can run it, else why not and what would help."""
+        ...
+
+    def build(self, job: Job) -> Executable:
+        """Makes a job ready to run.
+
+        Raises:
+            EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""Every error that msplit raises on purpose.
+
+    MsplitError                 what happened, where, how to mend it; exit code 2
+    ├── LoadError               the model can not be read
+    ├── GraphError              the graph is read but is not a valid graph: carries every defect
+    ├── RulesError              a rules file or a stream file, with its line
+    ├── AssignError             valid rules that contradict each other on this graph
+    ├── WriteError              the output can not be written; what was there before is still there
+    ├── EngineError             the model can not run on the chosen engine
+    └── VerificationError       outputs differ from the reference; exit code 1
+
+Anything else that escapes is a bug in msplit, and the command line says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MsplitError(Exception):
+    """An error that a user can act on.
+
+    Args:
+        what: What happened, one sentence.
+        where: File, line or node, if there is one.
+        fix: How to mend it, one sentence.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  fix: {self.fix}" if self.fix else text
+
+
+class LoadError(MsplitError):
+    """The model can not be read."""
+
+
+class GraphError(MsplitError):
+    """The graph is not valid.
+
+    Args:
+        defects: Every defect found, as text that names its node.
+        where: The file.
+    """
+
+    def __init__(self, defects: Sequence[str], *, where: str | None = None) -> None:
+        self.defects = tuple(defects)
+        shown = [f"  {defect}" for defect in self.defects[:20]]
+        if len(self.defects) > len(shown):
+            shown.append(f"  … and {len(self.defects) - len(shown)} more")
+        count = f"{len(self.defects)} defect" + ("s" if len(self.defects) != 1 else "")
+        super().__init__(
+            "\n".join([f"the graph is not valid: {count}", *shown]),
+            where=where,
+            fix="export the model again, or mend the nodes named above",
+        )
+
+
+class RulesError(MsplitError):
+    """A rules file or a stream file is wrong. `where` is file:line where there is a line."""
+
+
+class AssignError(MsplitError):
+    """The rules contradict each other on this graph."""
+
+
+class WriteError(MsplitError):
+    """The output can not be written. What stood at its place before is unharmed."""
+
+
+class EngineError(MsplitError):
+    """The model can not run on the chosen engine."""
+
+
+class VerificationError(MsplitError):
+    """Outputs differ from their reference by more than the tolerance."""
+
+    exit_code = 1

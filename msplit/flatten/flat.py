@@ -1,0 +1,79 @@
+"""The flat view of a model: a DAG of the nodes that its outputs need, functions inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.formats.model import Model
+from msplit.graph import Edges, Graph, Ints
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that must stay on one stream.
+
+    Attributes:
+        kind: "loop" (a v1 while frame with everything nested in it), "cond" (a v1 Switch..Merge region) or "variable" (the
+            readers and writers of one ref variable).
+        name: Frame name, name of the Switch's predicate, or the variable.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One output of one node of a flat graph, with the name the user knows it by."""
+
+    name: str
+    node: int
+    port: int
+
+
+@dataclass(frozen=True, eq=False)
+class FlatGraph:
+    """What analysis, rules and engines work on.
+
+    Attributes:
+        model: Where it comes from.
+        graph: A DAG: back edges of v1 loops are cut, calls are inlined (their nodes are named ``call/body_node``). `While`, `If` and
+            their stateless kin stay one node each, `graph.functions` holds their bodies.
+        back_edges: The edges that were cut (NextIteration -> Merge), in the numbering of `graph`.
+        origin_function: Per node the index in `function_names` of the function it comes from, -1 for the top-level graph.
+        origin_node: Per node its index in that function's NodeDefs (not counting parameters) or in the top-level GraphDef.
+        function_names: See `origin_function`.
+        region: Per node the index of its outermost region in `regions`, or -1.
+        regions: See `region`.
+        host: Per node, whether it has no GPU kernel (string, table, parsing, iterator ops) or is pinned to a CPU device.
+        stateful: Per node, whether its op is stateful (reads or writes a resource, or is random).
+        inputs: What is fed.
+        outputs: What is fetched.
+        targets: Nodes that must run though nothing of them is fetched.
+    """
+
+    model: Model
+    graph: Graph
+    back_edges: Edges
+    origin_function: Ints
+    origin_node: Ints
+    function_names: Sequence[str]
+    region: Ints
+    regions: Sequence[Region]
+    host: NDArray[np.bool_]
+    stateful: NDArray[np.bool_]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    targets: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    def origin(self, node: int) -> tuple[str | None, int]:
+        """(function name or None for the top-level graph, index of the NodeDef in it)."""
+        function = int(self.origin_function[node])
+        return (self.function_names[function] if function >= 0 else None), int(self.origin_node[node])

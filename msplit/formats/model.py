@@ -1,0 +1,85 @@
+"""What a file holds once it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from msplit.graph import Graph
+
+
+class Format(StrEnum):
+    """The kinds of file that msplit reads and writes back."""
+
+    GRAPH_DEF = "graphdef"
+    GRAPH_DEF_TEXT = "graphdef-text"
+    META_GRAPH = "metagraph"
+    META_GRAPH_TEXT = "metagraph-text"
+    SAVED_MODEL = "savedmodel"
+    SAVED_MODEL_TEXT = "savedmodel-text"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An input or an output of the model.
+
+    Attributes:
+        name: What the user calls it: the signature's key, or the node's name in a bare GraphDef.
+        node: Node in the top-level graph.
+        port: Output port of that node.
+        dtype: Name as in ``"float32"``, "" where the file does not say.
+        shape: Sizes with None for unknown ones; None for unknown rank.
+    """
+
+    name: str
+    node: str
+    port: int
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def tensor(self) -> str:
+        """TensorFlow's name of the tensor, as in ``"dense/MatMul:0"``."""
+        return f"{self.node}:{self.port}"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model file.
+
+    Attributes:
+        path: The file, or the SavedModel's folder.
+        format: Its kind.
+        proto: The whole message as read; never modified.
+        graph_def: The GraphDef inside it (the same object, not a copy).
+        graph: The same as plain data: every node of the file, functions in `graph.functions`.
+        inputs: What is fed.
+        outputs: What is fetched. A train step is an output too (port 0 of its op, dtype "").
+        targets: Nodes that must run though they give no tensor (train ops).
+        init_ops: Nodes that initialize variables and tables before the first run, in order.
+        tags: Tags of the chosen MetaGraphDef of a SavedModel.
+        signature: Name of the chosen signature, None where the file has none.
+        signatures: Names of all signatures.
+    """
+
+    path: Path
+    format: Format
+    proto: Any = field(repr=False)
+    graph_def: Any = field(repr=False)
+    graph: Graph = field(repr=False)
+    inputs: tuple[Endpoint, ...] = ()
+    outputs: tuple[Endpoint, ...] = ()
+    targets: tuple[str, ...] = ()
+    init_ops: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    signature: str | None = None
+    signatures: tuple[str, ...] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_saved_model(self) -> bool:
+        """Whether the path is a SavedModel's folder."""
+        return self.format in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)

@@ -1,0 +1,59 @@
+"""What every rule is: a frozen dataclass whose fields are its YAML options, and one pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from msplit.assignment import Assignment
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a rule may look at.
+
+    Attributes:
+        flat: The graph.
+        costs: Cost of each node.
+        streams: Ids are 0..streams-1.
+        wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
+    """
+
+    flat: FlatGraph
+    costs: Costs
+    streams: int
+    wrap: bool = False
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something the user should know about a rule's work, such as a pattern that matched nothing.
+
+    Attributes:
+        rule: Key of the rule.
+        kind: Stable word for programs: "no-match", "overlap", "wrapped", "call-sites-differ", "moved" …
+        text: One sentence.
+        where: File and line, or node, where there is one.
+    """
+
+    rule: str
+    kind: str
+    text: str
+    where: str | None = None
+
+
+class Rule(Protocol):
+    """One entry of `rules:` in a rules file."""
+
+    key: ClassVar[str]
+    """Its name in YAML."""
+
+    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+        """Claims nodes that no earlier rule has claimed. Pure: the same arguments give the same result.
+
+        Raises:
+            AssignError: The rule and the graph contradict each other.
+        """
+        ...
