@@ -17,8 +17,15 @@ __all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "strip"]
 
 # Builder -> (module, function): the modules are imported when asked for.
 _BUILDERS: dict[str, tuple[str, str]] = {
+    "bert": ("bert", "build"),
+    "deepfm": ("deepfm", "build"),
+    "dlrm": ("dlrm", "build"),
+    "googlenet": ("googlenet", "build"),
+    "inception_v3": ("keras_applications", "inception_v3"),
     "lstm": ("lstm", "build"),
     "mmoe": ("mmoe", "build"),
+    "nasnet_mobile": ("keras_applications", "nasnet_mobile"),
+    "squeezenet": ("squeezenet", "build"),
     "towers": ("towers", "build"),
 }
 

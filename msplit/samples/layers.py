@@ -7,12 +7,12 @@ All of them run inside `Builder.graph`. Weights are `Const -> Identity` pairs na
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from msplit.samples.types import Input, Sample
-from msplit.samples.weights import ATTRIBUTE, Recipe, fill, glorot, he
+from msplit.samples.weights import ATTRIBUTE, RELU_GAIN, Recipe, fill, kernel
 
 
 class Builder:
@@ -48,19 +48,19 @@ class Builder:
 
     def weight(self, name: str, shape: Sequence[int], low: float, high: float) -> Any:
         """Add a weight, uniform over `low..high`, in the current scope and return the tensor that reads it."""
+        return self._weight(name, shape, lambda key: Recipe(key, self.seed, low, high))
+
+    def kernel(self, shape: Sequence[int], name: str = "kernel", gain: float = RELU_GAIN) -> Any:
+        """Add a kernel whose last dimension is its output (see `weights.kernel`)."""
+        return self._weight(name, shape, lambda key: kernel(key, self.seed, shape, gain))
+
+    def _weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe]) -> Any:
         with self.graph.as_default():
             # A splat: the values come from the recipe when the graph is finished.
             constant = self.tf.constant(0.0, self.tf.float32, tuple(shape), name=name)
-            recipe = Recipe(constant.op.name, self.seed, low, high)
-            attribute = self.tf.compat.v1.AttrValue(s=recipe.encode())
-            constant.op._set_attr(ATTRIBUTE, attribute)
+            encoded = recipe(constant.op.name).encode()
+            constant.op._set_attr(ATTRIBUTE, self.tf.compat.v1.AttrValue(s=encoded))
             return self.tf.identity(constant, name=f"{name}/read")
-
-    def kernel(self, shape: Sequence[int], name: str = "kernel", relu: bool = True, gain: float = 1.0) -> Any:
-        """Add a kernel whose last dimension is its output: He's scale before a ReLU, else Glorot's."""
-        fan_in, fan_out = math.prod(shape[:-1]), shape[-1]
-        recipe = he("", 0, fan_in, gain) if relu else glorot("", 0, fan_in, fan_out)
-        return self.weight(name, shape, recipe.low, recipe.high)
 
     def bias(self, size: int, name: str = "bias") -> Any:
         """Add a small bias."""
@@ -69,8 +69,8 @@ class Builder:
     def dense(self, x: Any, units: int, scope: str, activation: str | None = "relu") -> Any:
         """MatMul, BiasAdd and an activation (`relu`, `sigmoid`, `tanh` or None) on a `[batch, n]` tensor."""
         with self.scope(scope):
-            kernel = self.kernel((x.shape[-1], units), relu=activation == "relu")
-            y = self.tf.nn.bias_add(self.tf.matmul(x, kernel, name="MatMul"), self.bias(units), name="BiasAdd")
+            weights = self.kernel((x.shape[-1], units), gain=RELU_GAIN if activation == "relu" else 1.0)
+            y = self.tf.nn.bias_add(self.tf.matmul(x, weights, name="MatMul"), self.bias(units), name="BiasAdd")
             return self.activate(y, activation)
 
     def activate(self, x: Any, activation: str | None) -> Any:

@@ -25,8 +25,8 @@ def build(seed: int, *, layers: int = 10, steps: int = 100, hidden: int = 256, b
     weights = []
     for layer in range(layers):
         with b.scope(f"layer_{layer}"):
-            kernel = b.kernel((hidden, 4 * hidden), "kernel", relu=False)
-            recurrent = b.kernel((hidden, 4 * hidden), "recurrent_kernel", relu=False)
+            kernel = b.kernel((hidden, 4 * hidden), "kernel", gain=1.0)
+            recurrent = b.kernel((hidden, 4 * hidden), "recurrent_kernel", gain=1.0)
             # The forget gate's bias of one that keeps long sequences alive is part of the bias, as in Keras.
             weights.append((kernel, recurrent, b.bias(4 * hidden)))
     with b.graph.as_default():

@@ -46,7 +46,8 @@ class Sample:
 def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     """Return seeded values for every input of `sample`, by placeholder name.
 
-    Floating-point inputs are standard normal; integer inputs are uniform over the rows of the table they index.
+    Floating-point inputs are standard normal, those of rank four are images (blotches and noise); integer
+    inputs are uniform over the rows of the table they index.
 
     Args:
         sample: A built sample.
@@ -62,7 +63,7 @@ def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.
         shape = tuple(batch if size is None else size for size in spec.shape)
         dtype = np.dtype(spec.dtype)
         if dtype.kind == "f":
-            values[spec.name] = rng.standard_normal(shape).astype(dtype)
+            values[spec.name] = (_images(rng, shape) if len(shape) == 4 else rng.standard_normal(shape)).astype(dtype)
         elif spec.high is not None:
             values[spec.name] = rng.integers(0, spec.high, shape).astype(dtype)
         else:
@@ -70,3 +71,11 @@ def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.
                 f"input {spec.name!r} of sample {sample.name!r} is {dtype} but names no upper limit (high)"
             )
     return values
+
+
+def _images(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return images [n, height, width, channels] that differ from each other, as white noise does not once pooled."""
+    count, height, width, channels = shape
+    blotches = rng.standard_normal((count, 4, 4, channels))
+    stretched = blotches[:, np.arange(height) * 4 // height][:, :, np.arange(width) * 4 // width]
+    return np.asarray(0.8 * stretched + 0.6 * rng.standard_normal(shape))

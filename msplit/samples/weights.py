@@ -32,7 +32,7 @@ _VALUE_FIELDS = ("tensor_content", "half_val", "float_val", "double_val", "int_v
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the values of one weight are made: uniform over `low <= value < high`.
+    """How the values of one weight are made: uniform over `low <= value < high`, then perhaps centred.
 
     Attributes:
         key: What the random stream depends on beside the seed; the name the node had when it was built, so that a
@@ -40,12 +40,15 @@ class Recipe:
         seed: The seed given to `build`.
         low: Lower end.
         high: Upper end.
+        centred: Shift every output (last dimension) so that its weights have mean `(low + high) / 2` exactly. A deep
+            chain of ReLU and kernels that are not centred drowns the input in its own mean.
     """
 
     key: str
     seed: int
     low: float
     high: float
+    centred: bool = False
 
     def encode(self) -> bytes:
         """Return the recipe as the bytes of the node's attribute."""
@@ -64,18 +67,17 @@ class Recipe:
             raise ValueError(f"{ATTRIBUTE} holds no weight recipe: {data[:80]!r}") from error
 
 
-def he(key: str, seed: int, fan_in: int, gain: float = 1.0) -> Recipe:
-    """Return He's uniform recipe for a kernel in front of a ReLU (variance 2 / fan_in, times `gain` squared)."""
-    return _symmetric(key, seed, gain * math.sqrt(6.0 / fan_in))
+def kernel(key: str, seed: int, shape: Sequence[int], gain: float = 1.0) -> Recipe:
+    """Return the recipe of a kernel whose last dimension is its output: variance `gain**2 / fan_in`, centred.
+
+    A gain of 1 keeps the size of inputs of mean zero; `RELU_GAIN` that of inputs that come from a ReLU.
+    """
+    limit = gain * math.sqrt(3.0 / math.prod(shape[:-1]))
+    return Recipe(key, seed, -limit, limit, centred=True)
 
 
-def glorot(key: str, seed: int, fan_in: int, fan_out: int) -> Recipe:
-    """Return Glorot's uniform recipe for a kernel that no ReLU follows (variance 2 / (fan_in + fan_out))."""
-    return _symmetric(key, seed, math.sqrt(6.0 / (fan_in + fan_out)))
-
-
-def _symmetric(key: str, seed: int, limit: float) -> Recipe:
-    return Recipe(key, seed, -limit, limit)
+# A ReLU leaves (pi - 1) / (2 pi) of a normal value's variance, and centred kernels see nothing but the variance.
+RELU_GAIN = math.sqrt(2 * math.pi / (math.pi - 1))
 
 
 def generate(recipe: Recipe, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -93,15 +95,19 @@ def generate(recipe: Recipe, shape: Sequence[int], dtype: npt.DTypeLike = np.flo
     count = math.prod(shape)
     digest = hashlib.sha256(f"{recipe.seed}:{recipe.key}".encode()).digest()
     words = np.random.PCG64(np.frombuffer(digest, "<u4").astype(np.uint64).tolist()).random_raw((count + 1) // 2)
-    halves = words.astype("<u8").view("<u4")[:count]
-    # 24 bits fit a float32 exactly, so the unit values need no rounding.
-    unit = (halves >> 8).astype(np.float32) * np.float32(2.0**-24)
-    wide = unit.astype(np.float64) if dtype.kind in "iu" or dtype.itemsize == 8 else unit
-    low, high = wide.dtype.type(recipe.low), wide.dtype.type(recipe.high)
-    scaled = wide * (high - low) + low
+    # 24 bits fit a float32 exactly. Integers up to here, so that not even a sum depends on the machine.
+    numbers = words.astype("<u8").view("<u4")[:count] >> 8
+    low, high = recipe.low, recipe.high
     if dtype.kind in "iu":
-        scaled = np.floor(scaled)
-    return scaled.astype(dtype).reshape(tuple(shape))
+        integers: npt.NDArray[Any] = np.floor(low + numbers * (2.0**-24 * (high - low))).astype(dtype)
+        return integers.reshape(tuple(shape))
+    wide = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32).type
+    unit = numbers.astype(wide) * wide(2.0**-24)
+    if recipe.centred:
+        columns = numbers.reshape(-1, shape[-1])
+        shift = 0.5 - columns.sum(axis=0, dtype=np.int64) * (2.0**-24 / len(columns))
+        unit = (unit.reshape(columns.shape) + shift.astype(wide)).reshape(-1)
+    return (unit * wide(high - low) + wide(low)).astype(dtype).reshape(tuple(shape))
 
 
 def strip(graph_def: Any, threshold: int = 4096) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ def keras_lookup(path: Path) -> None:
     import keras
 
     words = [f"city_{number}" for number in range(40)]
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder) / "cities.txt"
-        vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
+    path = path.absolute()
+    # The path of the vocabulary becomes part of the table's name, so it must not hold the name of a temporary folder.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("cities.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
         city = keras.Input((), dtype="string", name="city")
         amount = keras.Input((4,), name="amount")
-        index = keras.layers.StringLookup(vocabulary=str(vocabulary), name="city_index")(city)
+        index = keras.layers.StringLookup(vocabulary="cities.txt", name="city_index")(city)
         vector = keras.layers.Embedding(len(words) + 1, 16, name="city_embedding")(index)
         left = keras.layers.Dense(16, "relu", name="city_dense")(vector)
         right = keras.layers.Dense(16, "relu", name="amount_dense")(amount)

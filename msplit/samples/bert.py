@@ -1,0 +1,94 @@
+"""A small BERT encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msplit.samples.layers import Builder
+from msplit.samples.types import Sample
+
+
+def build(
+    seed: int,
+    *,
+    layers: int = 4,
+    hidden: int = 256,
+    heads: int = 4,
+    sequence: int = 128,
+    vocabulary: int = 8192,
+    batch: int | None = None,
+) -> Sample:
+    """Build the encoder of Devlin et al. (NAACL 2019), post-norm with the exact (erf) GELU.
+
+    Inputs are `input_ids` and `input_mask` (1 for a token, 0 for padding), both `[batch, sequence]`; outputs are the
+    pooled first token `[batch, hidden]` and the sequence `[batch, sequence, hidden]`.
+
+    Args:
+        seed: Seed of the weights.
+        layers: Number of layers, in the scopes `layer_<i>`.
+        hidden: Width, a multiple of `heads`; the feed-forward part is four times as wide.
+        heads: Attention heads.
+        sequence: Length of the sequences.
+        vocabulary: Rows of the token table.
+        batch: Size of the batch, None for unknown.
+    """
+    b = Builder(seed, batch)
+    tf = b.tf
+    ids = b.input("input_ids", (sequence,), "int32", vocabulary)
+    mask = b.input("input_mask", (sequence,), "int32", 2)
+    with b.scope("embeddings"):
+        tokens = b.embedding(ids, vocabulary, hidden, "token")
+        positions = b.weight("position/table", (sequence, hidden), -0.5, 0.5)
+        x = _layer_norm(b, tf.add(tokens, positions, name="Add"))
+    with b.scope("mask"):
+        open_to = tf.cast(mask, tf.float32, name="Cast")
+        penalty = tf.multiply(tf.subtract(1.0, open_to, name="Sub"), -10000.0, name="Mul")
+        penalty = tf.reshape(penalty, (-1, 1, 1, sequence), name="Reshape")
+        # Dense layers are two-dimensional products, as BERT's own code has them.
+        x = tf.reshape(x, (-1, hidden), name="flatten")
+    for layer in range(layers):
+        with b.scope(f"layer_{layer}"):
+            x = _layer(b, x, penalty, hidden, heads, sequence)
+    with b.scope("pooler"):
+        encoded = tf.reshape(x, (-1, sequence, hidden), name="sequence")
+        pooled = b.dense(encoded[:, 0], hidden, "dense", activation="tanh")
+    return b.finish("bert", [pooled, encoded])
+
+
+def _layer(b: Builder, x: Any, penalty: Any, hidden: int, heads: int, sequence: int) -> Any:
+    tf = b.tf
+    with b.scope("attention"):
+        query, key, value = (_heads(b, x, hidden, heads, sequence, name) for name in ("query", "key", "value"))
+        scores = tf.multiply(
+            tf.matmul(query, key, transpose_b=True, name="scores"), (hidden // heads) ** -0.5, name="Mul"
+        )
+        weights = tf.nn.softmax(tf.add(scores, penalty, name="Add"), name="Softmax")
+        mixed = tf.transpose(tf.matmul(weights, value, name="context"), (0, 2, 1, 3), name="transpose")
+        mixed = b.dense(tf.reshape(mixed, (-1, hidden), name="merge"), hidden, "output", activation=None)
+        x = _layer_norm(b, tf.add(x, mixed, name="residual"))
+    with b.scope("feed_forward"):
+        wide = b.dense(x, 4 * hidden, "intermediate", activation=None)
+        with b.scope("gelu"):
+            cumulative = tf.multiply(0.5, tf.add(1.0, tf.math.erf(tf.multiply(wide, 0.5**0.5))))
+            wide = tf.multiply(wide, cumulative)
+        narrow = b.dense(wide, hidden, "output", activation=None)
+        return _layer_norm(b, tf.add(x, narrow, name="residual"))
+
+
+def _heads(b: Builder, x: Any, hidden: int, heads: int, sequence: int, scope: str) -> Any:
+    projected = b.dense(x, hidden, scope, activation=None)
+    with b.scope(scope):
+        split = b.tf.reshape(projected, (-1, sequence, heads, hidden // heads), name="split_heads")
+        return b.tf.transpose(split, (0, 2, 1, 3), name="transpose")
+
+
+def _layer_norm(b: Builder, x: Any) -> Any:
+    tf = b.tf
+    with b.scope("layer_norm"):
+        gamma = b.weight("gamma", (x.shape[-1],), 0.8, 1.2)
+        beta = b.bias(x.shape[-1], "beta")
+        mean = tf.reduce_mean(x, axis=-1, keepdims=True, name="mean")
+        centred = tf.subtract(x, mean, name="Sub")
+        variance = tf.reduce_mean(tf.square(centred, name="Square"), axis=-1, keepdims=True, name="variance")
+        scale = tf.math.rsqrt(tf.add(variance, 1e-6, name="Add"), name="Rsqrt")
+        return tf.add(tf.multiply(tf.multiply(centred, scale, name="Mul"), gamma, name="scaled"), beta, name="shifted")
