@@ -1,0 +1,236 @@
+"""What TensorFlow's ops take, give and run on, from a table made of TensorFlow itself (scripts/make_op_table.py).
+
+Knowing this must not cost an `import tensorflow`. The table is read once, on the first question (3 ms); an op is decoded when it
+is asked for. Ops that are not in the table are custom ops or functions: every question about them is answered with None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ArgInfo:
+    """An argument of an op. One argument may stand for several tensors.
+
+    Attributes:
+        name: Its name in the op's signature.
+        dtype: Its type as in ``"float32"``, "" where an attribute says it.
+        type_attr: Attribute that holds its type, or "".
+        number_attr: Attribute that holds how many tensors it stands for, or "".
+        type_list_attr: Attribute that holds the types of its tensors, or "".
+        is_ref: Whether it is a reference to a variable.
+    """
+
+    name: str
+    dtype: str = ""
+    type_attr: str = ""
+    number_attr: str = ""
+    type_list_attr: str = ""
+    is_ref: bool = False
+
+    def dtypes(self, attrs: Attrs) -> tuple[str | None, ...] | None:
+        """Types of its tensors on a node with these attributes (defaults filled in).
+
+        A reference's type ends in ``"_ref"``. A type that the attributes do not say is None; None as the whole answer means that
+        they do not say how many tensors there are.
+        """
+        if self.type_list_attr:
+            listed = attrs.get(self.type_list_attr)
+            return tuple(listed) if isinstance(listed, tuple | list) else None
+        count = attrs.get(self.number_attr) if self.number_attr else 1
+        if not isinstance(count, int):
+            return None
+        dtype = self.dtype or attrs.get(self.type_attr)
+        if dtype is not None and self.is_ref:
+            dtype += "_ref"
+        return (dtype,) * count
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A way to run an op on a GPU device.
+
+    Attributes:
+        types: Types it takes, by type attribute; an attribute that is not here may be any type.
+        host_memory: Arguments, inputs and outputs alike, that it keeps in host memory.
+    """
+
+    types: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    host_memory: frozenset[str] = frozenset()
+
+    def takes(self, attrs: Attrs) -> bool:
+        """Whether it runs a node with these attributes (defaults filled in). What they do not say is no hindrance."""
+        for name, allowed in self.types.items():
+            value = attrs.get(name)
+            asked = value if isinstance(value, tuple | list) else () if value is None else (value,)
+            if not allowed.issuperset(asked):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """An op.
+
+    Attributes:
+        name: Its name.
+        inputs: In order.
+        outputs: In order.
+        stateful: Whether TensorFlow calls it stateful: it reads or writes a resource, is random, or talks to the outside.
+        gpu: What a GPU device runs for it, in the order the runtime looks; empty where it runs on the host only. XLA's devices do
+            not count.
+        defaults: Default values of its attributes, as the plain values that `msplit.graph.Graph` holds. Types of exported graphs are
+            often left out where they are the default.
+    """
+
+    name: str
+    inputs: tuple[ArgInfo, ...] = ()
+    outputs: tuple[ArgInfo, ...] = ()
+    stateful: bool = False
+    gpu: tuple[Kernel, ...] = ()
+    defaults: Attrs = field(default_factory=dict)
+
+    def filled(self, attrs: Attrs) -> Attrs:
+        """The attributes of a node with the defaults of those it leaves out."""
+        return {**self.defaults, **attrs} if self.defaults else attrs
+
+
+def version() -> str:
+    """Version of the TensorFlow that the table was made of."""
+    return str(_table()["tensorflow"])
+
+
+@cache
+def lookup(op: str) -> OpInfo | None:
+    """What is known about an op, or None for one that is not TensorFlow's own."""
+    row = _table()["ops"].get(op)
+    if row is None:
+        return None
+    empty: tuple[Any, ...] = ((), (), 0, {}, ())
+    inputs, outputs, stateful, defaults, kernels = [*row, *empty[len(row) :]]
+    return OpInfo(
+        name=op,
+        inputs=tuple(map(_argument, inputs)),
+        outputs=tuple(map(_argument, outputs)),
+        stateful=bool(stateful),
+        gpu=tuple(
+            Kernel({name: _types(bits) for name, bits in kernel[0].items()}, frozenset(*kernel[1:]))
+            for kernel in kernels
+        ),
+        defaults={name: _hashable(value) for name, value in defaults.items()},
+    )
+
+
+def input_dtypes(op: str, attrs: Attrs) -> tuple[str | None, ...] | None:
+    """Type of every input tensor of a node; None where that can not be told (see `ArgInfo.dtypes`)."""
+    info = lookup(op)
+    return _dtypes(info.inputs, info.filled(attrs)) if info else None
+
+
+def output_dtypes(op: str, attrs: Attrs) -> tuple[str | None, ...] | None:
+    """Type of every output tensor of a node; None where that can not be told (see `ArgInfo.dtypes`)."""
+    info = lookup(op)
+    return _dtypes(info.outputs, info.filled(attrs)) if info else None
+
+
+def output_count(op: str, attrs: Attrs) -> int | None:
+    """Number of output tensors of a node; None for an unknown op or where its attributes do not say."""
+    dtypes = output_dtypes(op, attrs)
+    return None if dtypes is None else len(dtypes)
+
+
+def output_dtype(op: str, attrs: Attrs, port: int) -> str | None:
+    """Type of one output tensor of a node; None where that can not be told or there is no such port."""
+    dtypes = output_dtypes(op, attrs)
+    return dtypes[port] if dtypes is not None and 0 <= port < len(dtypes) else None
+
+
+def output_port(op: str, attrs: Attrs, arg_name: str, index: int) -> int | None:
+    """Port of tensor `index` of an output argument: function bodies write ``node:arg_name:index``.
+
+    Returns:
+        The port, or None for an unknown op, no such argument, or an index past its end.
+    """
+    info = lookup(op)
+    if info is None:
+        return None
+    if index == 0 and len(info.outputs) == 1 and info.outputs[0].name == arg_name and not info.outputs[0].number_attr:
+        return 0  # almost every op; spares filling in the defaults
+    filled = info.filled(attrs)
+    port = 0
+    for arg in info.outputs:
+        dtypes = arg.dtypes(filled)
+        if dtypes is None:
+            # The last argument may hold any number: the port does not hang on it.
+            return port + index if arg.name == arg_name else None
+        if arg.name == arg_name:
+            return port + index if index < len(dtypes) else None
+        port += len(dtypes)
+    return None
+
+
+def gpu_kernel(op: str, attrs: Attrs) -> Kernel | None:
+    """What a GPU device would run for a node, None where there is nothing: the node is then the host's."""
+    info = lookup(op)
+    if info is None or not info.gpu:
+        return None
+    filled = info.filled(attrs)
+    return next((kernel for kernel in info.gpu if kernel.takes(filled)), None)
+
+
+def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple[bool, ...] | None:
+    """Per tensor of some arguments, whether a kernel keeps it in host memory; None where their number can not be told."""
+    result: list[bool] = []
+    for arg in args:
+        dtypes = arg.dtypes(attrs)
+        if dtypes is None:
+            return None
+        result += [arg.name in kernel.host_memory] * len(dtypes)
+    return tuple(result)
+
+
+def _dtypes(args: tuple[ArgInfo, ...], attrs: Attrs) -> tuple[str | None, ...] | None:
+    result: list[str | None] = []
+    for arg in args:
+        dtypes = arg.dtypes(attrs)
+        if dtypes is None:
+            return None
+        result += dtypes
+    return tuple(result)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "ops.json").read_bytes())
+    return table
+
+
+@cache
+def _types(bits: int) -> frozenset[str]:
+    return frozenset(name for value, name in _table()["dtypes"].items() if bits >> int(value) & 1)
+
+
+@cache
+def _argument(text: str) -> ArgInfo:
+    """Decodes ``"name:T"``, ``"name:N*T"``, ``"name:[Ts]"``, ``"name:=int32"``, each with "&" at the end for a reference."""
+    name, spec = text.split(":", 1)
+    is_ref = spec.endswith("&")
+    spec = spec.removesuffix("&")
+    if spec.startswith("["):
+        return ArgInfo(name, type_list_attr=spec[1:-1], is_ref=is_ref)
+    number, _, spec = spec.rpartition("*")
+    if spec.startswith("="):
+        return ArgInfo(name, dtype=spec[1:], number_attr=number, is_ref=is_ref)
+    return ArgInfo(name, type_attr=spec, number_attr=number, is_ref=is_ref)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -1,0 +1,106 @@
+"""The op table against TensorFlow itself and against what is known of single ops."""
+
+import subprocess
+import sys
+
+import pytest
+
+from msplit import optable
+
+
+def test_unknown_op_gives_none_everywhere():
+    assert optable.lookup("TFRA>CuckooHashTableOfTensors") is None
+    assert optable.output_count("NoSuchOp", {}) is None
+    assert optable.output_dtype("NoSuchOp", {}, 0) is None
+    assert optable.output_port("NoSuchOp", {}, "y", 0) is None
+    assert optable.gpu_kernel("NoSuchOp", {}) is None
+
+
+def test_outputs_follow_type_number_and_type_list_attributes():
+    assert optable.output_dtypes("MatMul", {"T": "float16"}) == ("float16",)
+    assert optable.output_dtypes("Split", {"T": "float32", "num_split": 3}) == ("float32",) * 3
+    assert optable.output_count("Split", {"T": "float32"}) is None
+    assert optable.output_dtypes("IdentityN", {"T": ("float32", "string")}) == ("float32", "string")
+    assert optable.output_dtypes("Shape", {"T": "float32"}) == ("int32",), "the default of out_type"
+    assert optable.output_dtypes("VariableV2", {"dtype": "float32"}) == ("float32_ref",)
+    assert optable.input_dtypes("Assign", {"T": "float32"}) == ("float32_ref", "float32")
+    assert optable.output_dtype("MatMul", {"T": "float16"}, 1) is None
+    assert optable.output_dtypes("NoOp", {}) == ()
+
+
+def test_ports_of_named_outputs():
+    attrs = {"T": "float32"}
+    assert optable.output_port("FusedBatchNormV3", attrs, "batch_mean", 0) == 1
+    assert optable.output_port("Split", {"num_split": 3}, "output", 2) == 2
+    assert optable.output_port("Split", {"num_split": 3}, "output", 3) is None
+    assert optable.output_port("MatMul", attrs, "product", 0) == 0
+    assert optable.output_port("MatMul", attrs, "nothing", 0) is None
+    parse = {"Nsparse": 2, "Ndense": 1, "sparse_types": ("int64", "int64"), "Tdense": ("float32",)}
+    assert optable.output_port("ParseExample", parse, "sparse_shapes", 1) == 5
+    assert optable.output_port("ParseExample", parse, "dense_values", 0) == 6
+
+
+def test_gpu_kernels_follow_types():
+    assert optable.gpu_kernel("MatMul", {"T": "float32"}) == optable.lookup("MatMul").gpu[0]
+    assert optable.gpu_kernel("MatMul", {"T": "int32"}) is None
+    assert optable.gpu_kernel("AddV2", {"T": "float32"}).host_memory == frozenset()
+    assert optable.gpu_kernel("AddV2", {"T": "int32"}).host_memory == {"x", "y", "z"}
+    assert optable.gpu_kernel("Shape", {"T": "float32"}).host_memory == {"output"}
+    assert optable.gpu_kernel("IdentityN", {"T": ("float32", "int64")}) is not None
+
+
+@pytest.mark.parametrize(
+    "op", ["HashTableV2", "LookupTableFindV2", "StringToHashBucketFast", "ParseExampleV2", "IteratorGetNext"]
+)
+def test_ops_of_the_host_have_no_gpu_kernel(op):
+    assert optable.lookup(op).gpu == ()
+
+
+def test_kernels_of_the_default_device_count():
+    assert optable.gpu_kernel("ReadVariableOp", {"dtype": "float32"}) is not None
+    assert optable.gpu_kernel("StatelessWhile", {}) is not None
+
+
+def test_stateful_and_defaults():
+    assert optable.lookup("RandomUniform").stateful
+    assert not optable.lookup("MatMul").stateful
+    assert optable.lookup("Conv2D").defaults["dilations"] == (1, 1, 1, 1)
+
+
+def test_every_op_decodes():
+    for op in optable._table()["ops"]:
+        info = optable.lookup(op)
+        assert info is not None
+        assert all(arg.dtype or arg.type_attr or arg.type_list_attr for arg in (*info.inputs, *info.outputs))
+
+
+def test_first_question_is_quick():
+    code = (
+        "import json, dataclasses, pathlib, time\nt = time.perf_counter()\n"
+        "from msplit import optable\noptable.lookup('MatMul')\nprint(time.perf_counter() - t)"
+    )
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
+    assert min(times) < 0.1, "0.03 s on a quiet machine"
+
+
+@pytest.mark.tf
+def test_table_agrees_with_the_installed_tensorflow():
+    """Where the version is the one the table is made of, every op TensorFlow has is there with the same signature."""
+    import tensorflow as tf
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session
+
+    data = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
+    ops = {op.name: op for op in op_def_pb2.OpList.FromString(data).op}
+    if tf.__version__ == optable.version():
+        assert set(ops) == set(optable._table()["ops"])
+    for name in sorted(set(ops) & set(optable._table()["ops"])):
+        op, info = ops[name], optable.lookup(name)
+        known = [arg.name for arg in info.outputs]
+        assert [arg.name for arg in op.output_arg][: len(known)] == known, name
+        for theirs, ours in zip(op.output_arg, info.outputs, strict=False):
+            assert theirs.is_ref == ours.is_ref
+            assert theirs.number_attr == ours.number_attr
+            assert theirs.type_list_attr == ours.type_list_attr
+            assert theirs.type_attr == ours.type_attr
+            assert not theirs.type or tf.dtypes.as_dtype(theirs.type).name == ours.dtype
