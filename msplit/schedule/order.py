@@ -1,0 +1,61 @@
+"""The order in which a plan's nodes are recorded.
+
+In a CUDA graph there are no streams, only edges, but the order in which nodes are recorded decides which lane a node replays on:
+a node that joins several branches goes on where its first recorded producer ran. So the critical child of a fork is
+recorded first, and what has slack comes as late as its consumers allow.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.graph import Ints
+from msplit.schedule.dag import Dag
+
+
+def upward_rank(dag: Dag, weights: NDArray[np.float64], order: Ints) -> NDArray[np.float64]:
+    """Length of the longest path from each node to a sink, its own weight included (HEFT's rank without communication).
+
+    Args:
+        dag: The graph.
+        weights: Cost of each node, any unit.
+        order: A topological order of it.
+    """
+    tail = [0.0] * len(dag)
+    start, src, weight = dag.start.tolist(), dag.src.tolist(), weights.tolist()
+    for node in reversed(order.tolist()):
+        rank = tail[node] + weight[node]
+        tail[node] = rank
+        for producer in src[start[node] : start[node + 1]]:
+            if tail[producer] < rank:
+                tail[producer] = rank
+    return np.asarray(tail)
+
+
+def topological(dag: Dag, key: NDArray[np.float64] | None = None) -> Ints:
+    """A topological order: among ready nodes the one with the largest key first, ties by number (Kahn's algorithm with a heap)."""
+    count = len(dag)
+    out_order = np.argsort(dag.src, kind="stable")
+    out_start = np.searchsorted(dag.src[out_order], np.arange(count + 1)).tolist()
+    out_dst = dag.dst()[out_order].tolist()
+    waiting = np.diff(dag.start).tolist()
+    keys = [0.0] * count if key is None else (-key).tolist()
+    heap = [(keys[node], node) for node in range(count) if waiting[node] == 0]
+    heapq.heapify(heap)
+    result = []
+    while heap:
+        _, node = heapq.heappop(heap)
+        result.append(node)
+        for consumer in out_dst[out_start[node] : out_start[node + 1]]:
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                heapq.heappush(heap, (keys[consumer], consumer))
+    return np.asarray(result, dtype=np.int32)
+
+
+def record_order(dag: Dag, weights: NDArray[np.float64]) -> Ints:
+    """Topological order by falling upward rank: the critical child first, side work breadth-first across branches."""
+    return topological(dag, upward_rank(dag, weights, topological(dag)))
