@@ -87,6 +87,40 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
         return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
 
 
+def run_tensorflow_nchw(
+    op: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any],
+    *,
+    data: Sequence[int] = (0,),
+    results: Sequence[int] = (0,),
+) -> tuple[np.ndarray, ...]:
+    """As `run_tensorflow` for a node with data_format NCHW, which few CPU kernels have: by way of the NHWC kernel.
+
+    Args:
+        op: The op.
+        inputs: Inputs of the NCHW node.
+        attrs: Attributes of the NCHW node.
+        data: Positions of the inputs that are laid out by data_format; the sizes of Conv2DBackpropInput among them.
+        results: Positions of the outputs that are.
+    """
+    arrays = [np.asarray(array) for array in inputs]
+    changed = dict(attrs) | {"data_format": "NHWC"}
+    for name in ("strides", "dilations", "ksize"):
+        if name in attrs:
+            changed[name] = tuple(attrs[name][axis] for axis in (0, 2, 3, 1))
+    if attrs.get("explicit_paddings"):
+        pads = attrs["explicit_paddings"]
+        changed["explicit_paddings"] = tuple(pads[2 * axis + end] for axis in (0, 2, 3, 1) for end in (0, 1))
+    for position in data:
+        array = arrays[position]
+        arrays[position] = array[[0, 2, 3, 1]] if array.ndim == 1 else array.transpose(0, 2, 3, 1)
+    outputs = list(run_tensorflow(op, arrays, changed))
+    for position in results:
+        outputs[position] = outputs[position].transpose(0, 3, 1, 2)
+    return tuple(outputs)
+
+
 def run_lowering(
     op: str,
     inputs: Sequence[Any],

@@ -1,0 +1,209 @@
+"""Convolutions.
+
+A filter is a constant in nearly every model, and PyTorch wants its axes in another order. `prepare_filter` lays one out in
+memory, once, so that the lowering's view of it needs no copy. `FILTERS` says which ops have one: always their input 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.windows import (
+    Window,
+    channels_first,
+    from_channels_first,
+    in_layout,
+    keeps_channels_last,
+    spatial,
+    to_channels_first,
+    windows,
+)
+
+_CONVOLVE = {2: F.conv2d, 3: F.conv3d}
+
+
+def prepare_filter(filter: Tensor, channels_last: bool) -> Tensor:
+    """A convolution's filter (HWIO, or DHWIO) with the same shape and values, laid out for the kernel.
+
+    Args:
+        filter: The filter as TensorFlow has it.
+        channels_last: What `msplit.engines.cuda.windows.keeps_channels_last` says of the node.
+    """
+    return _to_weight(in_layout(_from_filter(filter), channels_last))
+
+
+def prepare_depthwise_filter(filter: Tensor, channels_last: bool) -> Tensor:
+    """A depthwise filter (height, width, channels, multiplier) with the same shape and values, laid out for the kernel.
+
+    Both memory layouts are one here, since each group has a single input channel.
+    """
+    del channels_last
+    return filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+
+
+FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
+    "Conv2D": prepare_filter,
+    "Conv3D": prepare_filter,
+    "Conv2DBackpropInput": prepare_filter,
+    "_FusedConv2D": prepare_filter,
+    "DepthwiseConv2dNative": prepare_depthwise_filter,
+    "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
+}
+"""How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
+
+
+@lowering("Conv2D", "Conv3D")
+def convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
+    """A convolution over two or three axes, grouped where the filter has fewer input channels than the data."""
+    return convolve(node, data, filter)
+
+
+@lowering("DepthwiseConv2dNative")
+def depthwise_convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
+    """A convolution of each channel by itself, with several results per channel."""
+    return convolve(node, data, filter, depthwise=True)
+
+
+@lowering("Conv2DBackpropInput", static=(0,))
+def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
+    """The gradient of a convolution with respect to its data: a transposed convolution."""
+    _refuse_integers(node, data)
+    first = channels_first(node)
+    shape = [int(size) for size in sizes]
+    if len(shape) == 2:  # Height and width alone are allowed too.
+        channels = filter.shape[2]
+    else:
+        channels = shape[1 if first else -1]
+        shape = shape[2:] if first else shape[1:-1]
+    kernel = tuple(filter.shape[:-2])
+    strides = spatial(node, node.get("strides"), "strides")
+    dilations = spatial(node, node.get("dilations", (1, 1, 1, 1)), "dilations")
+    frames = windows(node, shape, kernel, strides, dilations)
+
+    # The result covers [0, full) before cropping. PyTorch crops as much from either end; a slice takes the rest.
+    crops, extra = [], []
+    for frame in frames:
+        full = (frame.outputs - 1) * frame.stride + frame.reach
+        crop = min(frame.before, frame.after)
+        crops.append(crop)
+        extra.append(max(0, frame.before + frame.size - full + crop))
+    weight = in_layout(_from_filter(filter), keeps_channels_last(node))
+    result = F.conv_transpose2d(
+        to_channels_first(node, data),
+        weight,
+        None,
+        strides,
+        tuple(crops),
+        tuple(extra),
+        channels // filter.shape[-2],
+        dilations,
+    )
+    for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True)):
+        if result.shape[2 + axis] != frame.size:
+            result = result.narrow(2 + axis, frame.before - crop, frame.size)
+    return from_channels_first(node, result)
+
+
+def convolve(
+    node: Node,
+    data: Tensor,
+    filter: Tensor,
+    bias: Tensor | None = None,
+    *,
+    depthwise: bool = False,
+    side: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """A convolution with what libraries fuse behind it: ``relu(convolution + bias + side)``.
+
+    One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
+
+    Args:
+        node: Holds strides, padding, dilations and data_format.
+        data: The data in the logical shape of the node's data_format.
+        filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
+        bias: One number per output channel.
+        depthwise: Convolve each channel by itself.
+        side: Added to the result; of the result's logical shape.
+        relu: Cut the result off below zero.
+    """
+    _refuse_integers(node, data)
+    rank = filter.dim() - 2
+    ones = (1,) * (rank + 2)
+    strides = spatial(node, node.get("strides", ones), "strides")
+    dilations = spatial(node, node.get("dilations", ones), "dilations")
+    data = to_channels_first(node, data)
+    frames = windows(node, data.shape[2:], filter.shape[:-2], strides, dilations)
+    if depthwise:
+        groups = filter.shape[-2]
+        weight = filter.permute(2, 3, 0, 1).reshape(-1, 1, *filter.shape[:-2])
+    else:
+        if data.shape[1] % filter.shape[-2]:
+            raise Unsupported(
+                f"{node.op} {node.name}: {data.shape[1]} channels do not split in groups of the filter's {filter.shape[-2]}"
+            )
+        groups = data.shape[1] // filter.shape[-2]
+        weight = in_layout(_from_filter(filter), keeps_channels_last(node))
+    data, padding = _pad(data, frames)
+
+    if relu and _has_fused_kernel(data, bias, groups, rank):
+        if side is None:
+            result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
+        else:
+            side = to_channels_first(node, side)
+            result = torch.cudnn_convolution_add_relu(
+                data, weight, side, 1.0, bias, strides, padding, dilations, groups
+            )
+        return from_channels_first(node, result)
+    result = _CONVOLVE[rank](data, weight, bias, strides, padding, dilations, groups)
+    if side is not None:
+        result = result + to_channels_first(node, side)
+    if relu:
+        result = result.relu_()
+    return from_channels_first(node, result)
+
+
+def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int, rank: int) -> bool:
+    """Whether cuDNN's convolution with bias and ReLU takes these tensors."""
+    return (
+        data.device.type == "cuda"
+        and data.dtype in (torch.float32, torch.float16)
+        and bias is not None
+        and groups == 1
+        and rank == 2
+        and data.numel() > 0
+        and torch.backends.cudnn.is_available()
+        and torch.version.hip is None
+    )
+
+
+def _pad(data: Tensor, frames: tuple[Window, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """The data, padded with zeros where the two ends of an axis differ, and the padding left to the kernel."""
+    inner = tuple(min(frame.before, frame.after) for frame in frames)
+    outer: list[int] = []
+    for frame, both in zip(reversed(frames), reversed(inner), strict=True):
+        outer += [frame.before - both, frame.after - both]
+    return (F.pad(data, outer) if any(outer) else data), inner
+
+
+def _from_filter(filter: Tensor) -> Tensor:
+    """HWIO (DHWIO) to the order of PyTorch: output channels, input channels, then space. A view."""
+    return filter.permute(-1, -2, *range(filter.dim() - 2))
+
+
+def _to_weight(weight: Tensor) -> Tensor:
+    """The inverse of `_from_filter`."""
+    return weight.permute(*range(2, weight.dim()), 1, 0)
+
+
+def _refuse_integers(node: Node, data: Tensor) -> None:
+    if not data.is_floating_point():
+        raise Unsupported(
+            f"{node.op} {node.name}: convolutions of {str(data.dtype).removeprefix('torch.')} are not supported"
+        )
