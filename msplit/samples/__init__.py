@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 from typing import Any, cast
 
+from msplit.samples.feature_columns import write_feature_columns
 from msplit.samples.types import Input, Sample, make_inputs
 from msplit.samples.weights import fill, strip
 
-__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "strip"]
+__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "strip", "write_feature_columns"]
 
 # Builder -> (module, function): the modules are imported when asked for.
 _BUILDERS: dict[str, tuple[str, str]] = {

@@ -26,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     # TensorFlow's notes about the CPU and a missing GPU say nothing about the files.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    import tensorflow as tf
+
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     out_dir: Path = options.out_dir
     out_dir.mkdir(parents=True, exist_ok=True)
     for export in EXPORTS:

@@ -76,17 +76,29 @@ def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: in
             values = tf.make_ndarray(node.attr["value"].tensor)
             index = int(values.flat[0]) - _MARK if values.size else -1
             if 0 <= index < len(model.weights):
-                recipe = _recipe(node.name, seed, model.weights[index].path, values.shape, gain)
+                recipe = recipe_for(node.name, seed, model.weights[index].path, values.shape, gain)
                 node.attr[ATTRIBUTE].s = recipe.encode()
     return fill(graph_def), frozen.outputs[0].op.name
 
 
-def _recipe(key: str, seed: int, path: str, shape: tuple[int, ...], gain: float) -> Recipe:
-    """Choose the range of a variable by its role, the last part of its path."""
+def recipe_for(key: str, seed: int, path: str, shape: tuple[int, ...], gain: float = RELU_GAIN) -> Recipe:
+    """Return the recipe of a Keras variable, chosen by its role, which is the last part of its path.
+
+    Args:
+        key: Key of the recipe.
+        seed: Seed of the recipe.
+        path: Keras's path of the variable, such as `conv2d_3/kernel`.
+        shape: Its shape.
+        gain: Gain of kernels (see `weights.kernel`).
+
+    Raises:
+        ValueError: The role is not known.
+    """
     role = path.rsplit("/", 1)[-1]
     ranges = {
         "gamma": (0.8, 1.2),
         "beta": (-0.1, 0.1),
+        "embeddings": (-1.0, 1.0),
         "bias": (-0.1, 0.1),
         "moving_mean": (-0.1, 0.1),
         "moving_variance": (0.7, 1.4),
@@ -98,6 +110,6 @@ def _recipe(key: str, seed: int, path: str, shape: tuple[int, ...], gain: float)
         # One filter per channel, and no ReLU between it and the pointwise half.
         limit = math.sqrt(3.0 / (shape[0] * shape[1]))
         return Recipe(key, seed, -limit, limit)
-    if role in ("kernel", "pointwise_kernel"):
+    if role in ("kernel", "pointwise_kernel", "recurrent_kernel"):
         return kernel(key, seed, shape, gain)
     raise ValueError(f"no recipe for a variable named {path!r}")
