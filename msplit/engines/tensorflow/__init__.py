@@ -1,0 +1,1 @@
+"""The `tensorflow` engine: the stock runtime, one logical device per stream."""

@@ -1,0 +1,99 @@
+"""The engine on the stock TensorFlow runtime: stream k is its k-th logical device.
+
+A job whose nodes are all on stream 0 is the model as its user runs it today, without any placement: the baseline. Every other job
+runs the flat graph (functions inlined) with a device per node, so a comparison of the two checks the flat graph as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.tensorflow import runtime
+from msplit.engines.tensorflow.placed import place, unplaced
+from msplit.engines.tensorflow.session import SessionExecutable
+from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
+
+
+@dataclass(frozen=True)
+class TensorFlowEngine:
+    """Builds sessions.
+
+    Options of a job: ``{"xla": True}`` compiles the model with XLA (one stream only); ``{"cpu": True}`` keeps it off the GPU.
+    """
+
+    name: str = "tensorflow"
+
+    def unavailable(self) -> str | None:
+        """None where TensorFlow is installed, else what would help."""
+        if importlib.util.find_spec("tensorflow") is None:
+            return "TensorFlow is not installed; pip install tensorflow"
+        return None
+
+    def prepare(self, streams: int) -> None:
+        """Fixes the number of logical devices; call it with the largest number of streams before the first `build`.
+
+        Raises:
+            EngineError: TensorFlow has started with fewer.
+        """
+        runtime.configure(streams)
+
+    def build(self, job: Job) -> Executable:
+        """Makes a session for a job. See `Engine`."""
+        missing = self.unavailable()
+        if missing:
+            raise EngineError(missing)
+        unknown = set(job.options) - {"xla", "cpu"}
+        if unknown:
+            raise EngineError(f"the tensorflow engine has no option {sorted(unknown)[0]!r}", fix="it has: cpu, xla")
+        cpu = bool(job.options.get("cpu"))
+        if not cpu:
+            runtime.configure(job.streams)
+        runtime.load_op_libraries(job.op_libraries)
+        on_gpu = runtime.has_gpu() and not cpu
+        facts: dict[str, Any] = {"engine": self.name, "streams": job.streams, "device": "GPU" if on_gpu else "CPU"}
+        single = not job.ids.any()
+        if job.options.get("xla"):
+            if not single:
+                raise EngineError("XLA compiles the whole model for one device", fix="ask for XLA with one stream")
+            return _with_xla(job, facts)
+        if single:
+            config = runtime.session_config(job.streams, cpu_only=cpu)
+            return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.ieee, facts=facts)
+        devices = runtime.devices(job.streams, cpu_only=cpu)
+        placed = place(job.flat, job.ids, devices, "/device:CPU:0")
+        facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
+        facts |= {"nodes_kept_with_their_variable": placed.moved}
+        config = runtime.session_config(job.streams, cpu_only=cpu)
+        return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
+
+
+ENGINE = TensorFlowEngine()
+
+
+def _with_xla(job: Job, facts: Mapping[str, Any]) -> Executable:
+    from msplit.engines.tensorflow.xla import build
+
+    return build(job, facts)
+
+
+def reference(flat: FlatGraph, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    """The outputs of the model by TensorFlow on the CPU, in IEEE float32: what other engines are held against.
+
+    oneDNN stays as it is in this process (on by default), so the last bits may differ from machine to machine.
+
+    Raises:
+        EngineError: TensorFlow can not run the model.
+    """
+    config = runtime.session_config(1, cpu_only=True)
+    executable = SessionExecutable(flat.model, unplaced(flat), config, ieee=True, facts={})
+    try:
+        return executable.step(feeds)
+    finally:
+        executable.close()

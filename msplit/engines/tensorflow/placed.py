@@ -1,0 +1,388 @@
+"""A copy of the model's GraphDef with one device per stream, for the stock runtime. Needs no TensorFlow.
+
+The copy holds every node of the original top-level graph, so that savers, initializers and assets work as they are, and the
+inlined nodes of functions beside them. Nodes of the flat graph carry the device of their stream; the others are left to
+TensorFlow's placer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit import optable
+from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import CONTROL, Edges, Ints
+
+CLONE_LIMIT = 1 << 20
+"""Bytes up to which a constant is copied to every stream that reads it."""
+
+HOST = -1
+"""The place of a host node; every other place is a stream."""
+
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+"""The shared name by which TensorFlow marks a resource that nobody else can name."""
+
+_RANDOM = frozenset(
+    {
+        *(
+            "RandomUniform",
+            "RandomUniformInt",
+            "RandomStandardNormal",
+            "TruncatedNormal",
+            "ParameterizedTruncatedNormal",
+        ),
+        *("RandomShuffle", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomCrop", "Multinomial"),
+        *("AllCandidateSampler", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
+        *("LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"),
+        *("SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A graph ready for a session.
+
+    Attributes:
+        graph_def: The GraphDef.
+        feeds: Tensor name by input name.
+        fetches: Tensor name by output name.
+        targets: Nodes to run though nothing of them is fetched.
+        variables: Nodes that hold variables, each the first that refers to its storage.
+        clones: Constants that were copied to a further stream.
+        copies: Distinct (tensor, place) pairs whose tensor is made at another place.
+        moved: Nodes whose place is not that of their id, because a variable or a loop binds them to another.
+        changed: Whether `graph_def` differs from the model's own.
+    """
+
+    graph_def: Any
+    feeds: Mapping[str, str]
+    fetches: Mapping[str, str]
+    targets: tuple[str, ...]
+    variables: tuple[str, ...]
+    clones: int = 0
+    copies: int = 0
+    moved: int = 0
+    changed: bool = True
+
+
+def unplaced(flat: FlatGraph) -> Placed:
+    """The model as its user has it: no device, no node changed.
+
+    Only random ops without a seed get one, derived from their name, so that two runs can be compared.
+    """
+    model = flat.model
+    graph_def, changed = _seeded(model.graph_def)
+    return Placed(
+        graph_def=graph_def,
+        feeds={endpoint.name: endpoint.tensor for endpoint in model.inputs},
+        fetches={endpoint.name: endpoint.tensor for endpoint in model.outputs},
+        targets=tuple(model.targets),
+        variables=_variables(flat),
+        changed=changed,
+    )
+
+
+def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clone_limit: int = CLONE_LIMIT) -> Placed:
+    """Puts every node of the flat graph on the device of its stream.
+
+    Args:
+        flat: The graph.
+        ids: Stream id per node.
+        devices: Device of each stream.
+        host: Device of host nodes.
+        clone_limit: See `CLONE_LIMIT`. A larger constant is kept once, on a stream that reads it.
+
+    Raises:
+        EngineError: The flat graph can not be written as a GraphDef.
+    """
+    graph_def, _ = _seeded(flat.model.graph_def)
+    if graph_def is flat.model.graph_def:
+        graph_def = type(graph_def)()
+        graph_def.CopyFrom(flat.model.graph_def)
+    places = _places(flat, ids)
+    moved = int(np.count_nonzero((places != ids) & (places != HOST)))
+    nodes, names = _nodes(flat, graph_def)
+    edges = _with_back_edges(flat)
+    _home_constants(flat, nodes, edges, places)
+    clones = _Clones(graph_def, names, flat, places, clone_limit)
+    copies: set[tuple[int, int, int]] = set()
+    starts = np.searchsorted(edges.dst, np.arange(len(flat) + 1))
+    fed = {tensor.node for tensor in flat.inputs}
+    for v, node in enumerate(nodes):
+        if "_class" in node.attr:
+            del node.attr["_class"]  # the device says it; and in a function it may name a node by its old name
+        place_of_v = int(places[v])
+        node.device = host if place_of_v == HOST else devices[place_of_v]
+        data: list[str] = []
+        control: list[str] = []
+        for e in range(int(starts[v]), int(starts[v + 1])):
+            u, port = int(edges.src[e]), int(edges.port[e])
+            if port == CONTROL:
+                control.append(f"^{names[u]}")
+                continue
+            name = names[u]
+            if places[u] != place_of_v:
+                clone = clones.of(u, nodes[u], place_of_v, host if place_of_v == HOST else devices[place_of_v])
+                if clone is not None:
+                    name = clone
+                else:
+                    copies.add((u, port, place_of_v))
+            data.append(f"{name}:{port}" if port else name)
+        if _data_inputs(node) != len(data):
+            if v in fed and flat.origin_function[v] < 0:
+                continue  # what is fed may have lost its inputs in the flat graph; TensorFlow wants them there
+            raise EngineError(
+                f"node {names[v]!r} has {_data_inputs(node)} inputs in the file and {len(data)} after its functions were inlined",
+                where=str(flat.model.path),
+                fix="this is a defect of msplit: report it; --streams 1 runs the model as it is",
+            )
+        del node.input[:]
+        node.input.extend(data + control)
+    _release(graph_def, flat, nodes)
+    return Placed(
+        graph_def=graph_def,
+        feeds={tensor.name: f"{names[tensor.node]}:{tensor.port}" for tensor in flat.inputs},
+        fetches={tensor.name: f"{names[tensor.node]}:{tensor.port}" for tensor in flat.outputs},
+        targets=tuple(names[target] for target in flat.targets),
+        variables=_variables(flat),
+        clones=clones.count,
+        copies=len(copies),
+        moved=moved,
+    )
+
+
+def _data_inputs(node: Any) -> int:
+    return sum(1 for text in node.input if not text.startswith("^"))
+
+
+def _with_back_edges(flat: FlatGraph) -> Edges:
+    edges, back = flat.graph.edges, flat.back_edges
+    if not len(back):
+        return edges
+    return Edges.of(
+        np.concatenate([edges.src, back.src]),
+        np.concatenate([edges.port, back.port]),
+        np.concatenate([edges.dst, back.dst]),
+        np.concatenate([edges.slot, back.slot]),
+    )
+
+
+def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
+    """The NodeDef of every flat node: the one in `graph_def`, or a copy of a function's added to it. And their names."""
+    library = {function.signature.name: function for function in graph_def.library.function}
+    used = {node.name for node in graph_def.node}
+    nodes: list[Any] = []
+    names: list[str] = []
+    top_level = list(graph_def.node)
+    for v in range(len(flat)):
+        function, index = flat.origin(v)
+        if function is None:
+            node = top_level[index]
+        else:
+            node = graph_def.node.add()
+            node.CopyFrom(library[function].node_def[index])
+            node.name = _unique(flat.graph.names[v], used)
+            for value in node.attr.values():
+                if value.placeholder:
+                    raise EngineError(
+                        f"function {function!r} is generic in {value.placeholder!r} (node {node.name!r})",
+                        where=str(flat.model.path),
+                        fix="the tensorflow engine runs such a model with --streams 1 only: export it with a current TensorFlow",
+                    )
+        nodes.append(node)
+        names.append(node.name)
+    return nodes, names
+
+
+def _unique(name: str, used: set[str]) -> str:
+    unique, count = name, 0
+    while unique in used:
+        count += 1
+        unique = f"{name}__{count}"
+    used.add(unique)
+    return unique
+
+
+def binding_edges(flat: FlatGraph) -> list[tuple[int, int]]:
+    """Edges whose both ends must be on one device: what they carry is a resource or a reference to a variable."""
+    graph = flat.graph
+    kinds: dict[tuple[int, int], bool] = {}
+    found: list[tuple[int, int]] = []
+    for edges in (graph.edges, flat.back_edges):
+        for u, port, v in zip(edges.src.tolist(), edges.port.tolist(), edges.dst.tolist(), strict=True):
+            if port == CONTROL:
+                continue
+            key = (u, port)
+            if key not in kinds:
+                kinds[key] = _binds(flat, u, port)
+            if kinds[key]:
+                found.append((u, v))
+    return found
+
+
+def _binds(flat: FlatGraph, node: int, port: int) -> bool:
+    op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
+    if optable.lookup(op) is None:
+        return bool(flat.stateful[node]) and "shared_name" in attrs  # a custom op that makes a resource
+    dtype = optable.output_dtype(op, attrs, port)
+    return dtype is not None and (dtype == "resource" or dtype.endswith("_ref"))
+
+
+def _places(flat: FlatGraph, ids: Ints) -> Ints:
+    """The place of every node: its stream or HOST, such that what must be together is.
+
+    What a resource or a reference binds goes where its handle is; a loop or cond goes where its first node is.
+    """
+    count = len(flat)
+    places = np.where(flat.host, HOST, ids).astype(np.int32)
+    parent = list(range(count))
+
+    def root(v: int) -> int:
+        while parent[v] != v:
+            parent[v] = parent[parent[v]]
+            v = parent[v]
+        return v
+
+    def join(u: int, v: int) -> None:
+        a, b = root(u), root(v)
+        parent[max(a, b)] = min(a, b)
+
+    bound = binding_edges(flat)
+    handles = {u for u, _ in bound}
+    tied = handles | {v for _, v in bound}
+    for u, v in bound:
+        join(u, v)
+    storage: dict[tuple[str, str], int] = {}
+    for v in sorted(handles):
+        shared = _storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
+        if shared is not None:
+            join(storage.setdefault(shared, v), v)
+    first: dict[int, int] = {}
+    regions = flat.region.tolist()
+    for v in np.flatnonzero((flat.region >= 0) & ~flat.host).tolist():
+        join(first.setdefault(regions[v], v), v)
+    members: dict[int, list[int]] = {}
+    for v in sorted(tied | set(np.flatnonzero((flat.region >= 0) & ~flat.host).tolist())):
+        members.setdefault(root(v), []).append(v)
+    for group in members.values():
+        holders = [v for v in group if v in handles]
+        leader = min(holders, key=lambda v: (flat.graph.level[v], v)) if holders else group[0]
+        place = int(places[leader])
+        for v in group:
+            if v in tied or (place != HOST and places[v] != HOST):
+                places[v] = place
+    return places
+
+
+def _storage(op: str, name: str, attrs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """What a handle refers to: two handles with the same one are the same resource."""
+    shared = attrs.get("shared_name")
+    if not isinstance(shared, str) or shared == _ANONYMOUS:
+        return None
+    return (op, str(attrs.get("container") or ""), shared or name)
+
+
+def _variables(flat: FlatGraph) -> tuple[str, ...]:
+    found: dict[Any, str] = {}
+    for v, op in enumerate(flat.graph.ops):
+        if op in ("VarHandleOp", "VariableV2", "Variable") and flat.origin_function[v] < 0:
+            name = flat.model.graph_def.node[int(flat.origin_node[v])].name
+            found.setdefault(_storage(op, name, flat.graph.attrs[v]) or name, name)
+    return tuple(found.values())
+
+
+def _release(graph_def: Any, flat: FlatGraph, nodes: Sequence[Any]) -> None:
+    """Leaves top-level nodes that the outputs do not need to the placer, so that savers and initializers follow their variables.
+
+    A further handle of a placed variable is placed with it: two devices would mean two variables.
+    """
+    devices: dict[Any, str] = {}
+    for v, node in enumerate(nodes):
+        storage = _storage(flat.graph.ops[v], node.name, flat.graph.attrs[v])
+        if storage is not None:
+            devices.setdefault(storage, node.device)
+    inside = set(flat.origin_node[flat.origin_function < 0].tolist())
+    for index, attrs in enumerate(flat.model.graph.attrs):
+        if index not in inside:
+            node = graph_def.node[index]
+            node.device = devices.get(_storage(node.op, node.name, attrs), "")
+
+
+def _home_constants(flat: FlatGraph, nodes: Sequence[Any], edges: Edges, places: Ints) -> None:
+    """Moves a constant that nothing on its own stream reads to the first stream that reads it."""
+    readers: dict[int, list[int]] = {}
+    for u, port, v in zip(edges.src.tolist(), edges.port.tolist(), edges.dst.tolist(), strict=True):
+        if port != CONTROL and nodes[u].op == "Const":
+            readers.setdefault(u, []).append(int(places[v]))
+    for u, at in readers.items():
+        streams = [place for place in at if place != HOST]
+        if not flat.host[u] and streams and int(places[u]) not in streams:
+            places[u] = min(streams)
+
+
+class _Clones:
+    """Copies of constants, made when a node of another place reads one."""
+
+    def __init__(self, graph_def: Any, names: Sequence[str], flat: FlatGraph, places: Ints, limit: int) -> None:
+        self.graph_def = graph_def
+        self.limit = limit
+        self.used = {node.name for node in graph_def.node}
+        self.made: dict[tuple[int, int], str] = {}
+        self.fed = {tensor.node for tensor in flat.inputs}
+        self.count = 0
+
+    def of(self, constant: int, node: Any, place: int, device: str) -> str | None:
+        """Name of the copy at a place, or None where the node is no constant or too large a one."""
+        # One with control inputs lives in a loop frame or a branch, where a copy without them does not belong.
+        if node.op != "Const" or constant in self.fed or any(text.startswith("^") for text in node.input):
+            return None
+        key = (constant, place)
+        if key not in self.made:
+            if constant_bytes(node) > self.limit:
+                return None
+            clone = self.graph_def.node.add()
+            clone.CopyFrom(node)
+            clone.attr.pop("_class", None)
+            clone.device = device
+            clone.name = _unique(f"{node.name}__{'host' if place == HOST else f'stream_{place}'}", self.used)
+            self.made[key] = clone.name
+            self.count += 1
+        return self.made[key]
+
+
+def constant_bytes(node: Any) -> int:
+    """An upper bound of the bytes of a Const node's value."""
+    tensor = node.attr["value"].tensor
+    count = 1
+    for dim in tensor.tensor_shape.dim:
+        count *= max(int(dim.size), 0)
+    return max(int(tensor.ByteSize()), count * 8 if not tensor.tensor_content else len(tensor.tensor_content))
+
+
+def _seeded(graph_def: Any) -> tuple[Any, bool]:
+    """The GraphDef, or a copy of it where random ops without a seed have one. And whether it is a copy."""
+    bodies = [("", graph_def.node)] + [(f.signature.name, f.node_def) for f in graph_def.library.function]
+    if not any(_unseeded(node) for _, body in bodies for node in body):
+        return graph_def, False
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    for scope, body in [("", copy.node)] + [(f.signature.name, f.node_def) for f in copy.library.function]:
+        for node in body:
+            if _unseeded(node):
+                node.attr["seed"].i = zlib.crc32(f"{scope}/{node.name}".encode()) % (1 << 31)
+                node.attr["seed2"].i = 1
+    return copy, True
+
+
+def _unseeded(node: Any) -> bool:
+    if node.op not in _RANDOM:
+        return False
+    attr = node.attr
+    return not (("seed" in attr and attr["seed"].i) or ("seed2" in attr and attr["seed2"].i))

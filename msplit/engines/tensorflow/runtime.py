@@ -1,0 +1,203 @@
+"""Starting TensorFlow: quietly, with the logical devices that the streams need, and with its errors in plain words."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msplit.errors import EngineError
+
+_GPU_SHARE = 0.45
+"""Share of the GPU's free memory that all logical devices take together; the rest is for the cuda engine in the same process."""
+
+_configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Holds back what C++ code writes to standard error, and gives it out only when the block fails."""
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield  # no standard error to keep quiet
+        return
+    with tempfile.TemporaryFile() as held:
+        sys.stderr.flush()
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(saved, 2)
+            held.seek(0)
+            shutil.copyfileobj(held, os.fdopen(os.dup(2), "wb"))
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+@functools.cache
+def tensorflow() -> Any:
+    """The tensorflow module, imported on the first call.
+
+    Its start-up notes are kept off the terminal. TF_CPP_MIN_LOG_LEVEL is set to 2 (errors only) where the user has not set it.
+    oneDNN is left as TensorFlow has it by default, so that what is measured is what a user has.
+    """
+    if "tensorflow" in sys.modules:
+        return importlib.import_module("tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _quiet_stderr():
+        module = importlib.import_module("tensorflow")
+        module.get_logger().setLevel("ERROR")
+        module.config.list_physical_devices()  # looks for a GPU, with as many words
+    return module
+
+
+def configure(streams: int) -> None:
+    """Gives the GPU, where TensorFlow sees one, as many logical devices as there will be streams.
+
+    TensorFlow fixes its devices when it first uses them, once per process: call this with the largest number that will be
+    needed. On a machine without a GPU there is nothing to fix, sessions make their own CPU devices.
+
+    Raises:
+        EngineError: TensorFlow has fixed fewer devices already.
+    """
+    tf = tensorflow()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    have = _configured["gpu_memory"]
+    if have is not None and max(1, len(have)) >= streams:
+        return
+    try:
+        tf.config.set_visible_devices(gpus[0], "GPU")
+        memory: list[int] = []
+        if streams == 1:
+            tf.config.experimental.set_memory_growth(gpus[0], True)
+        else:
+            each = int(_free_gpu_megabytes() * _GPU_SHARE / streams)
+            memory = [each] * streams
+            tf.config.set_logical_device_configuration(
+                gpus[0], [tf.config.LogicalDeviceConfiguration(memory_limit=each) for _ in memory]
+            )
+    except (RuntimeError, ValueError) as error:
+        made = len(tf.config.list_logical_devices("GPU"))
+        raise EngineError(
+            f"TensorFlow has already started with {made} logical GPU device{'' if made == 1 else 's'}, {streams} are needed",
+            fix="call msplit before TensorFlow uses the GPU, and with the largest number of streams first",
+        ) from error
+    _configured["gpu_memory"] = memory
+
+
+def _free_gpu_megabytes() -> float:
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        rows = listed.split()
+        return float(rows[int(index)] if index.isdecimal() and int(index) < len(rows) else rows[0])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise EngineError(
+            "nvidia-smi does not tell how much GPU memory there is to share among the logical devices",
+            fix="make nvidia-smi work, or run with --streams 1",
+        ) from error
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU."""
+    return bool(tensorflow().config.list_physical_devices("GPU"))
+
+
+def devices(streams: int, *, cpu_only: bool = False) -> list[str]:
+    """The device of each stream."""
+    kind = "GPU" if has_gpu() and not cpu_only else "CPU"
+    return [f"/device:{kind}:{stream}" for stream in range(streams)]
+
+
+def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = False) -> Any:
+    """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process."""
+    v1 = tensorflow().compat.v1
+    config = v1.ConfigProto(allow_soft_placement=True)
+    if cpu_only or not has_gpu():
+        config.device_count["CPU"] = streams
+        config.device_count["GPU"] = 0
+    else:
+        config.gpu_options.visible_device_list = "0"
+        if _configured["gpu_memory"]:
+            config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(_configured["gpu_memory"])
+        else:
+            config.gpu_options.allow_growth = True
+    if auto_jit:
+        config.graph_options.optimizer_options.global_jit_level = v1.OptimizerOptions.ON_2
+    return config
+
+
+def set_precision(ieee: bool) -> None:
+    """Switches TF32 off (ieee) or on for what runs next. TensorFlow has one switch per process."""
+    setting = tensorflow().config.experimental
+    if setting.tensor_float_32_execution_enabled() == ieee:
+        setting.enable_tensor_float_32_execution(not ieee)
+
+
+def load_op_libraries(libraries: Sequence[Path]) -> None:
+    """Loads shared objects with custom ops, each once.
+
+    Raises:
+        EngineError: One can not be loaded.
+    """
+    tf = tensorflow()
+    for library in libraries:
+        key = str(Path(library).resolve())
+        if key in _configured["libraries"]:
+            continue
+        try:
+            tf.load_op_library(key)
+        except (tf.errors.OpError, RuntimeError, OSError) as error:
+            raise EngineError(
+                f"TensorFlow can not load this op library: {first_line(error)}",
+                where=str(library),
+                fix="build it against this TensorFlow version, or leave --op-library out",
+            ) from error
+        _configured["libraries"].add(key)
+
+
+@contextmanager
+def errors_of(model: str) -> Iterator[None]:
+    """Turns TensorFlow's errors into EngineError.
+
+    Args:
+        model: Path of the model, for the message.
+    """
+    tf = tensorflow()
+    try:
+        yield
+    except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
+        text = first_line(error)
+        if "not registered" in str(error):
+            fix = "load the library with its kernel: --op-library FILE.so"
+        elif isinstance(error, tf.errors.FailedPreconditionError):
+            fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
+        elif isinstance(error, tf.errors.ResourceExhaustedError):
+            fix = "choose a smaller --batch, or fewer --streams: logical devices share the GPU's memory"
+        elif isinstance(error, tf.errors.InvalidArgumentError):
+            fix = "check the inputs: --shape, --batch and --input must fit the model"
+        else:
+            fix = "see whether plain TensorFlow runs this model; if it does, report this"
+        raise EngineError(f"TensorFlow can not run this model: {text}", where=model, fix=fix) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    message = getattr(error, "message", None) or str(error)
+    lines = [line.strip() for line in str(message).splitlines() if line.strip()]
+    text = next((line for line in lines if not line.endswith("detected at node")), type(error).__name__)
+    return text if len(text) <= 300 else text[:297] + "…"

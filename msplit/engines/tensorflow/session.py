@@ -1,0 +1,238 @@
+"""Runs a graph in a TensorFlow session: variables restored, tables and assets initialized, one callable per step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays
+from msplit.engines.tensorflow.placed import Placed
+from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
+from msplit.errors import EngineError
+from msplit.formats.model import Format, Model
+
+_META_GRAPH = (Format.META_GRAPH, Format.META_GRAPH_TEXT)
+
+
+class SessionExecutable:
+    """A graph in a session of its own.
+
+    Args:
+        model: Where the graph comes from: its variables, assets and initializers.
+        placed: The graph to run.
+        config: Options of the session.
+        ieee: IEEE float32 instead of TF32.
+        facts: What `facts` gives.
+
+    Raises:
+        EngineError: TensorFlow can not load or initialize it.
+    """
+
+    def __init__(self, model: Model, placed: Placed, config: Any, *, ieee: bool, facts: Mapping[str, Any]) -> None:
+        v1 = tensorflow().compat.v1
+        self._ieee = ieee
+        self._facts = dict(facts)
+        self._model = str(model.path)
+        self._graph = v1.Graph()
+        self._session = v1.Session(graph=self._graph, config=config)
+        self._last: list[NDArray[Any]] | None = None
+        try:
+            with errors_of(self._model), self._graph.as_default():
+                set_precision(ieee)
+                _load(self._session, model, placed)
+                self._state = _State(self._session, placed.variables)
+                self._prepare(placed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, placed: Placed) -> None:
+        graph = self._graph
+        self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
+        fetched: dict[str, Any] = {}
+        targets = [graph.get_operation_by_name(name) for name in placed.targets]
+        for name, tensor in placed.fetches.items():
+            operation = graph.get_operation_by_name(tensor.rpartition(":")[0])
+            if operation.outputs:
+                fetched[name] = graph.get_tensor_by_name(tensor)
+            else:
+                targets.append(operation)  # a train step: it runs, and gives nothing
+        self._outputs = tuple(fetched)
+        feeds = list(self._inputs.values())
+        self._step = _callable(self._session, feeds, list(fetched.values()), targets)
+        self._launch = _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetched.values()])
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs one step. See `Executable`."""
+        self._last = self._arrays(feeds)
+        set_precision(self._ieee)
+        with errors_of(self._model):
+            values = self._step(*self._last)
+        return dict(zip(self._outputs, map(np.asarray, values), strict=True))
+
+    def launch(self) -> None:
+        """Runs one step on the last inputs and copies no output. A session has no inputs on the device: they are copied."""
+        if self._last is None:
+            raise EngineError("launch was called before the first step", fix="call step once")
+        set_precision(self._ieee)
+        with errors_of(self._model):
+            self._launch(*self._last)
+
+    def device_times(self, count: int) -> list[float] | None:
+        """None: the stock runtime does not tell a step's time on the device."""
+        del count
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the run."""
+        return dict(self._facts)
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._session.close()
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """The values of the variables that the graph uses, by node name."""
+        with errors_of(self._model):
+            return self._state.save()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives variables the values that `save_state` of this or of another executable of the same model returned."""
+        with errors_of(self._model):
+            self._state.load(state)
+
+    def _arrays(self, feeds: Arrays) -> list[NDArray[Any]]:
+        missing = [name for name in self._inputs if name not in feeds]
+        unknown = [name for name in feeds if name not in self._inputs]
+        if missing or unknown:
+            said = f"input {missing[0]!r} has no value" if missing else f"the model has no input {unknown[0]!r}"
+            raise EngineError(said, where=self._model, fix=f"its inputs are: {', '.join(self._inputs) or 'none'}")
+        return [_fit(feeds[name], tensor.dtype.as_numpy_dtype) for name, tensor in self._inputs.items()]
+
+
+def _fit(value: Any, dtype: Any) -> NDArray[Any]:
+    array = np.asarray(value)
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[Any]) -> Any:
+    """The least costly way to run the same step again and again: a user who cares about time runs it so."""
+    v1 = tensorflow().compat.v1
+    make = getattr(session, "_make_callable_from_options", None)
+    if make is None:
+        run = session.make_callable([*fetches, *targets], feed_list=feeds)
+        return lambda *values: run(*values)[: len(fetches)]
+    options = v1.CallableOptions() if hasattr(v1, "CallableOptions") else _callable_options()
+    options.feed.extend(tensor.name for tensor in feeds)
+    options.fetch.extend(tensor.name for tensor in fetches)
+    options.target.extend(operation.name for operation in targets)
+    return make(options)
+
+
+def _callable_options() -> Any:
+    from tensorflow.core.protobuf import config_pb2
+
+    return config_pb2.CallableOptions()
+
+
+def _load(session: Any, model: Model, placed: Placed) -> None:
+    if model.is_saved_model:
+        _load_saved_model(session, model, placed)
+        return
+    tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
+    graph = session.graph
+    saver = getattr(model.proto, "saver_def", None) if model.format in _META_GRAPH else None
+    checkpoint = model.path.with_suffix("")
+    operations = {operation.name for operation in graph.get_operations()}
+    if saver is not None and saver.restore_op_name and Path(f"{checkpoint}.index").is_file():
+        _run_initializers(session, [name for name in model.init_ops if _is_for_tables(graph, name)])
+        session.run(saver.restore_op_name, {saver.filename_tensor_name: str(checkpoint)})
+        return
+    _run_initializers(session, [name for name in model.init_ops if name in operations])
+
+
+def _run_initializers(session: Any, names: list[str]) -> None:
+    for name in names:
+        session.run(session.graph.get_operation_by_name(name))
+
+
+def _is_for_tables(graph: Any, name: str) -> bool:
+    """Whether an initializer fills lookup tables: a checkpoint does not hold them."""
+    seen = {name}
+    waiting = [graph.get_operation_by_name(name)]
+    while waiting:
+        operation = waiting.pop()
+        if operation.type.startswith(("InitializeTable", "LookupTableImport")):
+            return True
+        if operation.type == "NoOp":
+            for before in operation.control_inputs:
+                if before.name not in seen:
+                    seen.add(before.name)
+                    waiting.append(before)
+    return False
+
+
+def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
+    """Through TensorFlow's own loader, which knows savers, assets and initializers of every age.
+
+    A changed graph is written to a temporary SavedModel whose variables and assets are links to the user's.
+    """
+    loader = tensorflow().compat.v1.saved_model.loader
+    if not placed.changed:
+        loader.load(session, list(model.tags), str(model.path.resolve()))
+        return
+    with tempfile.TemporaryDirectory(prefix="msplit-") as folder:
+        saved = type(model.proto)()
+        saved.CopyFrom(model.proto)
+        chosen = [meta for meta in saved.meta_graphs if set(meta.meta_info_def.tags) == set(model.tags)]
+        if len(chosen) != 1:
+            raise EngineError(
+                f"the SavedModel has {len(chosen)} graphs with the tags {', '.join(model.tags) or '(none)'}",
+                where=str(model.path),
+                fix="name the graph with --tag",
+            )
+        chosen[0].graph_def.CopyFrom(placed.graph_def)
+        (Path(folder) / "saved_model.pb").write_bytes(saved.SerializeToString())
+        for entry in sorted(model.path.resolve().iterdir()):
+            if entry.is_dir():
+                (Path(folder) / entry.name).symlink_to(entry, target_is_directory=True)
+        loader.load(session, list(model.tags), folder)
+
+
+class _State:
+    """Reads and writes the variables of a session's graph."""
+
+    def __init__(self, session: Any, names: tuple[str, ...]) -> None:
+        tf = tensorflow()
+        v1 = tf.compat.v1
+        self._session = session
+        self._reads: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
+        self._writes: dict[str, tuple[Any, Any]] = {}
+        for name in names:
+            holder = session.graph.get_operation_by_name(name)
+            dtype = holder.get_attr("dtype")
+            value = v1.placeholder(dtype)
+            if holder.type == "VarHandleOp":
+                self._known[name] = tf.raw_ops.VarIsInitializedOp(resource=holder.outputs[0])
+                self._reads[name] = tf.raw_ops.ReadVariableOp(resource=holder.outputs[0], dtype=dtype)
+                write = tf.raw_ops.AssignVariableOp(resource=holder.outputs[0], value=value)
+            else:
+                self._known[name] = tf.raw_ops.IsVariableInitialized(ref=holder.outputs[0])
+                self._reads[name] = tf.raw_ops.Identity(input=holder.outputs[0])
+                write = tf.raw_ops.Assign(ref=holder.outputs[0], value=value, validate_shape=False)
+            self._writes[name] = (value, write)
+
+    def save(self) -> dict[str, NDArray[Any]]:
+        known = self._session.run(self._known)
+        values = self._session.run({name: read for name, read in self._reads.items() if known[name]})
+        return {name: np.array(value) for name, value in values.items()}
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        chosen = {name: value for name, value in state.items() if name in self._writes}
+        feeds = {self._writes[name][0]: value for name, value in chosen.items()}
+        self._session.run([self._writes[name][1] for name in chosen], feeds)
