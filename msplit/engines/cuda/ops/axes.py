@@ -1,0 +1,46 @@
+"""Axes and sizes that arrive as NumPy arrays, in the form PyTorch wants. No lowerings here."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from msplit.engines.cuda.registry import Node, Unsupported
+
+
+def integers(array: np.ndarray) -> tuple[int, ...]:
+    """The array's elements as Python integers, in order; a scalar gives one."""
+    return tuple(int(value) for value in np.asarray(array).reshape(-1))
+
+
+def integer(array: np.ndarray | int) -> int:
+    """The only element of the array."""
+    return int(np.asarray(array).reshape(()))
+
+
+def axis_within(node: Node, axis: int, rank: int) -> int:
+    """The axis in [0, rank), counted from the end if it is negative.
+
+    Raises:
+        Unsupported: There is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise Unsupported(f"{node.name}: axis {axis} is outside of a tensor of rank {rank}")
+    return axis % rank
+
+
+def reduced_axes(node: Node, axes: np.ndarray, rank: int) -> tuple[int, ...]:
+    """Axes of a reduction in [0, rank), in order.
+
+    Raises:
+        Unsupported: An axis does not exist or is named twice.
+    """
+    found = sorted(axis_within(node, axis, rank) for axis in integers(axes))
+    if len(set(found)) != len(found):
+        raise Unsupported(f"{node.name}: an axis is named twice in {integers(axes)}")
+    return tuple(found)
+
+
+def lies_nchw(tensor: Tensor) -> bool:
+    """Whether a tensor of logical shape NHWC lies in memory as NCHW, and not as NHWC too."""
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.permute(0, 3, 1, 2).is_contiguous()

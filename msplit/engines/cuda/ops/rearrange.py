@@ -1,0 +1,163 @@
+"""Moving elements to other places: transposes, repeats, reversals, blocks of space."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ops.axes import axis_within, integers
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+
+
+@lowering("Transpose", static=(1,))
+def transpose(node: Node, x: Tensor, perm: np.ndarray) -> Tensor:
+    """A view with the axes in another order."""
+    return x.permute(integers(perm))
+
+
+@lowering("ConjugateTranspose", static=(1,))
+def conjugate_transpose(node: Node, x: Tensor, perm: np.ndarray) -> Tensor:
+    """The complex conjugate with the axes in another order."""
+    return torch.conj_physical(x).permute(integers(perm))
+
+
+@lowering("Tile", static=(1,))
+def tile(node: Node, x: Tensor, multiples: np.ndarray) -> Tensor:
+    """The tensor repeated along every axis; a view where only axes of size one are repeated."""
+    repeats = integers(multiples)
+    if all(size == 1 or repeat == 1 for size, repeat in zip(x.shape, repeats, strict=True)):
+        return x.expand([size * repeat for size, repeat in zip(x.shape, repeats, strict=True)])
+    return x.repeat(repeats)
+
+
+@lowering("ReverseV2", static=(1,))
+def reverse_v2(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """The order of the elements turned around along the axes."""
+    axes = [axis_within(node, dim, x.dim()) for dim in integers(axis)]
+    return x.flip(axes) if axes else x
+
+
+@lowering("Reverse", static=(1,))
+def reverse(node: Node, x: Tensor, dims: np.ndarray) -> Tensor:
+    """The order of the elements turned around along the axes whose flag is set."""
+    axes = [dim for dim, flag in enumerate(integers(dims)) if flag]
+    return x.flip(axes) if axes else x
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
+    """For every entry of the batch axis, its first `lengths` elements along the sequence axis turned around."""
+    sequence = axis_within(node, node.attrs["seq_dim"], x.dim())
+    batch = axis_within(node, node.get("batch_dim", 0), x.dim())
+    steps = torch.arange(x.shape[sequence], device=x.device)
+    lengths = lengths.to(torch.int64).unsqueeze(1)
+    source = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    # A length beyond the axis is the caller's error; clamped, it can not read outside of the tensor.
+    source = source.clamp(0, max(x.shape[sequence] - 1, 0))
+    if batch > sequence:
+        source = source.t()
+    source = source.reshape([size if dim in (batch, sequence) else 1 for dim, size in enumerate(x.shape)])
+    return x.gather(sequence, source.expand(x.shape))
+
+
+@lowering("Roll", static=(1, 2))
+def roll(node: Node, x: Tensor, shift: np.ndarray, axis: np.ndarray) -> Tensor:
+    """Elements moved along the axes by the shifts, those that leave at one end entering at the other."""
+    axes = [axis_within(node, dim, x.dim()) for dim in integers(axis)]
+    return torch.roll(x, integers(shift), axes) if axes else x
+
+
+@lowering("SpaceToDepth")
+def space_to_depth(node: Node, x: Tensor) -> Tensor:
+    """Every block of `block_size`² positions becomes one position with that many times the channels."""
+    block = int(node.attrs["block_size"])
+    if _channels_first(node):
+        n, c, h, w = x.shape
+        blocks = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+        return blocks.reshape(n, block * block * c, h // block, w // block)
+    n, h, w, c = x.shape
+    blocks = x.reshape(n, h // block, block, w // block, block, c).permute(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(n, h // block, w // block, block * block * c)
+
+
+@lowering("DepthToSpace")
+def depth_to_space(node: Node, x: Tensor) -> Tensor:
+    """Every position becomes a block of `block_size`² positions, with that much fewer channels."""
+    block = int(node.attrs["block_size"])
+    if _channels_first(node):
+        n, c, h, w = x.shape
+        depth = c // (block * block)
+        blocks = x.reshape(n, block, block, depth, h, w).permute(0, 3, 4, 1, 5, 2)
+        return blocks.reshape(n, depth, h * block, w * block)
+    n, h, w, c = x.shape
+    depth = c // (block * block)
+    blocks = x.reshape(n, h, w, block, block, depth).permute(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(n, h * block, w * block, depth)
+
+
+def _channels_first(node: Node) -> bool:
+    data_format = node.get("data_format", "NHWC")
+    if data_format not in ("NHWC", "NCHW"):
+        raise Unsupported(f"{node.name}: {node.op} with data format {data_format}; NHWC and NCHW are possible")
+    return bool(data_format == "NCHW")
+
+
+@lowering("SpaceToBatchND", static=(1, 2))
+def space_to_batch_nd(node: Node, x: Tensor, block_shape: np.ndarray, paddings: np.ndarray) -> Tensor:
+    """Blocks of the padded axes behind the first moved into the batch axis."""
+    return _space_to_batch(x, integers(block_shape), paddings)
+
+
+@lowering("SpaceToBatch", static=(1,))
+def space_to_batch(node: Node, x: Tensor, paddings: np.ndarray) -> Tensor:
+    """SpaceToBatchND with square blocks over height and width."""
+    block = int(node.attrs["block_size"])
+    return _space_to_batch(x, (block, block), paddings)
+
+
+@lowering("BatchToSpaceND", static=(1, 2))
+def batch_to_space_nd(node: Node, x: Tensor, block_shape: np.ndarray, crops: np.ndarray) -> Tensor:
+    """Undoes SpaceToBatchND: parts of the batch axis become blocks, of which the crops are cut off."""
+    return _batch_to_space(x, integers(block_shape), crops)
+
+
+@lowering("BatchToSpace", static=(1,))
+def batch_to_space(node: Node, x: Tensor, crops: np.ndarray) -> Tensor:
+    """BatchToSpaceND with square blocks over height and width."""
+    block = int(node.attrs["block_size"])
+    return _batch_to_space(x, (block, block), crops)
+
+
+def _space_to_batch(x: Tensor, block: tuple[int, ...], paddings: np.ndarray) -> Tensor:
+    pairs = [(int(low), int(high)) for low, high in np.asarray(paddings).reshape(-1, 2)]
+    if any(low or high for low, high in pairs):
+        # `pad` counts axes from the last one back.
+        widths = [0, 0] * (x.dim() - 1 - len(pairs)) + [width for low, high in reversed(pairs) for width in (low, high)]
+        x = torch.nn.functional.pad(x, widths)
+    spatial, rest = x.shape[1 : 1 + len(block)], list(x.shape[1 + len(block) :])
+    outer = [size // width for size, width in zip(spatial, block, strict=True)]
+    shape = [x.shape[0]]
+    for size, width in zip(outer, block, strict=True):
+        shape += [size, width]
+    count = len(block)
+    order = [2 + 2 * i for i in range(count)] + [0] + [1 + 2 * i for i in range(count)]
+    order += [1 + 2 * count + i for i in range(len(rest))]
+    return x.reshape(shape + rest).permute(order).reshape([x.shape[0] * math.prod(block), *outer, *rest])
+
+
+def _batch_to_space(x: Tensor, block: tuple[int, ...], crops: np.ndarray) -> Tensor:
+    count = len(block)
+    batch = x.shape[0] // math.prod(block)
+    spatial, rest = list(x.shape[1 : 1 + count]), list(x.shape[1 + count :])
+    order = [count]
+    for i in range(count):
+        order += [count + 1 + i, i]
+    order += [2 * count + 1 + i for i in range(len(rest))]
+    joined = [size * width for size, width in zip(spatial, block, strict=True)]
+    result = x.reshape([*block, batch, *spatial, *rest]).permute(order).reshape([batch, *joined, *rest])
+    for axis, (low, high) in enumerate(np.asarray(crops).reshape(-1, 2), start=1):
+        result = result.narrow(axis, int(low), result.shape[axis] - int(low) - int(high))
+    return result

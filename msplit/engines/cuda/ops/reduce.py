@@ -1,0 +1,148 @@
+"""Reductions over axes, and arg-reductions over one axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ops.axes import axis_within, integer, reduced_axes
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.tensors import torch_dtype
+
+
+@lowering("Sum", static=(1,))
+def reduce_sum(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Sum. Integers wrap around in their own dtype."""
+    axes = reduced_axes(node, axis, x.dim())
+    return x.sum(axes, _keep(node), dtype=x.dtype) if axes else x
+
+
+@lowering("Mean", static=(1,))
+def reduce_mean(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Mean. Of integers: their sum, wrapping around, divided towards zero; 0 of none, where floats give NaN."""
+    axes = reduced_axes(node, axis, x.dim())
+    if not axes:
+        return x
+    if x.is_floating_point() or x.is_complex():
+        return x.mean(axes, _keep(node))
+    count = math.prod(x.shape[dim] for dim in axes)
+    return torch.div(x.sum(axes, _keep(node), dtype=x.dtype), max(count, 1), rounding_mode="trunc")
+
+
+@lowering("Max", static=(1,))
+def reduce_max(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Maximum; NaN if one is NaN. Of nothing: minus infinity, or the smallest integer."""
+    axes = reduced_axes(node, axis, x.dim())
+    if not axes:
+        return x
+    if _reduces_nothing(x, axes):
+        smallest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        return _filled(node, x, axes, smallest)
+    return x.amax(axes, _keep(node))
+
+
+@lowering("Min", static=(1,))
+def reduce_min(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Minimum; NaN if one is NaN. Of nothing: infinity, or the largest integer."""
+    axes = reduced_axes(node, axis, x.dim())
+    if not axes:
+        return x
+    if _reduces_nothing(x, axes):
+        largest = math.inf if x.is_floating_point() else torch.iinfo(x.dtype).max
+        return _filled(node, x, axes, largest)
+    return x.amin(axes, _keep(node))
+
+
+@lowering("Prod", static=(1,))
+def reduce_product(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Product. Integers wrap around in their own dtype."""
+    axes = reduced_axes(node, axis, x.dim())
+    if not axes:
+        return x
+    shape = _result_shape(node, x, axes)
+    # `torch.prod` takes one axis: bring the reduced ones together at the end.
+    kept = [dim for dim in range(x.dim()) if dim not in axes]
+    joined = x.permute(*kept, *axes).reshape([x.shape[dim] for dim in kept] + [math.prod(x.shape[dim] for dim in axes)])
+    return joined.prod(-1, dtype=x.dtype).reshape(shape)
+
+
+@lowering("All", static=(1,))
+def reduce_all(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Logical and; True of nothing."""
+    axes = reduced_axes(node, axis, x.dim())
+    return torch.all(x, axes, _keep(node)) if axes else x
+
+
+@lowering("Any", static=(1,))
+def reduce_any(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Logical or; False of nothing."""
+    axes = reduced_axes(node, axis, x.dim())
+    return torch.any(x, axes, _keep(node)) if axes else x
+
+
+@lowering("EuclideanNorm", static=(1,))
+def euclidean_norm(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Square root of the sum of squares. Of integers: rounded down, and only as exact as the wrapping sum is."""
+    axes = reduced_axes(node, axis, x.dim())
+    if x.is_floating_point():
+        return torch.linalg.vector_norm(x, 2, axes, _keep(node)) if axes else x.abs()
+    if x.is_complex():
+        raise Unsupported(f"{node.name}: EuclideanNorm of complex numbers")
+    squares = torch.square(x)
+    total = squares.sum(axes, _keep(node), dtype=x.dtype) if axes else squares
+    return total.to(torch.float64).sqrt().to(x.dtype)
+
+
+@lowering("ArgMax", static=(1,))
+def arg_max(node: Node, x: Tensor, dimension: np.ndarray) -> Tensor:
+    """Position of the first maximum along the axis.
+
+    TensorFlow starts from the lowest finite number at position 0 and moves only to what compares greater: NaN and minus
+    infinity never win. `torch.argmax` lets NaN win, so both are replaced first.
+    """
+    return _arg(node, x, dimension, largest=True)
+
+
+@lowering("ArgMin", static=(1,))
+def arg_min(node: Node, x: Tensor, dimension: np.ndarray) -> Tensor:
+    """Position of the first minimum along the axis. NaN and infinity never win, as for ArgMax."""
+    return _arg(node, x, dimension, largest=False)
+
+
+def _arg(node: Node, x: Tensor, dimension: np.ndarray, largest: bool) -> Tensor:
+    axis = axis_within(node, integer(dimension), x.dim())
+    if x.shape[axis] == 0:
+        raise Unsupported(f"{node.name}: {node.op} over axis {axis} of shape {tuple(x.shape)}, which is empty")
+    if x.is_complex():
+        raise Unsupported(f"{node.name}: {node.op} of complex numbers")
+    if x.dtype == torch.bool:
+        x = x.to(torch.uint8)
+    if x.is_floating_point():
+        limits = torch.finfo(x.dtype)
+        if largest:
+            x = torch.nan_to_num(x, nan=limits.min, posinf=math.inf, neginf=limits.min)
+        else:
+            x = torch.nan_to_num(x, nan=limits.max, posinf=limits.max, neginf=-math.inf)
+    result = x.argmax(axis) if largest else x.argmin(axis)
+    return result.to(torch_dtype(node.get("output_type", "int64")))
+
+
+def _keep(node: Node) -> bool:
+    return bool(node.get("keep_dims", False))
+
+
+def _reduces_nothing(x: Tensor, axes: tuple[int, ...]) -> bool:
+    return any(x.shape[dim] == 0 for dim in axes)
+
+
+def _result_shape(node: Node, x: Tensor, axes: tuple[int, ...]) -> list[int]:
+    if _keep(node):
+        return [1 if dim in axes else size for dim, size in enumerate(x.shape)]
+    return [size for dim, size in enumerate(x.shape) if dim not in axes]
+
+
+def _filled(node: Node, x: Tensor, axes: tuple[int, ...], value: float) -> Tensor:
+    return torch.full(_result_shape(node, x, axes), value, dtype=x.dtype, device=x.device)

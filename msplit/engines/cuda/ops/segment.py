@@ -1,0 +1,143 @@
+"""Reductions over segments: rows of a tensor that share an id.
+
+Ids that name no segment are passed over, negative ones included. Where TensorFlow derives the number of segments from the
+largest id, the result's shape depends on values, and the op runs eagerly only; where it is an input, the op can be captured.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ops.axes import integer
+from msplit.engines.cuda.ops.gather import take
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+
+
+@lowering("SegmentSum", "SegmentSumV2", dynamic=True)
+def segment_sum(node: Node, data: Tensor, ids: Tensor) -> Tensor:
+    """Sum of every segment's rows; the ids rise. An empty segment gives 0."""
+    return _sum(data, ids, _count(ids))
+
+
+@lowering("SegmentMean", dynamic=True)
+def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
+    """Mean of every segment's rows; the ids rise. An empty segment gives 0."""
+    count = _count(ids)
+    return _divided(_sum(data, ids, count), _sizes(ids, count))
+
+
+@lowering("SegmentProd", dynamic=True)
+def segment_product(node: Node, data: Tensor, ids: Tensor) -> Tensor:
+    """Product of every segment's rows; the ids rise. An empty segment gives 1."""
+    return _reduced(data, ids, _count(ids), "prod", 1)
+
+
+@lowering("SegmentMax", "SegmentMin", dynamic=True)
+def segment_extreme(node: Node, data: Tensor, ids: Tensor) -> Tensor:
+    """Largest (smallest) of every segment's rows; the ids rise. An empty segment gives 0."""
+    count = _count(ids)
+    how, start = _extreme(data, node.op == "SegmentMax")
+    result = _reduced(data, ids, count, how, start)
+    occupied = (_sizes(ids, count) > 0).reshape(-1, *(1 for _ in data.shape[1:]))
+    return torch.where(occupied, result, 0)
+
+
+@lowering("UnsortedSegmentSum", static=(2,))
+def unsorted_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
+    """Sum of every segment's rows. An empty segment gives 0."""
+    return _sum(data, ids, integer(num_segments))
+
+
+@lowering("UnsortedSegmentProd", static=(2,))
+def unsorted_segment_product(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
+    """Product of every segment's rows. An empty segment gives 1."""
+    return _reduced(data, ids, integer(num_segments), "prod", 1)
+
+
+@lowering("UnsortedSegmentMax", "UnsortedSegmentMin", static=(2,))
+def unsorted_segment_extreme(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
+    """Largest (smallest) of every segment's rows. An empty segment gives the lowest (highest) finite number."""
+    how, start = _extreme(data, node.op == "UnsortedSegmentMax")
+    return _reduced(data, ids, integer(num_segments), how, start)
+
+
+@lowering("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", dynamic=True)
+def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor) -> Tensor:
+    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment; the ids rise."""
+    return _sparse(node, data, indices, ids, _count(ids))
+
+
+@lowering(
+    "SparseSegmentSumWithNumSegments",
+    "SparseSegmentMeanWithNumSegments",
+    "SparseSegmentSqrtNWithNumSegments",
+    static=(3,),
+)
+def sparse_segment_with_count(
+    node: Node, data: Tensor, indices: Tensor, ids: Tensor, num_segments: np.ndarray
+) -> Tensor:
+    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, for a given number of them."""
+    return _sparse(node, data, indices, ids, integer(num_segments))
+
+
+def _sparse(node: Node, data: Tensor, indices: Tensor, ids: Tensor, count: int) -> Tensor:
+    total = _sum(take(data, indices), ids, count)
+    if "Sum" in node.op:
+        return total
+    sizes = _sizes(ids, count)
+    return _divided(total, sizes.to(torch.float32).sqrt() if "SqrtN" in node.op else sizes)
+
+
+def _count(ids: Tensor) -> int:
+    """One more than the last id. Waits for the device."""
+    return int(ids[-1]) + 1 if ids.numel() else 0
+
+
+def _places(ids: Tensor, count: int) -> Tensor:
+    """Row of the buffer for every id: 0 for those below the first segment, count + 1 for those behind the last."""
+    return ids.reshape(-1).to(torch.int64).add(1).clamp(0, count + 1)
+
+
+def _rows(data: Tensor, ids: Tensor) -> Tensor:
+    """The data as one row per id."""
+    if data.shape[: ids.dim()] != ids.shape:
+        raise Unsupported(f"segment ids of shape {tuple(ids.shape)} do not fit data of shape {tuple(data.shape)}")
+    return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
+
+
+def _sum(data: Tensor, ids: Tensor, count: int) -> Tensor:
+    rows = _rows(data, ids)
+    buffer = rows.new_zeros((count + 2, rows.shape[1]))
+    buffer.index_add_(0, _places(ids, count), rows)
+    return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
+
+
+def _reduced(data: Tensor, ids: Tensor, count: int, how: str, start: float) -> Tensor:
+    rows = _rows(data, ids)
+    buffer = torch.full((count + 2, rows.shape[1]), start, dtype=data.dtype, device=data.device)
+    index = _places(ids, count).unsqueeze(1).expand(rows.shape)
+    buffer.scatter_reduce_(0, index, rows, how)
+    return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
+
+
+def _extreme(data: Tensor, largest: bool) -> tuple[str, float]:
+    """PyTorch's name of the reduction, and the number that never wins."""
+    limits = torch.finfo(data.dtype) if data.is_floating_point() else torch.iinfo(data.dtype)
+    return ("amax", limits.min) if largest else ("amin", limits.max)
+
+
+def _sizes(ids: Tensor, count: int) -> Tensor:
+    """Number of rows of every segment, int64."""
+    buffer = torch.zeros(count + 2, dtype=torch.int64, device=ids.device)
+    places = _places(ids, count)
+    return buffer.index_add_(0, places, torch.ones_like(places))[1 : count + 1]
+
+
+def _divided(total: Tensor, sizes: Tensor) -> Tensor:
+    """Sums over the sizes of their segments, where an empty one counts as one; integers are divided towards zero."""
+    divisor = sizes.clamp(min=1).reshape(-1, *(1 for _ in total.shape[1:])).to(total.dtype)
+    return total / divisor if total.is_floating_point() else torch.div(total, divisor, rounding_mode="trunc")

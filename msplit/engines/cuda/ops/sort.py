@@ -1,0 +1,105 @@
+"""Order: the largest elements, positions in sorted numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ops.axes import integer
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.tensors import torch_dtype
+
+
+@lowering("TopK")
+def top_k(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The k largest elements along the last axis and their positions (the older form, with k as an attribute)."""
+    return _top_k(node, x, int(node.attrs["k"]))
+
+
+@lowering("TopKV2", static=(1,))
+def top_k_v2(node: Node, x: Tensor, k: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The k largest elements along the last axis, falling, and their positions; of equal ones the earlier comes first.
+
+    They are sorted even where `sorted` is false, which leaves the order open. NaN has no defined place in TensorFlow.
+    """
+    return _top_k(node, x, integer(k))
+
+
+def _top_k(node: Node, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    if x.dim() == 0 or not 0 <= k <= x.shape[-1]:
+        raise Unsupported(f"{node.name}: the {k} largest along the last axis of shape {tuple(x.shape)}")
+    # `torch.topk` leaves the order of equal elements open; a stable sort does not.
+    ordered, positions = torch.sort(x, dim=-1, descending=True, stable=True)
+    index_type = torch_dtype(node.get("index_type", "int32"))
+    return ordered.narrow(-1, 0, k), positions.narrow(-1, 0, k).to(index_type)
+
+
+@lowering("NthElement", static=(1,))
+def nth_element(node: Node, x: Tensor, n: np.ndarray) -> Tensor:
+    """The element at position n of the last axis if it were sorted, rising or with `reverse` falling."""
+    return torch.sort(x, dim=-1, descending=bool(node.get("reverse", False))).values.select(-1, integer(n))
+
+
+@lowering("InTopK")
+def in_top_k(node: Node, predictions: Tensor, targets: Tensor) -> Tensor:
+    """Whether the target's prediction is among the k largest of its row (k is an attribute)."""
+    return _in_top_k(predictions, targets, int(node.attrs["k"]))
+
+
+@lowering("InTopKV2", static=(2,))
+def in_top_k_v2(node: Node, predictions: Tensor, targets: Tensor, k: np.ndarray) -> Tensor:
+    """Whether the target's prediction is among the k largest of its row.
+
+    It is if fewer than k are larger: all that are equal at the border are in. It is not if the target names no class, or if
+    its prediction, or a prediction met on the way, is not finite.
+    """
+    return _in_top_k(predictions, targets, integer(k))
+
+
+def _in_top_k(predictions: Tensor, targets: Tensor, k: int) -> Tensor:
+    classes = predictions.shape[1]
+    targets = targets.to(torch.int64).unsqueeze(1)
+    exists = (targets >= 0) & (targets < classes)
+    own = predictions.gather(1, targets.clamp(0, classes - 1))
+    larger = (predictions > own).sum(1, keepdim=True)
+    finite = torch.isfinite(predictions).all(1, keepdim=True)
+    return (exists & finite & (larger < k)).squeeze(1)
+
+
+@lowering("Bucketize")
+def bucketize(node: Node, x: Tensor) -> Tensor:
+    """The number of `boundaries` that are not above each element, as int32."""
+    boundaries = [float(np.float32(boundary)) for boundary in node.get("boundaries", ())]
+    # TensorFlow compares with float32 boundaries in C++'s common type.
+    common = torch.float64 if x.dtype == torch.float64 else torch.float32
+    edges = _vector(boundaries, common, x.device)
+    return torch.bucketize(x.to(common), edges, right=True, out_int32=True)
+
+
+def _vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers as a vector, without a copy from the host, which could not be captured: they travel as arguments."""
+    vector = torch.zeros(len(numbers), dtype=dtype, device=device)
+    if numbers:
+        torch._foreach_add_(list(vector.unbind(0)), numbers)
+    return vector
+
+
+@lowering("LowerBound")
+def lower_bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
+    """For every value the first position in its sorted row where it could be put in."""
+    return _bound(node, sorted_inputs, values, right=False)
+
+
+@lowering("UpperBound")
+def upper_bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
+    """For every value the last position in its sorted row where it could be put in."""
+    return _bound(node, sorted_inputs, values, right=True)
+
+
+def _bound(node: Node, sorted_inputs: Tensor, values: Tensor, right: bool) -> Tensor:
+    out_type = torch_dtype(node.get("out_type", "int32"))
+    found = torch.searchsorted(
+        sorted_inputs.contiguous(), values.contiguous(), right=right, out_int32=out_type == torch.int32
+    )
+    return found.to(out_type)
