@@ -75,6 +75,21 @@ class Edges:
 
 
 @dataclass(frozen=True)
+class BrokenInput:
+    """An input that names nothing: it has no edge. The verifier reports it.
+
+    Attributes:
+        node: The consumer; -1 for a result of a function.
+        text: The input as the file has it.
+        why: What is wrong with it.
+    """
+
+    node: int
+    text: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Argument:
     """A parameter or a result of a function.
 
@@ -123,6 +138,7 @@ class Graph:
             TensorValue, FunctionRef, and tuples of these.
         edges: Data and control edges.
         functions: The library, by name.
+        broken_inputs: Inputs as written that could not be made edges; empty in every graph that passed verification.
     """
 
     names: Sequence[str]
@@ -131,6 +147,7 @@ class Graph:
     attrs: Sequence[Mapping[str, Any]]
     edges: Edges
     functions: Mapping[str, Function] = field(default_factory=dict)
+    broken_inputs: tuple[BrokenInput, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -142,6 +159,11 @@ class Graph:
         for node, name in enumerate(self.names):
             index.setdefault(name, node)
         return index
+
+    def nodes_with(self, key: str) -> list[int]:
+        """Nodes that have an attribute, ascending. Fast where the attributes are still encoded: none is decoded."""
+        search: Callable[[str], list[int]] | None = getattr(self.attrs, "nodes_with", None)
+        return search(key) if search else [node for node, attrs in enumerate(self.attrs) if key in attrs]
 
     @cached_property
     def in_start(self) -> Ints:

@@ -63,6 +63,8 @@ class Model:
         tags: Tags of the chosen MetaGraphDef of a SavedModel.
         signature: Name of the chosen signature, None where the file has none.
         signatures: Names of all signatures.
+        versions: ``producer`` and ``min_consumer`` of the GraphDef, where it says them.
+        meta_graph: Index of the chosen MetaGraphDef of a SavedModel.
     """
 
     path: Path
@@ -78,6 +80,14 @@ class Model:
     signature: str | None = None
     signatures: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    meta_graph: int = 0
+
+    @property
+    def meta(self) -> Any:
+        """The MetaGraphDef around the graph, None for a bare GraphDef."""
+        if self.format in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
+            return None
+        return self.proto.meta_graphs[self.meta_graph] if self.is_saved_model else self.proto
 
     @property
     def is_saved_model(self) -> bool:

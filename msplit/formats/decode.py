@@ -1,0 +1,306 @@
+"""Attributes as plain values, decoded only when somebody asks.
+
+Nothing here trusts what a message says about its own size: a constant that declares more elements than it carries is broadcast
+without being stored, as TensorFlow does, or refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError
+from msplit.graph import FunctionRef, TensorValue
+
+_MAX_EXPANDED_BYTES = 2**31
+"""Most bytes that a constant may grow to when the values that it leaves out are filled in."""
+
+_REF_OFFSET = 100
+"""A reference to a type is numbered this much higher than the type."""
+
+_DTYPES = {
+    0: "invalid", 1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
+    9: "int64", 10: "bool", 11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 15: "qint16", 16: "quint16", 17: "uint16",
+    18: "complex128", 19: "float16", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64", 24: "float8_e5m2",
+    25: "float8_e4m3fn", 26: "float8_e4m3fnuz", 27: "float8_e4m3b11fnuz", 28: "float8_e5m2fnuz", 29: "int4", 30: "uint4",
+    31: "int2", 32: "uint2", 33: "float4_e2m1fn",
+}  # fmt: skip
+
+_STORED_AS = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
+"""Types that NumPy does not have, by what their bits are."""
+
+_VALUE_FIELDS = {
+    "float32": "float_val", "float64": "double_val", "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
+    "bool": "bool_val", "complex64": "scomplex_val", "complex128": "dcomplex_val", "float16": "half_val",
+    "bfloat16": "half_val",
+}  # fmt: skip
+"""Field that holds the values of a constant, by type; small integers are in int_val and 8-bit floats in float8_val."""
+
+
+def dtype_name(number: int) -> str:
+    """Name of a TensorFlow type as in ``"float32"``; a reference's name ends in ``"_ref"``.
+
+    A number that no known TensorFlow uses gives ``"dtype_<number>"``.
+    """
+    if number > _REF_OFFSET:
+        return f"{dtype_name(number - _REF_OFFSET)}_ref"
+    return _DTYPES.get(number) or f"dtype_{number}"
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type for a TensorFlow type; quantized types are the integers they are stored as, strings are objects.
+
+    Raises:
+        LoadError: NumPy has no such type (resources, variants, unknown types).
+    """
+    name = _STORED_AS.get(name, name)
+    if name == "string":
+        return np.dtype(object)
+    if name.startswith(("bfloat16", "float8_", "float4_", "int4", "uint4", "int2", "uint2")):
+        import ml_dtypes
+
+        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return small
+    if name in ("resource", "variant", "invalid") or name.startswith("dtype_") or name.endswith("_ref"):
+        raise LoadError(f"a constant of type {name} has no value that can be read")
+    return np.dtype(name)
+
+
+def shape_tuple(shape: Any) -> tuple[int | None, ...] | None:
+    """A TensorShapeProto as sizes, None for an unknown size and None alone for unknown rank."""
+    if shape.unknown_rank:
+        return None
+    return tuple(dim.size if dim.size >= 0 else None for dim in shape.dim)
+
+
+def plain(value: Any) -> Any:
+    """An AttrValue as a plain value; see `msplit.graph.Graph.attrs`."""
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    return _SCALARS[kind](getattr(value, kind))
+
+
+class NodeAttrs(Mapping[str, Any]):
+    """The attributes of one node or function call; a value is decoded each time it is asked for."""
+
+    __slots__ = ("_encoded",)
+
+    def __init__(self, encoded: Any) -> None:
+        self._encoded = encoded
+
+    def __getitem__(self, key: str) -> Any:
+        # Indexing a protobuf map with a key that it lacks would add the key to the message.
+        if key not in self._encoded:
+            raise KeyError(key)
+        return plain(self._encoded[key])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of an attribute, or a default."""
+        return plain(self._encoded[key]) if key in self._encoded else default
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._encoded
+
+    def __iter__(self) -> Iterator[str]:
+        # The order of a protobuf map changes from process to process.
+        return iter(sorted(self._encoded))
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class AttrTable(Sequence[Mapping[str, Any]]):
+    """The attributes of every node of a message, decoded on access.
+
+    Args:
+        nodes: NodeDefs.
+        before: Attributes of nodes that stand before them (the parameters of a function).
+    """
+
+    def __init__(self, nodes: Any, before: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._nodes = nodes
+        self._before = before
+
+    def __len__(self) -> int:
+        return len(self._before) + len(self._nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        offset = index - len(self._before)
+        return NodeAttrs(self._nodes[offset].attr) if offset >= 0 else self._before[index]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        yield from self._before
+        for node in self._nodes:
+            yield NodeAttrs(node.attr)
+
+    def nodes_with(self, key: str) -> list[int]:
+        """Nodes that have an attribute, ascending."""
+        first = len(self._before)
+        found = [index for index, attrs in enumerate(self._before) if key in attrs]
+        return found + [index for index, node in enumerate(self._nodes, first) if key in node.attr]
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _call(value: Any) -> FunctionRef:
+    return FunctionRef(value.name, NodeAttrs(value.attr))
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    for kind in ("s", "i", "f", "b", "type", "shape", "tensor", "func"):
+        items = getattr(value, kind)
+        if len(items):
+            return tuple(map(_SCALARS[kind], items))
+    return ()
+
+
+def tensor_value(proto: Any) -> TensorValue:
+    """A TensorProto as a constant that decodes itself on demand. Sizes that it does not say are 0."""
+    name = dtype_name(proto.dtype)
+    shape = tuple(max(dim.size, 0) for dim in proto.tensor_shape.dim)
+    known = not proto.tensor_shape.unknown_rank and all(dim.size >= 0 for dim in proto.tensor_shape.dim)
+
+    def load() -> NDArray[Any]:
+        if not known:
+            raise LoadError("a constant does not say its shape")
+        return _decode(proto, name, shape)
+
+    return TensorValue(name, shape, load)
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "s": _text,
+    "i": int,
+    "f": float,
+    "b": bool,
+    "type": dtype_name,
+    "shape": shape_tuple,
+    "tensor": tensor_value,
+    "func": _call,
+    "list": _list,
+    "placeholder": str,
+}
+
+
+def _decode(proto: Any, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    dtype = numpy_dtype(name)
+    count = math.prod(shape)
+    content = proto.tensor_content
+    if content:
+        if dtype.hasobject:
+            return string_array(content, count).reshape(shape)
+        if count * dtype.itemsize != len(content):
+            raise LoadError(
+                f"a constant declares {count:,} elements of {name} and carries {len(content):,} bytes instead of "
+                f"{count * dtype.itemsize:,}",
+                fix="the file is damaged: export the model again",
+            )
+        return np.frombuffer(content, dtype).reshape(shape)
+    values = _listed_values(proto, name, dtype)
+    if len(values) > count:
+        raise LoadError(
+            f"a constant declares {count:,} elements and carries {len(values):,}",
+            fix="the file is damaged: export the model again",
+        )
+    if len(values) == count:
+        return values.reshape(shape)
+    return _fill(values, count, shape, dtype)
+
+
+def _listed_values(proto: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values that a constant lists one by one; there may be fewer than it has elements."""
+    if name == "string":
+        values = np.empty(len(proto.string_val), dtype=object)
+        values[:] = list(proto.string_val)
+        return values
+    if name.startswith(("float8_", "float4_")):
+        return np.frombuffer(proto.float8_val, dtype)
+    listed = list(getattr(proto, _VALUE_FIELDS.get(name, "int_val")))
+    if name in ("float16", "bfloat16"):
+        return (np.array(listed, dtype=np.int64) & 0xFFFF).astype(np.uint16).view(dtype)
+    if name in ("complex64", "complex128"):
+        if len(listed) % 2:
+            raise LoadError("a complex constant has a real part without its imaginary part")
+        part = np.float32 if name == "complex64" else np.float64
+        return np.array(listed, dtype=part).view(dtype)
+    if dtype.kind in "iuV" and not name.startswith(("int64", "uint64")):
+        # Small integers are stored in wider ones: keep the low bits, as TensorFlow does.
+        return np.array(listed, dtype=np.int64).astype(dtype)
+    return np.array(listed, dtype=dtype)
+
+
+def _fill(values: NDArray[Any], count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Repeats the last value up to `count` elements; no values at all are zeros (empty strings)."""
+    if len(values) <= 1:
+        last = values[0] if len(values) else (b"" if dtype.hasobject else dtype.type(0))
+        single = np.empty((), dtype=dtype)
+        single[()] = last
+        # A view of one element: a constant may declare a size that no memory holds.
+        return np.broadcast_to(single, shape)
+    if count * dtype.itemsize > _MAX_EXPANDED_BYTES:
+        raise LoadError(
+            f"a constant declares {count:,} elements and carries {len(values):,}",
+            fix="the file is damaged: export the model again",
+        )
+    filled = np.empty(count, dtype=dtype)
+    filled[: len(values)] = values
+    filled[len(values) :] = values[-1]
+    return filled.reshape(shape)
+
+
+def string_array(data: bytes, count: int) -> NDArray[Any]:
+    """Strings packed as `count` varint lengths followed by the bytes of all of them.
+
+    Raises:
+        LoadError: The lengths do not fit the data.
+    """
+    damaged = LoadError(
+        f"a constant declares {count:,} strings that its {len(data):,} bytes do not hold",
+        fix="the file is damaged: export the model again",
+    )
+    if count > len(data):
+        raise damaged
+    lengths = []
+    position = 0
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            if position >= len(data) or shift > 63:
+                raise damaged
+            byte = data[position]
+            position += 1
+            length |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        lengths.append(length)
+    if position + sum(lengths) != len(data):
+        raise damaged
+    values = np.empty(count, dtype=object)
+    for index, length in enumerate(lengths):
+        values[index] = data[position : position + length]
+        position += length
+    return values

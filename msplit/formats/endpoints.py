@@ -1,0 +1,213 @@
+"""What is fed and what is fetched: from a signature, from names the user gives, or guessed from the graph."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit import optable
+from msplit.errors import LoadError
+from msplit.formats.decode import dtype_name, shape_tuple
+from msplit.formats.model import Endpoint
+from msplit.graph import CONTROL, Graph
+
+PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
+_SOURCES = frozenset(
+    {"IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2"}
+)
+"""Ops that give a graph its data where it has no placeholders."""
+
+_SAVERS = frozenset(
+    {"SaveV2", "RestoreV2", "Save", "SaveSlices", "Restore", "RestoreSlice", "ShardedFilename", "MergeV2Checkpoints"}
+)
+_NOISE = frozenset(
+    {"NoOp", "Assert", "Print", "PrintV2", "Switch", "RefSwitch", "Assign", "AssignVariableOp", "VarIsInitializedOp"}
+    | {"IsVariableInitialized", "ControlTrigger"}
+    | _SAVERS
+)
+"""Ops that are no result of a model though nothing consumes them. (One side of a Switch is dead: it can not be fetched.)"""
+
+_FIRST_PORT_ONLY = ("FusedBatchNorm", "_FusedBatchNorm")
+"""Ops whose further outputs only serve their gradients."""
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """What is fed, fetched, and run without being fetched; see `msplit.formats.model.Model`."""
+
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
+    targets: tuple[str, ...] = ()
+
+
+def of_signature(signature: Any) -> Endpoints:
+    """The endpoints of a SignatureDef, in the order of their names."""
+    return Endpoints(tuple(_of_tensor_infos(signature.inputs)), tuple(_of_tensor_infos(signature.outputs)))
+
+
+def _of_tensor_infos(infos: Mapping[str, Any]) -> Iterator[Endpoint]:
+    for key in sorted(infos):
+        info = infos[key]
+        encoding = info.WhichOneof("encoding")
+        if encoding == "coo_sparse":
+            sparse = info.coo_sparse
+            dtypes = {"indices": "int64", "values": dtype_name(info.dtype), "dense_shape": "int64"}
+            for part, dtype in dtypes.items():
+                yield Endpoint(f"{key}/{part}", *split_tensor(getattr(sparse, f"{part}_tensor_name")), dtype, None)
+        elif encoding == "composite_tensor":
+            for number, component in enumerate(info.composite_tensor.components):
+                yield _endpoint_of_info(f"{key}/{number}", component)
+        elif info.name:
+            yield _endpoint_of_info(key, info)
+
+
+def _endpoint_of_info(name: str, info: Any) -> Endpoint:
+    return Endpoint(name, *split_tensor(info.name), dtype_name(info.dtype), shape_tuple(info.tensor_shape))
+
+
+def split_tensor(name: str) -> tuple[str, int]:
+    """``"a:1"`` as ``("a", 1)``; without a port it is 0."""
+    node, colon, port = name.rpartition(":")
+    return (node, int(port)) if colon and port.isascii() and port.isdecimal() and len(port) < 10 else (name, 0)
+
+
+def check(endpoints: Endpoints, graph: Graph, where: str) -> None:
+    """Raises a LoadError where an endpoint names a node that the graph has not."""
+    missing = [e for e in (*endpoints.inputs, *endpoints.outputs) if e.node not in graph.index]
+    if missing:
+        listed = ", ".join(f"{e.name} ({e.tensor})" for e in missing[:5])
+        raise LoadError(
+            f"the signature names tensors that the graph does not have: {listed}",
+            where=where,
+            fix="choose another signature with --signature, or name the tensors with --inputs and --outputs",
+        )
+
+
+def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option: str, where: str) -> list[Endpoint]:
+    """Endpoints for names that the user gave: names of the signature, or ``node`` or ``node:1``.
+
+    Args:
+        names: As given.
+        known: Endpoints that the file itself names.
+        graph: The top-level graph.
+        option: The option they were given with, for messages.
+        where: The file, for messages.
+
+    Raises:
+        LoadError: A name is not in the graph; names the nearest.
+    """
+    by_name = {endpoint.name: endpoint for endpoint in known}
+    result = []
+    for name in names:
+        if name in by_name:
+            result.append(by_name[name])
+            continue
+        node, port = (name, 0) if name in graph.index else split_tensor(name)
+        index = graph.index.get(node)
+        if index is None:
+            near = difflib.get_close_matches(node, [*by_name, *graph.names[:20_000]], n=3)
+            raise LoadError(
+                f"{option} names {name!r}, which the graph does not have",
+                where=where,
+                fix=f"did you mean {', '.join(near)}?" if near else "list the nodes with: msplit analyze --show nodes",
+            )
+        count = optable.output_count(graph.ops[index], graph.attrs[index])
+        if count is not None and port >= max(count, 1):
+            raise LoadError(
+                f"{option} names {name!r}, but {node!r} ({graph.ops[index]}) has {count} output{'s' * (count != 1)}",
+                where=where,
+            )
+        result.append(endpoint(graph, index, port, name))
+    return result
+
+
+def endpoint(graph: Graph, node: int, port: int, name: str | None = None) -> Endpoint:
+    """An endpoint for a port of a node, with what its attributes say about type and shape."""
+    attrs = graph.attrs[node]
+    op = graph.ops[node]
+    dtype = optable.output_dtype(op, attrs, port) or attrs.get("dtype") or ""
+    shape = attrs.get("shape") if op in PLACEHOLDERS else None
+    inferred = attrs.get("_output_shapes")
+    if shape is None and isinstance(inferred, tuple) and port < len(inferred):
+        shape = inferred[port]
+    node_name = graph.names[node]
+    return Endpoint(name or (f"{node_name}:{port}" if port else node_name), node_name, port, dtype, shape)
+
+
+def has_outputs(graph: Graph, node: int) -> bool:
+    """Whether a node gives a tensor, as far as its op is known."""
+    return optable.output_count(graph.ops[node], graph.attrs[node]) != 0
+
+
+def guessed(graph: Graph) -> Endpoints:
+    """Endpoints of a graph that does not name any.
+
+    Inputs are placeholders, without those that only name a checkpoint file for a saver. Outputs are sinks (nodes that nothing
+    consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
+    a tensor (train ops) are targets. Assertions, savers and initializers count as outputs only where there is nothing else.
+    """
+    placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
+    inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
+    origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
+    sinks = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
+    if origins:
+        reached = _reached(graph, origins)
+        sinks = [node for node in sinks if reached[node]] or sinks
+    outputs = [node for node in sinks if graph.ops[node] not in _NOISE and has_outputs(graph, node)]
+    targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
+    targets += [node for node in sinks if graph.ops[node] not in _NOISE and not has_outputs(graph, node)]
+    if not outputs and not targets:
+        outputs = [node for node in sinks if has_outputs(graph, node)]
+        targets = [node for node in sinks if not has_outputs(graph, node)]
+    return Endpoints(
+        tuple(endpoint(graph, node, 0) for node in inputs),
+        tuple(endpoint(graph, node, port) for node in outputs for port in range(_ports_shown(graph, node))),
+        tuple(graph.names[node] for node in sorted(targets)),
+    )
+
+
+def _ports_shown(graph: Graph, node: int) -> int:
+    if graph.ops[node].startswith(_FIRST_PORT_ONLY):
+        return 1
+    return optable.output_count(graph.ops[node], graph.attrs[node]) or 1
+
+
+def _reached(graph: Graph, origins: Sequence[int]) -> bytearray:
+    """Which nodes depend on some origin, through data or control."""
+    starts = graph.out_start.tolist()
+    targets = graph.out_dst.tolist()
+    seen = bytearray(len(graph))
+    stack = list(origins)
+    for node in stack:
+        seen[node] = 1
+    while stack:
+        node = stack.pop()
+        for target in targets[starts[node] : starts[node + 1]]:
+            if not seen[target]:
+                seen[target] = 1
+                stack.append(target)
+    return seen
+
+
+def _only_feeds_saver(graph: Graph, node: int) -> bool:
+    """Whether a placeholder is the file name of a saver: a string that comes to a save or restore op within a few steps."""
+    if graph.attrs[node].get("dtype") != "string":
+        return False
+    frontier = [node]
+    for _ in range(4):
+        following: list[int] = []
+        for producer in frontier:
+            edges = graph.out_edges(producer)
+            following += [int(graph.edges.dst[e]) for e in edges.tolist() if graph.edges.port[e] != CONTROL]
+        if any(graph.ops[consumer] in _SAVERS for consumer in following):
+            return True
+        frontier = [
+            consumer
+            for consumer in following
+            if graph.ops[consumer] in ("PlaceholderWithDefault", "StringJoin", "Identity")
+        ]
+    return False

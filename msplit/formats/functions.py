@@ -1,0 +1,162 @@
+"""The function library of a graph, each function decoded when somebody asks for it.
+
+Inside a function body a data input reads ``parameter`` or ``node:output_argument:index``; which port that is follows from the
+signature of the node's op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msplit import optable
+from msplit.formats.decode import AttrTable, NodeAttrs, dtype_name
+from msplit.formats.graphdef import connect, interned
+from msplit.graph import Argument, BrokenInput, Function, Graph
+
+
+class Library(Mapping[str, Function]):
+    """Functions by name. Of several functions of one name the first counts; `duplicates` holds the names.
+
+    Args:
+        library: A FunctionDefLibrary; not modified.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._encoded: dict[str, Any] = {}
+        self._decoded: dict[str, Function] = {}
+        duplicates = []
+        for function in library.function:
+            if self._encoded.setdefault(function.signature.name, function) is not function:
+                duplicates.append(function.signature.name)
+        self.duplicates = tuple(duplicates)
+
+    def __getitem__(self, name: str) -> Function:
+        function = self._decoded.get(name)
+        if function is None:
+            function = self._decoded[name] = _decode(self._encoded[name], self)
+        return function
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._encoded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._encoded)
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def output_arguments(self, name: str) -> tuple[str, ...] | None:
+        """Names of the results of a function, without decoding its body; None where there is no such function."""
+        function = self._encoded.get(name)
+        return None if function is None else tuple(arg.name for arg in function.signature.output_arg)
+
+
+def _decode(encoded: Any, library: Library) -> Function:
+    signature = encoded.signature
+    nodes = encoded.node_def
+    parameters = [arg.name for arg in signature.input_arg]
+    count = len(parameters)
+    names = parameters + [node.name for node in nodes]
+    index = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+    ports = _Ports(nodes, count, library)
+
+    def resolve(text: str) -> tuple[int, int] | str:
+        name, _, rest = text.partition(":")
+        node = index.get(name)
+        if node is None:
+            return "names no node"
+        if node < count:
+            # Part of a parameter that is a list of tensors.
+            return (node, int(rest)) if _is_index(rest) else "has a port that is not a number"
+        argument, _, position = rest.partition(":")
+        if not argument or argument.isdecimal():
+            return "does not say which output of the node it takes"
+        if position and not _is_index(position):
+            return "has a port that is not a number"
+        port = ports.of(node, argument, int(position or 0))
+        return port if isinstance(port, str) else (node, port)
+
+    # Only parameters may be named without an output, and they are found without `resolve`.
+    edges, broken = connect(nodes, {name: node for name, node in index.items() if node < count}, resolve, count, index)
+    results = []
+    broken_results: list[BrokenInput] = []
+    for arg in signature.output_arg:
+        source = encoded.ret.get(arg.name, "")
+        found: tuple[int, int] | str = (index[source], 0) if index.get(source, count) < count else resolve(source)
+        if isinstance(found, str):
+            broken_results.append(BrokenInput(-1, f"{arg.name} = {source}", f"is a result that {found}"))
+        else:
+            results.append(Argument(arg.name, dtype_name(arg.type) if arg.type else "", *found))
+    control_results = []
+    for key in sorted(encoded.control_ret):
+        node = index.get(encoded.control_ret[key])
+        if node is None:
+            broken_results.append(
+                BrokenInput(-1, f"{key} = {encoded.control_ret[key]}", "is a result that names no node")
+            )
+        else:
+            control_results.append(node)
+    body = Graph(
+        names=names,
+        ops=interned(["_Arg"] * count + [node.op for node in nodes]),
+        devices=interned([""] * count + [node.device for node in nodes]),
+        attrs=AttrTable(nodes, [_parameter_attrs(arg, i, encoded) for i, arg in enumerate(signature.input_arg)]),
+        edges=edges,
+        functions=library,
+        broken_inputs=broken + tuple(broken_results),
+    )
+    return Function(
+        name=signature.name,
+        body=body,
+        parameters=tuple(
+            Argument(arg.name, dtype_name(arg.type) if arg.type else "", i) for i, arg in enumerate(signature.input_arg)
+        ),
+        results=tuple(results),
+        control_results=tuple(control_results),
+    )
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _parameter_attrs(arg: Any, position: int, encoded: Any) -> Mapping[str, Any]:
+    """Attributes of the node that stands in for a parameter, as TensorFlow gives them to an _Arg node."""
+    attrs: dict[str, Any] = {"index": position}
+    if arg.type:
+        attrs["T"] = dtype_name(arg.type)
+    if position in encoded.arg_attr:
+        attrs.update(NodeAttrs(encoded.arg_attr[position].attr))
+    return attrs
+
+
+class _Ports:
+    """Ports of the outputs that a body names.
+
+    The table of ops knows those of TensorFlow's own ops, and the library knows those of its functions. Of a custom op nothing is
+    known; its output arguments get ports in the order in which the body mentions them, far enough apart to stay different.
+    """
+
+    _APART = 1 << 16
+
+    def __init__(self, nodes: Any, first: int, library: Library) -> None:
+        self._nodes = nodes
+        self._first = first
+        self._library = library
+        self._mentioned: dict[int, dict[str, int]] = {}
+
+    def of(self, node: int, argument: str, position: int) -> int | str:
+        """Port of a tensor of an output argument, or what is wrong."""
+        encoded = self._nodes[node - self._first]
+        op = encoded.op
+        results = self._library.output_arguments(op)
+        if results is not None:
+            return (
+                results.index(argument) + position if argument in results else "names an output that its node has not"
+            )
+        if optable.lookup(op) is not None:
+            port = optable.output_port(op, NodeAttrs(encoded.attr), argument, position)
+            return "names an output that its node has not" if port is None else port
+        order = self._mentioned.setdefault(node, {})
+        return order.setdefault(argument, len(order)) * self._APART + position

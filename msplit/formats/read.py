@@ -1,0 +1,169 @@
+"""Reads a model file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msplit import proto
+from msplit.errors import GraphError, LoadError
+from msplit.formats import endpoints, meta
+from msplit.formats.endpoints import Endpoints
+from msplit.formats.functions import Library
+from msplit.formats.graphdef import to_graph
+from msplit.formats.model import Format, Model
+from msplit.formats.sniff import main_file, sniff
+from msplit.formats.source import opened, parse_binary, parse_text
+from msplit.graph import Graph
+from msplit.verify import verify
+
+_TEXT = (Format.GRAPH_DEF_TEXT, Format.META_GRAPH_TEXT, Format.SAVED_MODEL_TEXT)
+
+
+def read(
+    path: str | Path,
+    *,
+    tags: Sequence[str] | None = None,
+    signature: str | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Model:
+    """Reads a GraphDef, a MetaGraphDef or a SavedModel and verifies it. Never imports TensorFlow, never runs the model.
+
+    Args:
+        path: A file, a SavedModel's folder, or the main file in it.
+        tags: Tags of the graph of a SavedModel; needed where it holds several.
+        signature: Name of the signature; ``serving_default``, or the only one, where it is not given.
+        inputs: What is fed, as names of the signature or ``node`` or ``node:1``, in place of what the file says.
+        outputs: What is fetched, likewise. A node without outputs is one that must run.
+
+    Raises:
+        LoadError: The file can not be read, or there is a choice to make; the message lists what there is.
+        GraphError: The graph is not valid; carries every defect.
+    """
+    path = Path(path)
+    kind = sniff(path)
+    file = main_file(path)
+    where = str(path)
+    message = _parse(kind, file)
+    if kind in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
+        around, graph_def, chosen = None, message, 0
+    elif kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT):
+        around, graph_def, chosen = message, message.graph_def, 0
+    else:
+        path = file.parent
+        chosen = meta.choose_meta_graph(message, tags, where)
+        around = message.meta_graphs[chosen]
+        graph_def = around.graph_def
+    if tags is not None and kind not in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT):
+        raise LoadError("only a SavedModel has tags", where=where, fix="leave --tag out")
+    if not graph_def.node:
+        raise LoadError("the graph has no nodes", where=where, fix="export the model again")
+    graph = _graph(graph_def, where)
+    signatures = meta.signature_names(around) if around is not None else ()
+    # Tensors that the user names need no signature to be chosen.
+    ask_not = (
+        signature is None and inputs is not None and outputs is not None and meta.DEFAULT_SIGNATURE not in signatures
+    )
+    name = None if ask_not else meta.choose_signature(signatures, signature, where)
+    ends = _endpoints(graph, around, name, kind, where, outputs)
+    ends = _override(ends, graph, inputs, outputs, where)
+    return Model(
+        path=path,
+        format=kind,
+        proto=message,
+        graph_def=graph_def,
+        graph=graph,
+        inputs=ends.inputs,
+        outputs=ends.outputs,
+        targets=ends.targets,
+        init_ops=_init_ops(around, graph, kind, where),
+        tags=tuple(around.meta_info_def.tags) if around is not None else (),
+        signature=name,
+        signatures=signatures,
+        versions={key: getattr(graph_def.versions, key) for key in ("producer", "min_consumer")}
+        if graph_def.HasField("versions")
+        else {},
+        meta_graph=chosen,
+    )
+
+
+def _parse(kind: Format, file: Path) -> Any:
+    message = {
+        Format.GRAPH_DEF: lambda: proto.graph_pb2.GraphDef(),
+        Format.META_GRAPH: lambda: proto.meta_graph_pb2.MetaGraphDef(),
+        Format.SAVED_MODEL: lambda: proto.saved_model_pb2.SavedModel(),
+    }[Format(kind.removesuffix("-text"))]()
+    with opened(file) as data:
+        return (parse_text if kind in _TEXT else parse_binary)(data, message, str(file))
+
+
+def _graph(graph_def: Any, where: str) -> Graph:
+    library = Library(graph_def.library)
+    graph = to_graph(graph_def, library)
+    defects = [defect.text for defect in verify(graph, where=where)]
+    defects += [f"function {name!r} is there more than once" for name in library.duplicates]
+    if defects:
+        raise GraphError(defects, where=where)
+    return graph
+
+
+def _endpoints(
+    graph: Graph, around: Any, signature: str | None, kind: Format, where: str, outputs: Sequence[str] | None
+) -> Endpoints:
+    if signature is not None:
+        ends = endpoints.of_signature(around.signature_def[signature])
+        endpoints.check(ends, graph, where)
+        return ends
+    ends = endpoints.guessed(graph)
+    if around is None:
+        return ends
+    if (
+        kind in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)
+        and around.HasField("object_graph_def")
+        and outputs is None
+    ):
+        # The top graph of a TensorFlow 2 SavedModel without signatures holds nothing but its saver.
+        raise LoadError(
+            "the SavedModel has no signatures, so there is nothing to run",
+            where=where,
+            fix="export it with signatures: tf.saved_model.save(model, dir, signatures=model.call.get_concrete_function(…))",
+        )
+    train = [
+        graph.index[n]
+        for n, _ in map(endpoints.split_tensor, meta.collection_names(around, "train_op"))
+        if n in graph.index
+    ]
+    steps = tuple(endpoints.endpoint(graph, node, 0) for node in train if endpoints.has_outputs(graph, node))
+    init = {endpoints.split_tensor(name)[0] for name in meta.init_ops(around, with_variables=True)}
+    init |= {
+        endpoints.split_tensor(name)[0]
+        for name in (around.saver_def.restore_op_name, around.saver_def.save_tensor_name)
+    }
+    targets = [graph.names[node] for node in train if not endpoints.has_outputs(graph, node)]
+    targets += [name for name in ends.targets if name not in init]
+    # What gradients and updates leave over is no result.
+    scopes = tuple(f"{graph.names[node]}/" for node in train) + (("gradients/",) if train else ())
+    results = [e for e in ends.outputs if e.node not in init and e not in steps and not e.node.startswith(scopes)]
+    return Endpoints(ends.inputs, (*results, *steps), tuple(dict.fromkeys(targets)))
+
+
+def _override(
+    ends: Endpoints, graph: Graph, inputs: Sequence[str] | None, outputs: Sequence[str] | None, where: str
+) -> Endpoints:
+    fed, fetched, targets = ends.inputs, ends.outputs, ends.targets
+    if inputs is not None:
+        fed = tuple(endpoints.named(inputs, ends.inputs, graph, "--inputs", where))
+    if outputs is not None:
+        given = endpoints.named(outputs, ends.outputs, graph, "--outputs", where)
+        targets = tuple(end.node for end in given if not endpoints.has_outputs(graph, graph.index[end.node]))
+        fetched = tuple(end for end in given if end.node not in targets)
+    return Endpoints(fed, fetched, targets)
+
+
+def _init_ops(around: Any, graph: Graph, kind: Format, where: str) -> tuple[str, ...]:
+    if around is None:
+        return ()
+    with_variables = kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT)
+    return tuple(name for name in meta.init_ops(around, with_variables=with_variables) if name in graph.index)

@@ -1,0 +1,228 @@
+"""Tells what a file is by what is in it. Its name and its ending are not looked at.
+
+A GraphDef parses as an (empty) SavedModel and nothing at all parses as an (empty) GraphDef, so parsing proves nothing; the first
+fields of a message and their wire types do.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+from msplit.errors import LoadError
+from msplit.formats import wire
+from msplit.formats.model import Format
+from msplit.formats.source import Buffer, opened
+
+SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+"""Names of a SavedModel's main file; TensorFlow prefers the first."""
+
+_FIELDS_LOOKED_AT = 64
+_LAST_FIELD = 15
+"""Fields with higher numbers are extensions that say nothing about the kind of message."""
+
+_KEEP = "give the SavedModel, GraphDef (.pb) or MetaGraphDef (.meta) that it was made from"
+_STRANGERS: tuple[tuple[bytes, str, str], ...] = (
+    (
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file (Keras .h5)",
+        'export a SavedModel: keras.models.load_model(FILE).export("DIR")',
+    ),
+    (
+        b"PK\x03\x04",
+        "a zip archive (Keras .keras?)",
+        'export a SavedModel: keras.models.load_model(FILE).export("DIR")',
+    ),
+    (b"\x1f\x8b", "a gzip archive", "unpack it and give the model inside"),
+    (b"\x93NUMPY", "a NumPy array", _KEEP),
+    (b"\x80\x04\x95", "a Python pickle", "export the model as a SavedModel"),
+    (b"<!DOCTYPE", "a web page", "download the file itself"),
+    (b"<html", "a web page", "download the file itself"),
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (b"model_checkpoint_path", "the index of a checkpoint folder", "give the .meta file beside it"),
+    (b"all_model_checkpoint_paths", "the index of a checkpoint folder", "give the .meta file beside it"),
+)
+_TABLE_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+"""Last bytes of a checkpoint's .index file (a LevelDB table)."""
+
+_TEXT_FIELDS = {
+    **dict.fromkeys(("node", "library", "versions", "version", "debug_info"), Format.GRAPH_DEF_TEXT),
+    **dict.fromkeys(
+        (
+            "meta_info_def",
+            "graph_def",
+            "saver_def",
+            "collection_def",
+            "signature_def",
+            "asset_file_def",
+            "object_graph_def",
+        ),
+        Format.META_GRAPH_TEXT,
+    ),
+    **dict.fromkeys(("saved_model_schema_version", "meta_graphs"), Format.SAVED_MODEL_TEXT),
+}
+_FIRST_WORD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|#[^\n]*(?:\n|\Z))*([A-Za-z_][A-Za-z_0-9]*)\s*[:{<]")
+_OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_.>/:\-]*")
+
+
+def sniff(path: str | Path) -> Format:
+    """The kind of a model file or SavedModel folder.
+
+    Args:
+        path: A file, a SavedModel's folder, or the ``saved_model.pb`` in it.
+
+    Raises:
+        LoadError: There is nothing to read, or it is something else; the message says what it looks like.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return sniff(_main_file(path))
+    with opened(path) as data:
+        found = _sniff(data, str(path))
+    if found in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT) and path.name not in SAVED_MODEL_FILES:
+        raise LoadError(
+            "holds a SavedModel, but a SavedModel is a folder",
+            where=str(path),
+            fix=f"name it {SAVED_MODEL_FILES[0]}, with its variables and assets beside it, and give the folder",
+        )
+    return found
+
+
+def main_file(path: Path) -> Path:
+    """The file that holds the message: the path itself, or the main file of a SavedModel's folder."""
+    return _main_file(path) if path.is_dir() else path
+
+
+def _main_file(folder: Path) -> Path:
+    for name in SAVED_MODEL_FILES:
+        if (folder / name).exists():
+            return folder / name
+    inside = sorted(entry.name for entry in folder.iterdir())
+    hint = next((name for name in inside if name.endswith((".meta", ".pb", ".pbtxt"))), None)
+    below = next((entry for entry in inside if (folder / entry / SAVED_MODEL_FILES[0]).exists()), None)
+    if below:
+        fix = f"give {folder / below}"
+    elif hint:
+        fix = f"give the file: {folder / hint}"
+    elif "model.json" in inside:
+        fix = "this looks like a TensorFlow.js model: give the SavedModel it was converted from"
+    else:
+        fix = "give the folder that tf.saved_model.save or model.export wrote"
+    raise LoadError(f"the folder has no {SAVED_MODEL_FILES[0]}", where=str(folder), fix=fix)
+
+
+def _sniff(data: Buffer, where: str) -> Format:
+    if len(data) == 0:
+        raise LoadError("the file is empty", where=where, fix="export or copy the model again")
+    head = bytes(data[:512])
+    for magic, what, fix in _STRANGERS:
+        if head.startswith(magic):
+            raise LoadError(f"is {what}, not a TensorFlow graph", where=where, fix=fix)
+    if head[4:8] == b"TFL3":
+        raise LoadError("is a TensorFlow Lite model, not a TensorFlow graph", where=where, fix=_KEEP)
+    if bytes(data[-8:]) == _TABLE_MAGIC:
+        raise LoadError(
+            "is the index of a checkpoint: it has no graph", where=where, fix="give the .meta file beside it"
+        )
+    found = _text_format(data) or _binary_format(data)
+    if isinstance(found, Format):
+        return found
+    if found:
+        raise LoadError(f"is {found}, not a TensorFlow graph", where=where, fix=_KEEP)
+    if head.lstrip()[:1] in (b"{", b"["):
+        raise LoadError("is JSON, not a TensorFlow graph", where=where, fix=_KEEP)
+    raise LoadError(
+        "is not a GraphDef, MetaGraphDef or SavedModel",
+        where=where,
+        fix="give a .pb, .pbtxt or .meta file or a SavedModel folder",
+    )
+
+
+def _text_format(data: Buffer) -> Format | None:
+    head = bytes(data[: 1 << 16])
+    # A binary message begins with a control character; text never holds one besides white space.
+    if head.translate(None, b"\t\n\r") != head.translate(None, bytes(range(32)) + b"\x7f"):
+        return None
+    match = _FIRST_WORD.match(head)
+    return _TEXT_FIELDS.get(match[1].decode()) if match else None
+
+
+def _binary_format(data: Buffer) -> Format | str | None:
+    """The format, or what else it is in words, or None."""
+    try:
+        first = [f for f in islice(wire.fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
+    except wire.NotWireFormat:
+        return None
+    kinds = {(field.number, field.kind) for field in first}
+    numbers = {field.number for field in first}
+    if (1, wire.VARINT) in kinds:
+        if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
+            return "an ONNX model"
+        return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
+    if (1, wire.LENGTH) not in kinds and (2, wire.LENGTH) not in kinds:
+        # Nothing but versions: a GraphDef without nodes, which is told as such later.
+        return (
+            Format.GRAPH_DEF
+            if first and numbers <= {0, 3, 4} and kinds & {(3, wire.VARINT), (4, wire.LENGTH)}
+            else None
+        )
+    ones = [field for field in first if field.number == 1]
+    if ones and _looks_like_node(data, ones[0]):
+        return Format.GRAPH_DEF
+    if numbers <= {0, 2} and not any(_holds_graph(data, f) for f in first) and _is_saved_model_body(data, first):
+        return Format.SAVED_MODEL
+    if len(ones) > 1:
+        return None
+    if numbers <= {0, 1, 2, 3, 4, 5, 6, 7} and (3, wire.VARINT) not in kinds:
+        graphs = [field for field in first if field.number == 2]
+        if any(_holds_graph(data, field) for field in graphs) or (ones and _looks_like_meta_info(data, ones[0])):
+            return Format.META_GRAPH
+    if numbers <= {0, 2, 3, 4, 5} and (2, wire.LENGTH) in kinds:
+        return Format.GRAPH_DEF
+    return None
+
+
+def _inside(data: Buffer, field: wire.Field) -> list[wire.Field]:
+    try:
+        end = min(field.end, len(data))
+        parts = islice(wire.fields(data, field.start, end), _FIELDS_LOOKED_AT)
+        return [part for part in parts if part.number <= _LAST_FIELD]
+    except wire.NotWireFormat:
+        return []
+
+
+def _is_message(data: Buffer, field: wire.Field) -> bool:
+    return field.kind == wire.LENGTH and (field.start == field.end or bool(_inside(data, field)))
+
+
+def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
+    """Whether a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
+    if field.kind != wire.LENGTH:
+        return False
+    parts = _inside(data, field)
+    if not parts or any(part.number > 7 or part.kind != wire.LENGTH for part in parts if part.number):
+        return False
+    ops = [part for part in parts if part.number == 2]
+    if any(part.number == 5 and bytes(data[part.start : part.start + 1]) != b"\n" for part in parts):
+        return False  # field 5 of a MetaInfoDef is a version; of a NodeDef a map entry, which begins with its key
+    if not ops:
+        # Cut off, or a node without an op; a MetaInfoDef has neither a device nor attributes.
+        return parts[0].number == 1 and not any(part.number > 2 for part in parts)
+    return all(_OP.fullmatch(bytes(data[op.start : min(op.end, op.start + 1000)])) is not None for op in ops)
+
+
+def _looks_like_meta_info(data: Buffer, field: wire.Field) -> bool:
+    return field.kind == wire.LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
+
+
+def _holds_graph(data: Buffer, field: wire.Field) -> bool:
+    """Whether a field can be a GraphDef with nodes."""
+    return field.kind == wire.LENGTH and any(
+        part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
+    )
+
+
+def _is_saved_model_body(data: Buffer, first: list[wire.Field]) -> bool:
+    """Whether all fields can be MetaGraphDefs (a SavedModel that leaves its schema version out)."""
+    return any(field.number == 2 and any(_holds_graph(data, part) for part in _inside(data, field)) for field in first)
