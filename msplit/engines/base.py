@@ -27,6 +27,7 @@ class Job:
         ieee: Products and convolutions in IEEE float32 instead of TF32.
         options: What only one engine knows, such as ``{"capture": False}`` or ``{"xla": True}``.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
+        times: Cost of each node of `flat` in µs, to order what is ready; None where nothing is known.
     """
 
     flat: FlatGraph
@@ -36,6 +37,7 @@ class Job:
     ieee: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     op_libraries: Sequence[Path] = ()
+    times: NDArray[Any] | None = None
 
 
 class Executable(Protocol):

@@ -86,11 +86,8 @@ def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
         needed: dict[int, int] = {}
         crossing: set[int] = set()
         for producer in src[start[node] : start[node + 1]]:
-            if lane[producer] >= 0:
-                pairs = ((lane[producer], producer),)
-            else:
-                pairs = tuple(frontier.get(producer, {}).items())
-            for other, last in pairs:
+            passed_on = {lane[producer]: producer} if lane[producer] >= 0 else frontier.get(producer, {})
+            for other, last in passed_on.items():
                 if other == here:
                     continue
                 crossing.add(last)
@@ -126,8 +123,17 @@ def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
 
     join = _joins(members, position, seen, rank, lane)
     placed = np.asarray([node for node in order.tolist() if lane[node] >= 0], dtype=np.int32)
-    as_ints = [np.asarray(column, dtype=np.int32) for column in (wait_node, wait_on, fork, join)]
-    return Plan(stream, placed, *as_ints, streams=streams, edges=edges, merged_waits=merged_waits)
+    return Plan(
+        stream=stream,
+        order=placed,
+        wait_node=np.asarray(wait_node, np.int32),
+        wait_on=np.asarray(wait_on, np.int32),
+        fork=np.asarray(fork, np.int32),
+        join=np.asarray(join, np.int32),
+        streams=streams,
+        edges=edges,
+        merged_waits=merged_waits,
+    )
 
 
 def _joins(
@@ -136,7 +142,9 @@ def _joins(
     """Tails of the streams that the origin has not waited for, less those that another such tail waited for."""
     if not members:
         return []
-    tails = sorted((lane_members[-1] for lane_members in members[1:] if lane_members), key=rank.__getitem__, reverse=True)
+    tails = sorted(
+        (lane_members[-1] for lane_members in members[1:] if lane_members), key=rank.__getitem__, reverse=True
+    )
     origin = members[0][-1] if members[0] else None
     clock = list(seen[origin] or ()) if origin is not None else [-1] * len(members)
     join = []

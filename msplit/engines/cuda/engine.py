@@ -1,0 +1,203 @@
+"""The cuda engine: from a job to an executable."""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Executable, Job
+from msplit.errors import EngineError
+from msplit.schedule.check import check
+from msplit.schedule.order import record_order
+from msplit.schedule.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from msplit.engines.cuda.program import Program
+
+LAYOUT_RUNS = 30
+"""Replays that decide between two memory layouts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program with what is shared by all its executables."""
+
+    program: Program
+    layout: str
+
+
+class CudaEngine:
+    """See `engines.base.Engine`."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._prepared: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Prepared]] = weakref.WeakKeyDictionary()
+
+    def unavailable(self) -> str | None:
+        """Why the engine can not run here, or None."""
+        if importlib.util.find_spec("torch") is None:
+            return "PyTorch, its kernel library, is not installed: pip install 'msplit[cuda]'"
+        import torch
+
+        if torch.version.cuda is None:
+            return f"PyTorch {torch.__version__} is a build without CUDA"
+        if not torch.cuda.is_available():
+            return "PyTorch sees no CUDA device (see `msplit doctor`)"
+        return None
+
+    def build(self, job: Job) -> Executable:
+        """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
+
+        Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``torture``.
+
+        Raises:
+            EngineError: Something in the graph can not run; the message names it.
+        """
+        import torch
+
+        device = torch.device(str(job.options.get("device", "cuda")))
+        if device.type == "cuda" and (why := self.unavailable()):
+            raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
+        prepared = self._prepare(job, device)
+        plan = plan_for(prepared.program, job.ids, job.times)
+        capture = bool(job.options.get("capture", True))
+        return _executable(job, prepared, plan, device, capture)
+
+    def _prepare(self, job: Job, device: torch.device) -> Prepared:
+        shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
+        layout = str(job.options.get("layout", "auto"))
+        key = (shapes, job.ieee, layout, str(device))
+        cache = self._prepared.setdefault(job.flat, {})
+        if key not in cache:
+            cache[key] = prepare(job, device, layout)
+        return cache[key]
+
+
+ENGINE = CudaEngine()
+
+
+def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
+    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
+    from msplit.engines.cuda.build import build
+    from msplit.engines.cuda.executable import precision
+    from msplit.engines.cuda.rewrites import CONVOLUTIONS, rewrite
+    from msplit.engines.cuda.trace import trace
+
+    fed = {tensor.name: (tensor.node, tensor.port) for tensor in job.flat.inputs}
+    source = build(job.flat, fed)
+    rewrite(source)
+    has_choice = any(
+        op.op in (*CONVOLUTIONS, "_FusedConv2D") and op.attrs.get("data_format", "NHWC") == "NHWC"
+        for op in source.ops.values()
+    )
+    wanted = {"nhwc": [False], "nchw": [True]}.get(layout, [False, True])
+    if not has_choice or device.type != "cuda":
+        wanted = wanted[:1]
+    with precision(job.ieee):
+        candidates = [
+            Prepared(trace(source, job.feeds, device, nchw=nchw), "nchw" if nchw else "nhwc" if has_choice else "none")
+            for nchw in wanted
+        ]
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda candidate: _one_stream_seconds(job, candidate, device))
+
+
+def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
+    executable = _executable(
+        job, prepared, plan_for(prepared.program, np.zeros_like(job.ids), None), device, capture=True
+    )
+    try:
+        times = executable.device_times(LAYOUT_RUNS)
+        assert times is not None
+        return float(np.median(times))
+    finally:
+        executable.close()
+
+
+def plan_for(program: Program, ids: NDArray[np.int32], times: NDArray[Any] | None) -> Plan:
+    """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
+
+    Raises:
+        EngineError: The second checker found the plan wrong, which is a bug in msplit.
+    """
+    lanes, _ = program.lanes(ids)
+    plan = make_plan(program.dag, lanes, record_order(program.dag, step_weights(program, times)))
+    violations = check(plan, program.dag)
+    if violations:
+        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+    return plan
+
+
+def step_weights(program: Program, times: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Cost of each step from the costs of the nodes it covers; at least one µs for whatever launches a kernel."""
+    if times is None:
+        return np.asarray([float(step.launches) for step in program.steps])
+    return np.asarray(
+        [
+            max(1.0, float(sum(times[node] for node in step.op.covers))) if step.launches else 0.0
+            for step in program.steps
+        ]
+    )
+
+
+def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
+    from msplit.engines.cuda.executable import CudaExecutable
+    from msplit.engines.cuda.lanes import arrange
+    from msplit.engines.cuda.simulated import SimulatedExecutable
+    from msplit.engines.cuda.tensors import to_torch
+
+    program = prepared.program
+    if capture and device.type == "cuda" and program.dynamic:
+        names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
+        raise EngineError(
+            f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
+            fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
+        )
+    lanes = arrange(program, plan)
+    facts = {**plan_facts(program, plan, lanes.peak_bytes), "layout": prepared.layout, "captured": capture}
+    if device.type != "cuda":
+        return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})
+    import torch
+
+    feeds = {name: to_torch(np.array(job.feeds[name]), torch.device("cpu")) for name in program.feeds}
+    return CudaExecutable(
+        program,
+        lanes,
+        feeds,
+        device,
+        capture=capture,
+        ieee=job.ieee,
+        facts={**facts, "device": torch.cuda.get_device_name(device)},
+        torture=job.options.get("torture"),
+    )
+
+
+def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
+    """What the report says about a plan."""
+    from msplit.engines.cuda.lanes import arrange
+
+    one = make_plan(program.dag, np.where(plan.stream >= 0, 0, -1).astype(np.int32), _all_in_order(program, plan))
+    return {
+        "streams": plan.streams,
+        "kernels": sum(step.launches for step in program.steps),
+        "waits": plan.waits,
+        "waits_before_reduction": plan.edges,
+        "peak_bytes": peak_bytes,
+        "peak_bytes_one_stream": arrange(program, one).peak_bytes,
+        "weight_bytes": sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values()),
+    }
+
+
+def _all_in_order(program: Program, plan: Plan) -> NDArray[np.int32]:
+    """A topological order of all steps: record order for those that launch, the others anywhere before their readers."""
+    return record_order(program.dag, step_weights(program, None)) if len(plan.order) else np.zeros(0, np.int32)

@@ -1,0 +1,198 @@
+"""Runs a program on CUDA streams: launched step by step, or captured once and replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays
+from msplit.engines.cuda import streams as pool
+from msplit.engines.cuda.lanes import Lanes, poison_memory, run_step
+from msplit.engines.cuda.program import Key, Program
+from msplit.engines.cuda.staging import Pack
+
+
+@dataclass(frozen=True)
+class Torture:
+    """What tests do to an executable to make races show.
+
+    Attributes:
+        poison: Overwrite memory with NaN bytes when it is let go.
+        delay_cycles: Longest random wait put before a step, in GPU cycles.
+        seed: Of the waits.
+    """
+
+    poison: bool = False
+    delay_cycles: int = 0
+    seed: int = 0
+
+
+class CudaExecutable:
+    """One program with one plan on one device. See `engines.base.Executable`."""
+
+    def __init__(
+        self,
+        program: Program,
+        lanes: Lanes,
+        feeds: Mapping[str, torch.Tensor],
+        device: torch.device,
+        *,
+        capture: bool,
+        ieee: bool,
+        facts: Mapping[str, Any],
+        torture: Torture | None = None,
+    ) -> None:
+        self.program, self.lanes, self.device, self.ieee = program, lanes, device, ieee
+        self._facts = dict(facts)
+        self._torture = torture or Torture()
+        self._chance = random.Random(self._torture.seed)
+        self._streams = pool.lease(device, max(lanes.count, 1))
+        self._origin = self._streams[0]
+        self._inputs = Pack(feeds, device)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._results: dict[bool, dict[str, torch.Tensor]] = {}
+        self._capture = capture
+        self._ready = False
+        with self._on_origin():
+            for name, view in self._inputs.on_host.items():
+                view.copy_(feeds[name])
+            self._inputs.device.copy_(self._inputs.host)
+            # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
+            results = self._record()
+            self._outputs = Pack(results, device)
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_reserved(device)
+        if capture:
+            self._capture_graph(copies=False)
+            self._capture_graph(copies=True)
+        self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
+
+    @contextlib.contextmanager
+    def _on_origin(self) -> Iterator[None]:
+        with torch.no_grad(), precision(self.ieee), torch.cuda.device(self.device), torch.cuda.stream(self._origin):
+            yield
+
+    def _record(self) -> dict[str, torch.Tensor]:
+        """Issues every action on its stream. The current stream is the origin."""
+        values: dict[Key, torch.Tensor] = {
+            key: self._inputs.on_device[name] for name, key in self.program.feeds.items()
+        }
+        events: dict[int, torch.cuda.Event] = {}
+        start = None
+        if self.lanes.fork:
+            start = torch.cuda.Event()
+            start.record(self._origin)
+        for view in self.lanes.first_views:
+            run_step(self.program, view, values)
+        for action in self.lanes.actions:
+            stream = self._streams[action.lane]
+            if start is not None and action.step in self.lanes.fork:
+                stream.wait_event(start)
+            for other in action.waits:
+                stream.wait_event(events[other])
+            with torch.cuda.stream(stream):
+                if self._torture.delay_cycles:
+                    torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
+                run_step(self.program, action.step, values)
+                for view in action.views:
+                    run_step(self.program, view, values)
+                if action.records:
+                    events[action.step] = torch.cuda.Event()
+                    events[action.step].record(stream)
+                for key in action.releases:
+                    if self._torture.poison and key in values and values[key].numel():
+                        poison_memory(values[key])
+                    values.pop(key, None)
+        for last in self.lanes.join:
+            self._origin.wait_event(events[last])
+        constants = self.program.constants
+        return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+
+    def _capture_graph(self, *, copies: bool) -> None:
+        """Captures one run, with or without the copies of inputs and outputs. Both graphs share memory and never run at once."""
+        graph = torch.cuda.CUDAGraph()
+        with (
+            self._on_origin(),
+            torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"),
+        ):
+            if copies:
+                self._inputs.device.copy_(self._inputs.host, non_blocking=True)
+            results = self._record()
+            if copies:
+                self._fetch(results)
+        self._graphs[copies] = graph
+        self._results[copies] = results
+
+    def _fetch(self, results: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in results.items():
+            self._outputs.on_host[name].copy_(tensor, non_blocking=True)
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step: host inputs in, host outputs back."""
+        self._inputs.fill(feeds)
+        if self._capture:
+            with torch.cuda.stream(self._origin):
+                self._graphs[True].replay()
+        else:
+            with self._on_origin():
+                self._inputs.device.copy_(self._inputs.host, non_blocking=True)
+                self._fetch(self._record())
+        self._origin.synchronize()
+        return {**self._outputs.read(), **self.program.known}
+
+    def _enqueue(self) -> None:
+        if self._capture:
+            with torch.cuda.stream(self._origin):
+                self._graphs[False].replay()
+        else:
+            with self._on_origin():
+                self._record()
+
+    def launch(self) -> None:
+        """One step on the inputs that are on the device already."""
+        self._enqueue()
+        self._origin.synchronize()
+
+    def device_times(self, count: int) -> list[float]:
+        """Seconds of each of `count` back-to-back steps by the device's clock."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record(self._origin)
+        for mark in marks[1:]:
+            self._enqueue()
+            mark.record(self._origin)
+        self._origin.synchronize()
+        return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
+
+    def facts(self) -> Mapping[str, Any]:
+        """Streams, waits, kernels, memory."""
+        return self._facts
+
+    def close(self) -> None:
+        """Frees graphs and memory and gives the streams back."""
+        if self._streams:
+            torch.cuda.synchronize(self.device)
+            for graph in self._graphs.values():
+                graph.reset()
+            self._graphs.clear()
+            self._results.clear()
+            pool.give_back(self.device, self._streams)
+            self._streams = []
+
+
+@contextlib.contextmanager
+def precision(ieee: bool) -> Iterator[None]:
+    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards."""
+    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not ieee
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution

@@ -1,0 +1,55 @@
+"""The engine without a GPU: the same program and the same actions on CPU tensors, for tests and for `--device cpu`.
+
+It proves lowerings, plans, waits and releases; its timings mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays
+from msplit.engines.cuda.lanes import Lanes, simulate
+from msplit.engines.cuda.program import Program
+from msplit.engines.cuda.tensors import to_numpy, to_torch
+
+
+class SimulatedExecutable:
+    """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
+
+    def __init__(
+        self, program: Program, lanes: Lanes, facts: Mapping[str, Any], *, seed: int = 0, poison: bool = True
+    ) -> None:
+        self.program, self.lanes, self._facts, self._seed, self._poison = program, lanes, dict(facts), seed, poison
+        self._feeds: Arrays = {}
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step."""
+        self._feeds = feeds
+        self._seed += 1
+        cpu = torch.device("cpu")
+        values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
+        with torch.no_grad():
+            simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison)
+        constants = self.program.constants
+        results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known}
+
+    def launch(self) -> None:
+        """One step on the last inputs."""
+        self.step(self._feeds)
+
+    def device_times(self, count: int) -> None:
+        """There is no device."""
+        del count
+
+    def facts(self) -> Mapping[str, Any]:
+        """Streams, waits, kernels, memory."""
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing to free."""
