@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import sys
@@ -23,12 +24,6 @@ def main(arguments: list[str] | None = None) -> int:
         help="write just this one",
     )
     options = parser.parse_args(arguments)
-    # TensorFlow's notes about the CPU and a missing GPU say nothing about the files.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    import tensorflow as tf
-
-    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     out_dir: Path = options.out_dir
     out_dir.mkdir(parents=True, exist_ok=True)
     for export in EXPORTS:
@@ -44,4 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # TensorFlow's notes about the CPU and a missing GPU say nothing about the files. Set here and not in `main`, which
+    # may share its process with others.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     sys.exit(main())

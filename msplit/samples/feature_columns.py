@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,13 +58,17 @@ def write_feature_columns(
         width: Width of each embedding.
         units: Widths of the MLP's hidden layers.
         seed: Seed of the weights.
+
+    Raises:
+        ValueError: Fewer than 3 buckets.
     """
+    if buckets < 3:
+        raise ValueError(f"a bucketized column needs at least 3 buckets, not {buckets}")
     import tensorflow as tf
 
     v1 = tf.compat.v1
+    # Evenly over the bulk of a standard normal feature.
     boundaries = [-3.0 + 6.0 * index / (buckets - 2) for index in range(buckets - 1)]
-    if len(boundaries) < 2 or not all(math.isfinite(value) for value in boundaries):
-        raise ValueError(f"a bucketized column needs at least 3 buckets, not {buckets}")
     with tf.Graph().as_default() as graph:
         names = [f"feature_{index}" for index in range(columns)]
         features = {name: v1.placeholder(tf.float32, (None, 1), name=name) for name in names}

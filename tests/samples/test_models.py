@@ -183,7 +183,7 @@ def test_padding_does_not_reach_the_first_token_of_bert():
         ("towers", 103.0),
     ],
 )
-def test_the_full_size_has_the_published_number_of_weights_and_runs(name, megabytes):
+def test_the_full_size_keeps_its_bytes_and_runs(name, megabytes):
     sample = samples.build(name)
     assert sample.graph_def.ByteSize() / 1e6 == pytest.approx(megabytes, abs=0.1)
     assert samples.strip(sample.graph_def).ByteSize() < 2_000_000

@@ -38,7 +38,9 @@ def values(graph, name):
 
 def test_values_never_change_between_machines_and_versions():
     made = generate(kernel("expert_0/dense_0/kernel", 7, (64, 48)), (64, 48))
-    assert hashlib.sha256(made.tobytes()).hexdigest() == "f30a9a5f78cee758dae402dec9809bf71687d50abbb2f2635479db1afdf93526"
+    assert (
+        hashlib.sha256(made.tobytes()).hexdigest() == "f30a9a5f78cee758dae402dec9809bf71687d50abbb2f2635479db1afdf93526"
+    )
 
 
 @given(shapes, st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 5), st.booleans())
