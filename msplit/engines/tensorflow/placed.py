@@ -259,7 +259,7 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
     tied = handles | {v for _, v in bound}
     for u, v in bound:
         join(u, v)
-    storage: dict[tuple[str, str], int] = {}
+    storage: dict[Any, int] = {}
     for v in sorted(handles):
         shared = _storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
         if shared is not None:

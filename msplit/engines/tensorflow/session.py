@@ -83,9 +83,8 @@ class SessionExecutable:
         with errors_of(self._model):
             self._launch(*self._last)
 
-    def device_times(self, count: int) -> list[float] | None:
+    def device_times(self, count: int) -> None:
         """None: the stock runtime does not tell a step's time on the device."""
-        del count
 
     def facts(self) -> Mapping[str, Any]:
         """What is known of the run."""

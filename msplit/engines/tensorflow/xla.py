@@ -80,9 +80,8 @@ class CompiledExecutable:
         self._run(self._last)
         runtime.tensorflow().test.experimental.sync_devices()
 
-    def device_times(self, count: int) -> list[float] | None:
+    def device_times(self, count: int) -> None:
         """None: the stock runtime does not tell a step's time on the device."""
-        del count
 
     def facts(self) -> Mapping[str, Any]:
         """What is known of the run."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from msplit import optable
+from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.flatten.flat import FlatGraph, Region, Tensor
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.graph import CONTROL, Edges, Graph, TensorValue
-
-v1 = tf.compat.v1
 
 
 def plain(value):
     kind = value.WhichOneof("value")
     if kind == "type":
-        dtype = tf.dtypes.as_dtype(value.type)
-        return dtype.name
+        return tensorflow().dtypes.as_dtype(value.type).name
     if kind == "s":
         return value.s.decode("utf-8", "replace")
     if kind == "tensor":
-        array = tf.make_ndarray(value.tensor)
+        array = tensorflow().make_ndarray(value.tensor)
         return TensorValue(str(array.dtype), array.shape, lambda: array)
     if kind in ("i", "f", "b"):
         return getattr(value, kind)
@@ -103,10 +100,11 @@ def _is_host(op, attrs):
 
 def towers(count=4, *, rows=50, width=8, seed=0):
     """Embedding towers on frozen tables, joined by a concat."""
+    tf = tensorflow()
     rng = np.random.default_rng(seed)
     graph = tf.Graph()
     with graph.as_default():
-        ids = v1.placeholder(tf.int32, [None, count], name="ids")
+        ids = tf.compat.v1.placeholder(tf.int32, [None, count], name="ids")
         columns = []
         for tower in range(count):
             with tf.name_scope(f"tower_{tower}"):
@@ -135,6 +133,8 @@ def scattered(flat, streams, seed=0):
 
 def training(*, resource, path=Path("train.meta")):
     """Two inputs with a weight each and gradient descent: the loss and the step are fetched."""
+    tf, v1 = tensorflow(), tensorflow().compat.v1
+    tf, v1 = tensorflow(), tensorflow().compat.v1
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=resource):
         a = v1.placeholder(tf.float32, [None, 3], name="a")
@@ -159,3 +159,46 @@ def training(*, resource, path=Path("train.meta")):
         proto=meta,
     )
     return flat, graph, saver
+
+
+def loop():
+    """A v1 while loop of matrix products between two branches."""
+    tf, v1 = tensorflow(), tensorflow().compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        switched = tf.compat.v1.control_flow_v2_enabled()
+        v1.disable_control_flow_v2()
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        w = tf.constant(np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32) / 2, name="w")
+        left = tf.tanh(x, name="left")
+        _, looped = v1.while_loop(lambda i, _: i < 5, lambda i, h: (i + 1, tf.tanh(tf.matmul(h, w))), (0, left))
+        right = tf.nn.relu(tf.matmul(x, w), name="right")
+        tf.add(looped, right, name="out")
+        if switched:
+            v1.enable_control_flow_v2()
+    return flat_of(graph.as_graph_def(), [("x", "x:0")], [("out", "out:0")])
+
+
+def dropout():
+    """Random ops without a seed."""
+    tf, v1 = tensorflow(), tensorflow().compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [8], name="x")
+        a = tf.multiply(x, tf.raw_ops.RandomUniform(shape=[8], dtype=tf.float32, name="noise_0"), name="a_0")
+        b = tf.multiply(x, tf.raw_ops.RandomStandardNormal(shape=[8], dtype=tf.float32, name="noise_1"), name="b_1")
+        tf.add(a, b, name="out")
+    return flat_of(graph.as_graph_def(), [("x", "x:0")], [("out", "out:0")])
+
+
+def strings():
+    """A string feature hashed on the host, its embedding on a stream."""
+    tf, v1 = tensorflow(), tensorflow().compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        city = v1.placeholder(tf.string, [None], name="city")
+        ids = tf.strings.to_hash_bucket_fast(city, 20, name="hash_1")
+        table = tf.constant(np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32), name="table_1")
+        tf.gather(table, ids, name="out_1")
+        tf.strings.upper(city, name="upper")
+    return flat_of(graph.as_graph_def(), [("city", "city:0")], [("vector", "out_1:0"), ("upper", "upper:0")])

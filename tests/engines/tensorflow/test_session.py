@@ -1,20 +1,26 @@
 """Graphs run on several logical devices give what plain TensorFlow gives."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from msplit.engines.base import Job
+from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
 
+from . import models
+
 pytestmark = pytest.mark.tf
-models = pytest.importorskip("tests.engines.tensorflow.models")
-tf = models.tf
-v1 = tf.compat.v1
+
+
+def zeros(flat):
+    return np.zeros(len(flat), np.int32)
 
 
 def build(flat, ids, streams, feeds=None, **more):
-    from msplit.engines.tensorflow.engine import ENGINE
-
     return ENGINE.build(Job(flat, np.asarray(ids, np.int32), streams, feeds or {}, **more))
 
 
@@ -26,19 +32,223 @@ def run(flat, ids, streams, feeds, **more):
         executable.close()
 
 
+def tower_ids(seed, rows=50):
+    return {"ids": np.random.default_rng(seed).integers(0, rows, (16, 4)).astype(np.int32)}
+
+
 @pytest.mark.parametrize("streams", [2, 3, 4])
 def test_towers_on_streams_equal_one_stream(streams):
     flat = models.towers()
-    feeds = {"ids": np.random.default_rng(1).integers(0, 50, (16, 4)).astype(np.int32)}
-    one = run(flat, np.zeros(len(flat)), 1, feeds)
-    many = run(flat, models.by_scope(flat, streams), streams, feeds)
+    one = run(flat, zeros(flat), 1, tower_ids(1))
+    executable = build(flat, models.by_scope(flat, streams), streams)
+    many = executable.step(tower_ids(1))
     assert list(one) == ["out"]
+    assert one["out"].shape == (16, 32)
     np.testing.assert_allclose(many["out"], one["out"], rtol=1e-6)
+    assert executable.facts()["streams"] == streams
+    assert executable.facts()["cross_stream_tensors"] >= streams
+    executable.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_assignment_without_sense_still_gives_right_outputs(seed):
+@pytest.mark.parametrize("make", [models.towers, models.loop])
+def test_an_assignment_without_sense_still_gives_right_outputs(make, seed):
+    flat = make()
+    feeds = tower_ids(seed) if make is models.towers else {"x": np.random.default_rng(seed).random((3, 4), np.float32)}
+    one = run(flat, zeros(flat), 1, feeds)
+    np.testing.assert_allclose(run(flat, models.scattered(flat, 4, seed), 4, feeds)["out"], one["out"], rtol=1e-5)
+
+
+def test_nodes_really_run_on_the_device_of_their_stream():
+    flat = models.towers(count=2)
+    executable = build(flat, models.by_scope(flat, 2), 2)
+    v1 = models.tensorflow().compat.v1
+    metadata = v1.RunMetadata()
+    executable._session.run(
+        "out:0",
+        {"ids:0": np.zeros((3, 2), np.int32)},
+        options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE),
+        run_metadata=metadata,
+    )
+    ran = {(stats.device[-5:], node.node_name) for stats in metadata.step_stats.dev_stats for node in stats.node_stats}
+    executable.close()
+    assert ("CPU:0", "tower_0/relu") in ran
+    assert ("CPU:1", "tower_1/relu") in ran
+    assert ("CPU:1", "tower_0/relu") not in ran
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource variables", "reference variables"])
+def test_training_on_streams_gives_the_losses_of_one_stream(resource):
+    flat, _, _ = models.training(resource=resource)
+    rng = np.random.default_rng(0)
+    data = {"a": rng.random((32, 3), np.float32), "b": rng.random((32, 3), np.float32)}
+    data["y"] = data["a"].sum(1, keepdims=True) - data["b"].sum(1, keepdims=True)
+    one, many = build(flat, zeros(flat), 1), build(flat, models.scattered(flat, 3), 3)
+    many.load_state(one.save_state())
+    losses = [[float(e.step(data)["loss"]) for _ in range(80)] for e in (one, many)]
+    assert losses[0][-1] < losses[0][0] / 2
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert set(one.step(data)) == {"loss"}, "a train step runs but gives no tensor"
+    states = one.save_state(), many.save_state()
+    assert set(states[0]) == {"w_a", "w_b", "bias"}
+    many.step(data)
+    for name, value in one.save_state().items():
+        np.testing.assert_allclose(many.save_state()[name], value, rtol=1e-4, atol=1e-6)
+    one.load_state(states[0])
+    for name, value in one.save_state().items():
+        np.testing.assert_array_equal(value, states[0][name])
+    one.close()
+    many.close()
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource variables", "reference variables"])
+def test_a_checkpoint_beside_the_meta_file_gives_the_variables(tmp_path, resource):
+    tf = models.tensorflow()
+    flat, graph, saver = models.training(resource=resource, path=tmp_path / "model.ckpt.meta")
+    weights = np.array([[1.0], [2.0], [3.0]], np.float32)
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run("init")
+        variables = {v.op.name: v for v in graph.get_collection("variables")}
+        variables["w_a"].load(weights, session)
+        saver.save(session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
+    for ids, streams in ((zeros(flat), 1), (models.scattered(flat, 3), 3)):
+        executable = build(flat, ids, streams)
+        np.testing.assert_array_equal(executable.save_state()["w_a"], weights)
+        executable.close()
+
+
+def test_a_bare_graph_with_variables_says_that_they_have_no_values():
+    flat, _, _ = models.training(resource=True)
+    bare = models.flat_of(flat.model.graph_def, [("a", "a:0"), ("b", "b:0")], [("prediction", "prediction:0")])
+    feeds = {"a": np.ones((2, 3), np.float32), "b": np.ones((2, 3), np.float32)}
+    with pytest.raises(EngineError, match="no values here"):
+        run(bare, zeros(bare), 1, feeds)
+
+
+def test_random_ops_without_a_seed_can_be_compared():
+    flat = models.dropout()
+    feeds = {"x": np.ones(8, np.float32)}
+    one, many = build(flat, zeros(flat), 1), build(flat, models.by_scope(flat, 2), 2)
+    for _ in range(3):
+        first = one.step(feeds)["out"]
+        np.testing.assert_array_equal(many.step(feeds)["out"], first)
+    assert not np.array_equal(one.step(feeds)["out"], first), "it is still random from step to step"
+    assert not any(node.attr["seed"].i for node in flat.model.graph_def.node), "the user's model stays as it is"
+    one.close()
+    many.close()
+
+
+def test_strings_stay_on_the_host():
+    flat = models.strings()
+    feeds = {"city": np.array(["Graz", "Linz", "Wien"])}
+    one = run(flat, zeros(flat), 1, feeds)
+    many = run(flat, models.by_scope(flat, 2), 2, feeds)
+    assert many["upper"].tolist() == [b"GRAZ", b"LINZ", b"WIEN"]
+    np.testing.assert_array_equal(many["vector"], one["vector"])
+
+
+def test_launch_repeats_the_last_step():
+    flat, _, _ = models.training(resource=True)
+    feeds = {"a": np.ones((2, 3), np.float32), "b": np.ones((2, 3), np.float32), "y": np.ones((2, 1), np.float32)}
+    executable = build(flat, zeros(flat), 1)
+    with pytest.raises(EngineError, match="before the first step"):
+        executable.launch()
+    executable.step(feeds)
+    before = executable.save_state()["w_a"]
+    executable.launch()
+    assert not np.array_equal(before, executable.save_state()["w_a"])
+    assert executable.device_times(3) is None
+    executable.close()
+
+
+def test_wrong_input_names_are_told():
     flat = models.towers()
-    feeds = {"ids": np.random.default_rng(seed).integers(0, 50, (5, 4)).astype(np.int32)}
-    one = run(flat, np.zeros(len(flat)), 1, feeds)
-    np.testing.assert_allclose(run(flat, models.scattered(flat, 4, seed), 4, feeds)["out"], one["out"], rtol=1e-6)
+    executable = build(flat, zeros(flat), 1)
+    with pytest.raises(EngineError, match="'ids' has no value"):
+        executable.step({})
+    with pytest.raises(EngineError, match="no input 'other'"):
+        executable.step({**tower_ids(0), "other": np.zeros(1)})
+    executable.close()
+
+
+def test_an_input_that_does_not_fit_is_an_engine_error():
+    flat = models.towers()
+    with pytest.raises(EngineError, match="check the inputs"):
+        run(flat, zeros(flat), 1, tower_ids(0, rows=51) | {"ids": np.full((2, 4), 99, np.int32)})
+
+
+def test_an_unknown_op_points_to_op_libraries():
+    flat = models.towers(count=2)
+    flat.model.graph_def.node[-1].op = "NoSuchOp"
+    with pytest.raises(EngineError, match="--op-library"):
+        build(flat, zeros(flat), 1)
+
+
+def test_a_library_that_is_none_is_told(tmp_path):
+    (tmp_path / "ops.so").write_bytes(b"not a library")
+    flat = models.towers(count=2)
+    with pytest.raises(EngineError, match="op library"):
+        build(flat, zeros(flat), 1, op_libraries=[tmp_path / "ops.so"])
+
+
+def test_an_option_it_does_not_have_is_told():
+    flat = models.towers(count=2)
+    with pytest.raises(EngineError, match="no option 'capture'"):
+        build(flat, zeros(flat), 1, options={"capture": True})
+
+
+def test_xla_compiles_a_whole_frozen_graph():
+    flat = models.towers()
+    executable = build(flat, zeros(flat), 1, tower_ids(0), options={"xla": True})
+    assert executable.facts()["xla"] == "whole model"
+    for seed in range(2):
+        expected = run(flat, zeros(flat), 1, tower_ids(seed))["out"]
+        np.testing.assert_allclose(executable.step(tower_ids(seed))["out"], expected, rtol=1e-5, atol=1e-6)
+    executable.launch()
+    executable.close()
+
+
+def test_xla_falls_back_to_clusters_and_says_why():
+    flat = models.strings()
+    feeds = {"city": np.array(["Graz", "Linz"], object)}
+    executable = build(flat, zeros(flat), 1, feeds, options={"xla": True})
+    assert executable.facts()["xla"] == "clusters"
+    assert executable.facts()["xla_why"]
+    assert executable.step(feeds)["upper"].tolist() == [b"GRAZ", b"LINZ"]
+    executable.close()
+
+
+def test_xla_is_for_one_stream():
+    flat = models.towers()
+    with pytest.raises(EngineError, match="one stream"):
+        build(flat, models.by_scope(flat, 2), 2, options={"xla": True})
+
+
+def test_the_reference_is_plain_tensorflow():
+    flat = models.towers()
+    np.testing.assert_array_equal(
+        reference(flat, tower_ids(3))["out"], run(flat, zeros(flat), 1, tower_ids(3), ieee=True)["out"]
+    )
+
+
+def test_precision_is_switched_for_the_build_and_the_run():
+    flat = models.towers()
+    enabled = models.tensorflow().config.experimental.tensor_float_32_execution_enabled
+    ieee, fast = build(flat, zeros(flat), 1, ieee=True), build(flat, zeros(flat), 1)
+    ieee.step(tower_ids(0))
+    assert not enabled()
+    fast.step(tower_ids(0))
+    assert enabled()
+    ieee.launch()
+    assert not enabled()
+    ieee.close()
+    fast.close()
+    models.tensorflow().config.experimental.enable_tensor_float_32_execution(True)
+
+
+def test_starting_tensorflow_is_silent():
+    code = "from msplit.engines.tensorflow.runtime import tensorflow; print(tensorflow().constant(3).numpy())"
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "3\n"
+    assert done.stderr == ""
