@@ -47,7 +47,9 @@ EXPORTS = (
     ),
     Export("annotated.pb", "frozen.annotated", "frozen GraphDef with `_stream_id`: 6 towers on streams 0, 1 and 2"),
     Export(
-        "custom_op.pb", "frozen.custom_op", "frozen GraphDef with ops stock TensorFlow lacks (it cannot be imported)"
+        "custom_op.pb",
+        "frozen.custom_op",
+        "frozen GraphDef, its custom nodes written by hand: stock TensorFlow lacks their ops",
     ),
     Export(
         "training.meta", "tf1.training", "TF1 MetaGraphDef: training graph, ref variables, gradients, Adagrad, saver"
