@@ -303,7 +303,7 @@ def _op_def(op: str) -> Any:
 def _inferred(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that follow from the inputs: element types, and lengths where one list of inputs leaves no doubt."""
     definition = _op_def(op)
-    known: dict[str, Any] = dict(attrs)
+    known: dict[str, Any] = {**_defaults(op, "int"), **attrs}
     lists = [arg for arg in definition.input_arg if arg.number_attr or arg.type_list_attr]
     singles = len(definition.input_arg) - len(lists)
     result: dict[str, Any] = {}
@@ -330,11 +330,12 @@ def _inferred(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
     return result
 
 
-def _defaults(op: str) -> dict[str, Any]:
+def _defaults(op: str, kind: str | None = None) -> dict[str, Any]:
+    """The default of every attribute that has one, or of those of one kind."""
     return {
         attr.name: _plain(attr.default_value, attr.type)
         for attr in _op_def(op).attr
-        if attr.HasField("default_value") and attr.type != "func"
+        if attr.HasField("default_value") and attr.type != "func" and kind in (None, attr.type)
     }
 
 

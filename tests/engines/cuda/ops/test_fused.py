@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+
+from msplit.engines.cuda.ops.activation import activate
+from msplit.engines.cuda.registry import Unsupported
+from msplit.engines.cuda.tensors import to_numpy, to_torch
+
+from .harness import FLOATS, check, run_lowering, run_tensorflow, run_tensorflow_nchw, values
+
+pytestmark = pytest.mark.tf
+
+BOTH = (False, True)
+ACTIVATIONS = ["Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"]
+
+
+def after(result, name):
+    """The activation behind a result of TensorFlow's."""
+    return to_numpy(activate(name)(to_torch(result)))
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (True, False), (False, True)])
+def test_fused_matmul(activation, transpose_a, transpose_b):
+    a = values((5, 3) if transpose_a else (3, 5), seed=1)
+    b = values((4, 5) if transpose_b else (5, 4), seed=2)
+    attrs = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    attrs["fused_ops"] = ("BiasAdd", activation) if activation else ("BiasAdd",)
+    check("_FusedMatMul", [a, b, values((4,), seed=3)], attrs)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("activation", ["GeluApproximate", "GeluExact", "Relu"])
+def test_fused_matmul_with_an_activation_that_the_cpu_kernel_lacks(dtype, activation):
+    a, b, bias = values((3, 5), dtype), values((5, 4), dtype, seed=1), values((4,), dtype, seed=2)
+    plain = run_tensorflow("BiasAdd", [run_tensorflow("MatMul", [a, b])[0], bias])[0]
+    check("_FusedMatMul", [a, b, bias], {"fused_ops": ("BiasAdd", activation)}, expected=[after(plain, activation)])
+
+
+def test_fused_matmul_with_a_slope():
+    inputs = [values((3, 5)), values((5, 4), seed=1), values((4,), seed=2)]
+    check("_FusedMatMul", inputs, {"fused_ops": ("BiasAdd", "LeakyRelu"), "leakyrelu_alpha": 0.4})
+
+
+def test_fused_matmul_of_an_empty_batch():
+    inputs = [values((0, 5)), values((5, 4), seed=1), values((4,), seed=2)]
+    check("_FusedMatMul", inputs, {"fused_ops": ("BiasAdd", "Relu")})
+
+
+def test_fused_matmul_with_a_side_input():
+    a, b, bias, side = values((3, 5)), values((5, 4), seed=1), values((4,), seed=2), values((3, 4), seed=3)
+    attrs = {"fused_ops": ("BiasAdd", "Add", "Relu")}
+    check("_FusedMatMul", [a, b, bias, side], attrs, expected=[np.maximum(a @ b + bias + side, 0)])
+
+
+@pytest.mark.parametrize("op", ["_FusedMatMul", "_FusedConv2D"])
+def test_unknown_fused_ops_are_refused(op):
+    x = values((2, 2)) if op == "_FusedMatMul" else values((1, 2, 2, 2))
+    filter = values((2, 2)) if op == "_FusedMatMul" else values((1, 1, 2, 2))
+    attrs = {"fused_ops": ("BiasAdd", "Swish")}
+    if op == "_FusedConv2D":
+        attrs |= {"strides": (1, 1, 1, 1), "padding": "SAME", "num_args": 1, "TArgs": ("float32",)}
+    with pytest.raises(Unsupported, match="Swish"):
+        run_lowering(op, [x, filter, values((2,))], attrs)
+
+
+def conv(fused_ops, num_args, **attrs):
+    types = {"num_args": num_args, "TArgs": ("float32",) * num_args}
+    return {"strides": (1, 2, 1, 1), "padding": "SAME", "fused_ops": fused_ops} | types | attrs
+
+
+X, FILTER, BIAS = values((2, 7, 8, 3)), values((3, 3, 3, 4), seed=1), values((4,), seed=2)
+NORM = [values((4,), seed=3 + i, low=0.5) for i in range(4)]
+
+
+@pytest.mark.parametrize("activation", [None, "Relu", "Relu6", "Elu", "LeakyRelu"])
+@pytest.mark.parametrize("first", ["BiasAdd", "FusedBatchNorm"])
+def test_fused_conv2d(activation, first):
+    args = [BIAS] if first == "BiasAdd" else NORM
+    attrs = conv((first, activation) if activation else (first,), len(args), epsilon=0.01)
+    check("_FusedConv2D", [X, FILTER, *args], attrs, nchw=BOTH)
+
+
+@pytest.mark.parametrize("activation", [None, "Relu", "Elu"])
+@pytest.mark.parametrize("first", ["BiasAdd", "FusedBatchNorm"])
+def test_fused_conv2d_with_channels_in_front(activation, first):
+    args = [BIAS] if first == "BiasAdd" else NORM
+    attrs = conv((first, activation) if activation else (first,), len(args), data_format="NCHW", strides=(1, 1, 2, 1))
+    inputs = [np.ascontiguousarray(X.transpose(0, 3, 1, 2)), FILTER, *args]
+    check("_FusedConv2D", inputs, attrs, expected=run_tensorflow_nchw("_FusedConv2D", inputs, attrs))
+
+
+@pytest.mark.parametrize("activation", [None, "Relu", "Elu"])
+def test_fused_conv2d_with_a_side_input(activation):
+    plain = {"strides": (1, 2, 1, 1), "padding": "SAME"}
+    (result,) = run_tensorflow("Conv2D", [X, FILTER], plain)
+    side = values(result.shape, seed=9)
+    expected = result + BIAS + side
+    expected = after(expected, activation) if activation else expected
+    attrs = conv(("BiasAdd", "Add", activation) if activation else ("BiasAdd", "Add"), 2)
+    check("_FusedConv2D", [X, FILTER, BIAS, side], attrs, expected=[expected], nchw=BOTH)
+
+
+def test_fused_conv2d_of_another_filter_format_is_refused():
+    with pytest.raises(Unsupported, match="OIHW"):
+        run_lowering("_FusedConv2D", [X, FILTER, BIAS], conv(("BiasAdd",), 1, filter_format="OIHW"))
+
+
+@pytest.mark.parametrize("activation", [None, "Relu", "Relu6"])
+def test_fused_depthwise_conv2d(activation):
+    filter, bias = values((3, 3, 3, 2), seed=1), values((6,), seed=2)
+    window = {"strides": (1, 2, 2, 1), "padding": "SAME"}
+    (plain,) = run_tensorflow("DepthwiseConv2dNative", [X, filter], window)
+    expected = after(plain + bias, activation) if activation else plain + bias
+    attrs = window | {"fused_ops": ("BiasAdd", activation) if activation else ("BiasAdd",)}
+    check("_FusedDepthwiseConv2dNative", [X, filter, bias], attrs, expected=[expected], nchw=BOTH)
+
+
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_library_epilogue_takes_these_arguments(use_gelu):
+    # The lowering calls it on a GPU only, where this suite does not run: at least its signature must hold.
+    a, b, bias = torch.ones(2, 3), torch.ones(3, 4), torch.ones(4)
+    assert torch._addmm_activation(bias, a, b, use_gelu=use_gelu).shape == (2, 4)
+
+
+def test_cudnn_fusions_take_these_arguments():
+    schemas = [
+        str(getattr(torch.ops.aten, f"cudnn_convolution_{name}").default._schema) for name in ("relu", "add_relu")
+    ]
+    assert (
+        "Tensor self, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation" in schemas[0]
+    )
+    assert "Tensor self, Tensor weight, Tensor z, Scalar? alpha, Tensor? bias, SymInt[] stride" in schemas[1]
