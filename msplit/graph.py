@@ -7,7 +7,7 @@ slot -1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -155,15 +155,26 @@ class Graph:
     @cached_property
     def index(self) -> Mapping[str, int]:
         """Node by name; the first one where a name is there twice."""
-        index: dict[str, int] = {}
-        for node, name in enumerate(self.names):
-            index.setdefault(name, node)
-        return index
+        # Backwards, so that the first of several nodes of one name is the last to be put in.
+        return dict(zip(reversed(self.names), range(len(self) - 1, -1, -1), strict=True))
 
     def nodes_with(self, key: str) -> list[int]:
         """Nodes that have an attribute, ascending. Fast where the attributes are still encoded: none is decoded."""
         search: Callable[[str], list[int]] | None = getattr(self.attrs, "nodes_with", None)
         return search(key) if search else [node for node, attrs in enumerate(self.attrs) if key in attrs]
+
+    def calls(self) -> list[tuple[int, str]]:
+        """(node, function) for every attribute that names a function and every op that is one, ascending.
+
+        The function need not be in the library.
+        """
+        search: Callable[[], list[tuple[int, str]]] | None = getattr(self.attrs, "function_names", None)
+        named = search() if search else list(_named_functions(self.attrs))
+        called = {op for op in dict.fromkeys(self.ops) if op in self.functions}
+        if called:
+            named += [(node, op) for node, op in enumerate(self.ops) if op in called]
+            named.sort()
+        return named
 
     @cached_property
     def in_start(self) -> Ints:
@@ -235,6 +246,15 @@ class Graph:
             for s, d, p, k in zip(edges.src, edges.dst, edges.port, edges.slot, strict=True)
         )
         return result
+
+
+def _named_functions(attrs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    for node, values in enumerate(attrs):
+        for key in sorted(values):
+            value = values[key]
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, FunctionRef):
+                    yield node, item.name
 
 
 def _starts(sorted_nodes: Ints, count: int) -> Ints:

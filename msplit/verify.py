@@ -1,15 +1,42 @@
-"""The structural verifier (being written)."""
+"""Finds every structural defect of a graph: what TensorFlow's importer would reject, and calls to functions that are not there.
+
+The importer stops at the first defect and, given a call to a missing function, at the first run. Nothing here recurses, so a chain
+of any length and functions that call each other in a circle are fine.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from msplit.graph import Graph
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import optable
+from msplit.graph import CONTROL, Edges, Graph, Ints
+
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*(?:>[A-Za-z0-9.][A-Za-z0-9_.\-/]*)*")
+"""Names that TensorFlow's graph importer accepts."""
+
+_BODY_NAME = re.compile(r"[^\^:\s][^:\s]*")
+"""Names that an input inside a function body can refer to; TensorFlow checks no more there."""
+
+_LOOP_BACK = ("NextIteration", "RefNextIteration")
+_LOOP_ENTRY = ("Merge", "RefMerge")
+_NAMES_SHOWN = 6
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect of a graph, as text that names its node."""
+    """A defect of a graph.
+
+    Attributes:
+        kind: "input", "order", "duplicate", "name", "op", "port", "arity", "cycle", "colocation" or "function".
+        node: The node that has it, the first of them where there are several; "" for a result of a function.
+        text: What is wrong, with its node and, in a function, the function.
+    """
 
     kind: str
     node: str
@@ -17,8 +44,229 @@ class Defect:
 
 
 def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
-    """Every defect of a graph."""
-    return [
-        Defect("input", graph.names[b.node] if b.node >= 0 else "", f"{graph.names[b.node]}: input {b.text!r} {b.why}")
-        for b in graph.broken_inputs
-    ]
+    """Every defect of a graph and of the functions that it calls, directly or not.
+
+    Args:
+        graph: The graph; may have `broken_inputs`.
+        where: What to call the graph in the texts, nothing for a top-level graph.
+
+    Returns:
+        The defects, by graph, then by check, then by node. Each text names its node.
+    """
+    defects = list(_verify_one(graph, where))
+    seen: set[str] = set()
+    callers = [(where, graph)]
+    for caller, body in callers:  # grows while it is walked
+        for node, name in body.calls():
+            if name and name not in body.functions:
+                text = f"calls function {name!r}, which the library does not have"
+                defects.append(_defect("function", body, node, text, caller))
+            if not name or name in seen or name not in body.functions:
+                continue
+            seen.add(name)
+            callee = body.functions[name].body
+            defects += _verify_one(callee, f"function {name}", is_body=True)
+            callers.append((f"function {name}", callee))
+    return defects
+
+
+def _verify_one(graph: Graph, where: str | None, *, is_body: bool = False) -> Iterator[Defect]:
+    yield from _broken_inputs(graph, where)
+    yield from _names(graph, where, _BODY_NAME if is_body else _NAME)
+    yield from _ports(graph, where)
+    yield from _arity(graph, where)
+    yield from _cycles(graph, where)
+    if not is_body:
+        # A body may carry groups of the graph that it was traced in; TensorFlow ignores them.
+        yield from _colocation(graph, where)
+
+
+def _defect(kind: str, graph: Graph, node: int, text: str, where: str | None) -> Defect:
+    prefix = f"{where}, " if where else ""
+    return Defect(kind, graph.names[node], f"{prefix}node {graph.names[node]!r} ({graph.ops[node] or 'no op'}): {text}")
+
+
+def _broken_inputs(graph: Graph, where: str | None) -> Iterator[Defect]:
+    for broken in graph.broken_inputs:
+        if broken.node < 0:
+            yield Defect("input", "", f"{where or 'function'}: {broken.text!r} {broken.why}")
+        else:
+            kind = "order" if "control" in broken.why else "input"
+            yield _defect(kind, graph, broken.node, f"input {broken.text!r} {broken.why}", where)
+
+
+def _names(graph: Graph, where: str | None, valid: re.Pattern[str]) -> Iterator[Defect]:
+    fullmatch = valid.fullmatch
+    for node, name in enumerate(graph.names):
+        if not fullmatch(name):
+            yield _defect("name", graph, node, "the name is not one that TensorFlow accepts", where)
+    if len(graph.index) < len(graph):
+        counts: dict[str, int] = {}
+        for name in graph.names:
+            counts[name] = counts.get(name, 0) + 1
+        for name, count in counts.items():
+            if count > 1:
+                yield _defect("duplicate", graph, graph.index[name], f"{count} nodes have this name", where)
+    if "" in graph.ops:
+        for node, op in enumerate(graph.ops):
+            if not op:
+                yield _defect("op", graph, node, "has no op", where)
+
+
+def _op_numbers(graph: Graph) -> tuple[list[str], Ints]:
+    """The different ops, and per node the number of its op among them."""
+    number = {op: position for position, op in enumerate(dict.fromkeys(graph.ops))}
+    return list(number), np.fromiter((number[op] for op in graph.ops), dtype=np.int32, count=len(graph))
+
+
+def _fixed(ops: Sequence[str], arguments: Callable[[optable.OpInfo], tuple[optable.ArgInfo, ...]]) -> NDArray[np.int64]:
+    """Per op the number of tensors that some of its arguments stand for, _UNKNOWN where that hangs on attributes."""
+    counts = []
+    for op in ops:
+        info = optable.lookup(op)
+        args = arguments(info) if info else ()
+        # The stand-in of a parameter has one port per tensor of the parameter, which the file does not count.
+        variable = info is None or op == "_Arg" or any(arg.number_attr or arg.type_list_attr for arg in args)
+        counts.append(_UNKNOWN if variable else len(args))
+    return np.array(counts, dtype=np.int64)
+
+
+def _ports(graph: Graph, where: str | None) -> Iterator[Defect]:
+    """Data inputs that take an output which their producer has not."""
+    edges = graph.edges
+    ops, number = _op_numbers(graph)
+    highest = np.full(len(graph), CONTROL, dtype=np.int32)
+    np.maximum.at(highest, edges.src, edges.port)
+    count = _fixed(ops, lambda info: info.outputs)[number]
+    for node in np.flatnonzero((count == _UNKNOWN) & (highest >= 0)).tolist():
+        op = graph.ops[node]
+        if op in graph.functions:
+            count[node] = len(graph.functions[op].results)
+        elif op != "_Arg":
+            known = optable.output_count(op, graph.attrs[node])
+            count[node] = _UNKNOWN if known is None else known
+    bad = (count[edges.src] != _UNKNOWN) & (edges.port >= count[edges.src])
+    for edge in np.flatnonzero(bad).tolist():
+        source, port = int(edges.src[edge]), int(edges.port[edge])
+        outputs = "1 output" if count[source] == 1 else f"{count[source]} outputs"
+        text = f"input '{graph.names[source]}:{port}' names a port out of range: {graph.ops[source]} has {outputs}"
+        yield _defect("port", graph, int(edges.dst[edge]), text, where)
+
+
+def _arity(graph: Graph, where: str | None) -> Iterator[Defect]:
+    """Nodes with more or fewer data inputs than their op takes."""
+    ops, number = _op_numbers(graph)
+    expected = _fixed(ops, lambda info: info.inputs)[number]
+    data = graph.edges.port != CONTROL
+    given = np.bincount(graph.edges.dst[data], minlength=len(graph))
+    variable = np.array([optable.lookup(op) is not None for op in ops], dtype=bool)[number] & (expected == _UNKNOWN)
+    for node in np.flatnonzero(variable).tolist():
+        dtypes = optable.input_dtypes(graph.ops[node], graph.attrs[node])
+        expected[node] = _UNKNOWN if dtypes is None else len(dtypes)
+    # Where an input is broken the count is off, and the node is reported already.
+    expected[[broken.node for broken in graph.broken_inputs if broken.node >= 0]] = _UNKNOWN
+    for node in np.flatnonzero((expected != _UNKNOWN) & (expected != given)).tolist():
+        takes = "no input" if expected[node] == 0 else "1 input" if expected[node] == 1 else f"{expected[node]} inputs"
+        yield _defect("arity", graph, node, f"has {given[node]} and its op takes {takes}", where)
+
+
+def _colocation(graph: Graph, where: str | None) -> Iterator[Defect]:
+    for node in graph.nodes_with("_class"):
+        groups = graph.attrs[node]["_class"]
+        for group in groups if isinstance(groups, tuple) else (groups,):
+            if isinstance(group, str) and group.startswith("loc:@") and group[5:] not in graph.index:
+                yield _defect("colocation", graph, node, f"is colocated with {group[5:]!r}, which is no node", where)
+
+
+def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
+    """Cycles that no loop closes (an edge from a NextIteration to a Merge); one for each knot of cycles."""
+    stuck = np.flatnonzero(graph.level < 0)
+    if not len(stuck):
+        return
+    local = np.full(len(graph), -1, dtype=np.int32)
+    local[stuck] = np.arange(len(stuck))
+    edges = graph.edges
+    ops, number = _op_numbers(graph)
+    back = np.array([op in _LOOP_BACK for op in ops])[number[edges.src]]
+    back &= np.array([op in _LOOP_ENTRY for op in ops])[number[edges.dst]]
+    kept = (local[edges.src] >= 0) & (local[edges.dst] >= 0) & ~back
+    src, dst = local[edges.src[kept]], local[edges.dst[kept]]
+    ordered = Edges.of(src, np.zeros_like(src), dst, np.zeros_like(src))
+    successors = _adjacency(ordered.src, ordered.dst, len(stuck))
+    for component in _knots(successors):
+        cycle = [int(stuck[node]) for node in _shortest_cycle(successors, component)]
+        shown = [graph.names[node] for node in cycle[:_NAMES_SHOWN]]
+        if len(cycle) > len(shown):
+            shown.append(f"… {len(cycle) - len(shown)} more …")
+        path = " -> ".join([*shown, graph.names[cycle[0]]])
+        yield _defect("cycle", graph, cycle[0], f"is on a cycle that no loop closes: {path}", where)
+
+
+def _adjacency(src: Ints, dst: Ints, count: int) -> list[list[int]]:
+    successors: list[list[int]] = [[] for _ in range(count)]
+    for source, target in zip(src.tolist(), dst.tolist(), strict=True):
+        successors[source].append(target)
+    return successors
+
+
+def _knots(successors: list[list[int]]) -> list[list[int]]:
+    """Strongly connected components that hold a cycle, each sorted, by their first node (Tarjan's algorithm with its own stack)."""
+    count = len(successors)
+    found_at = [-1] * count
+    low = [0] * count
+    on_stack = bytearray(count)
+    stack: list[int] = []
+    result = []
+    clock = 0
+    for root in range(count):
+        if found_at[root] >= 0:
+            continue
+        work = [(root, 0)]
+        while work:
+            node, position = work.pop()
+            if position == 0:
+                found_at[node] = low[node] = clock
+                clock += 1
+                stack.append(node)
+                on_stack[node] = 1
+            else:
+                low[node] = min(low[node], low[successors[node][position - 1]])
+            for next_position in range(position, len(successors[node])):
+                target = successors[node][next_position]
+                if found_at[target] < 0:
+                    work.append((node, next_position + 1))
+                    work.append((target, 0))
+                    break
+                if on_stack[target]:
+                    low[node] = min(low[node], found_at[target])
+            else:
+                if low[node] == found_at[node]:
+                    component = []
+                    while not component or component[-1] != node:
+                        component.append(stack.pop())
+                        on_stack[component[-1]] = 0
+                    if len(component) > 1 or node in successors[node]:
+                        result.append(sorted(component))
+    return sorted(result)
+
+
+def _shortest_cycle(successors: list[list[int]], component: list[int]) -> list[int]:
+    """The shortest cycle through the first node of a component."""
+    start = component[0]
+    inside = set(component)
+    before = {start: start}
+    frontier = [start]
+    while True:
+        following = []
+        for node in frontier:
+            for target in successors[node]:
+                if target == start:
+                    cycle = [node]
+                    while node != start:
+                        node = before[node]
+                        cycle.append(node)
+                    return cycle[::-1]
+                if target in inside and target not in before:
+                    before[target] = node
+                    following.append(target)
+        frontier = following

@@ -157,6 +157,20 @@ class AttrTable(Sequence[Mapping[str, Any]]):
         found = [index for index, attrs in enumerate(self._before) if key in attrs]
         return found + [index for index, node in enumerate(self._nodes, first) if key in node.attr]
 
+    def function_names(self) -> list[tuple[int, str]]:
+        """(node, function) for every attribute that names a function, by node and then by attribute."""
+        found = []
+        for index, node in enumerate(self._nodes, len(self._before)):
+            attrs = node.attr
+            for value in attrs.values():
+                if value.HasField("func") or (value.HasField("list") and value.list.func):
+                    # Sorted, because the order of a protobuf map changes from process to process.
+                    for key in sorted(attrs):
+                        named = [attrs[key].func] if attrs[key].HasField("func") else attrs[key].list.func
+                        found += [(index, function.name) for function in named]
+                    break
+        return found
+
 
 def _text(data: bytes) -> str | bytes:
     try:

@@ -102,7 +102,7 @@ def _parse(kind: Format, file: Path) -> Any:
 def _graph(graph_def: Any, where: str) -> Graph:
     library = Library(graph_def.library)
     graph = to_graph(graph_def, library)
-    defects = [defect.text for defect in verify(graph, where=where)]
+    defects = [defect.text for defect in verify(graph)]
     defects += [f"function {name!r} is there more than once" for name in library.duplicates]
     if defects:
         raise GraphError(defects, where=where)
