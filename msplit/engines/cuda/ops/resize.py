@@ -1,0 +1,157 @@
+"""Resizing of images, NHWC.
+
+Three ways to place output pixels on the input, by the attributes `align_corners` and `half_pixel_centers`; where both are
+absent, TensorFlow's old way: output pixel i lies at ``i * input size / output size``. PyTorch's kernels know two of the three.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from msplit.engines.cuda.registry import Node, lowering
+
+# TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
+_CUBIC_STEPS = 1024
+
+
+@lowering("ResizeBilinear", static=(1,))
+def resize_bilinear(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
+    """Linear interpolation between the four nearest pixels; the result is float32."""
+    height, width = (int(number) for number in size)
+    images = images.to(torch.float32)
+    align, half = _placement(node)
+    if align or half:
+        data = images.permute(0, 3, 1, 2)
+        return F.interpolate(data, (height, width), mode="bilinear", align_corners=align).permute(0, 2, 3, 1)
+    top, bottom, down = _neighbors(images, 1, height)
+    left, right, across = _neighbors(images, 2, width)
+    down, across = down[:, None, None], across[:, None]
+    rows = torch.lerp(images[:, top], images[:, bottom], down)
+    return torch.lerp(rows[:, :, left], rows[:, :, right], across)
+
+
+@lowering("ResizeNearestNeighbor", static=(1,))
+def resize_nearest(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
+    """The nearest pixel."""
+    height, width = (int(number) for number in size)
+    align, half = _placement(node)
+    if not align and images.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        mode = "nearest-exact" if half else "nearest"
+        return F.interpolate(images.permute(0, 3, 1, 2), (height, width), mode=mode).permute(0, 2, 3, 1)
+    rows, columns = (
+        _nearest(count, images.shape[axis], align, half, images.device) for axis, count in ((1, height), (2, width))
+    )
+    bits = images.view(torch.int16) if images.dtype == torch.uint16 else images
+    return bits[:, rows[:, None], columns].view(images.dtype)
+
+
+@lowering("ResizeBicubic", static=(1,))
+def resize_bicubic(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
+    """Cubic interpolation over the sixteen nearest pixels (Keys, 1981); the result is float32."""
+    height, width = (int(number) for number in size)
+    images = images.to(torch.float32)
+    down = _cubic_weights(node, images.shape[1], height, images.device)
+    across = _cubic_weights(node, images.shape[2], width, images.device)
+    return torch.einsum("oh,bhwc,pw->bopc", down, images, across)
+
+
+@lowering("CropAndResize", static=(3,))
+def crop_and_resize(node: Node, image: Tensor, boxes: Tensor, box_ind: Tensor, crop_size: np.ndarray) -> Tensor:
+    """Cuts boxes out of images and resizes each to one size; the result is float32."""
+    height, width = (int(number) for number in crop_size)
+    y, inside_y = _crop_places(boxes[:, 0], boxes[:, 2], height, image.shape[1])
+    x, inside_x = _crop_places(boxes[:, 1], boxes[:, 3], width, image.shape[2])
+    batch = box_ind.long()[:, None, None]
+
+    def pixels(rows: Tensor, columns: Tensor) -> Tensor:
+        last_row, last_column = image.shape[1] - 1, image.shape[2] - 1
+        rows, columns = rows.clamp(0, last_row).long(), columns.clamp(0, last_column).long()
+        return image[batch, rows[:, :, None], columns[:, None, :]].to(torch.float32)
+
+    if node.get("method", "bilinear") == "nearest":
+        result = pixels(_round_half_away(y), _round_half_away(x))
+    else:
+        down, across = (y - y.floor())[:, :, None, None], (x - x.floor())[:, None, :, None]
+        upper = torch.lerp(pixels(y.floor(), x.floor()), pixels(y.floor(), x.ceil()), across)
+        lower = torch.lerp(pixels(y.ceil(), x.floor()), pixels(y.ceil(), x.ceil()), across)
+        result = torch.lerp(upper, lower, down)
+    inside = (inside_y[:, :, None] & inside_x[:, None, :])[..., None]
+    return torch.where(inside, result, node.get("extrapolation_value", 0.0))
+
+
+def _placement(node: Node) -> tuple[bool, bool]:
+    """The attributes align_corners and half_pixel_centers."""
+    return bool(node.get("align_corners", False)), bool(node.get("half_pixel_centers", False))
+
+
+def _scale(size: int, count: int, align: bool) -> float:
+    """Distance between output pixels in input pixels, as the float32 that TensorFlow computes."""
+    if align and count > 1:
+        return float(np.float32(size - 1) / np.float32(count - 1))
+    return float(np.float32(size) / np.float32(count))
+
+
+def _places(size: int, count: int, align: bool, half: bool, device: torch.device) -> Tensor:
+    """Where each of `count` output pixels lies on an axis of `size` input pixels: float32 of shape (count,)."""
+    index = torch.arange(count, dtype=torch.float32, device=device)
+    scale = _scale(size, count, align)
+    return (index + 0.5) * scale - 0.5 if half else index * scale
+
+
+def _neighbors(images: Tensor, axis: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of the two pixels around each output pixel, placed the old way, and how far it is from the first."""
+    size = images.shape[axis]
+    place = _places(size, count, False, False, images.device)
+    lower = place.floor()
+    return lower.long().clamp_(max=size - 1), place.ceil().long().clamp_(max=size - 1), place - lower
+
+
+def _nearest(count: int, size: int, align: bool, half: bool, device: torch.device) -> Tensor:
+    index = torch.arange(count, dtype=torch.float32, device=device)
+    place = (index + 0.5 if half else index) * _scale(size, count, align)
+    return (_round_half_away(place) if align else place.floor()).long().clamp_(max=size - 1)
+
+
+def _round_half_away(place: Tensor) -> Tensor:
+    """Rounds a half away from zero, as C does; places here are not negative."""
+    return (place + 0.5).floor()
+
+
+def _cubic_weights(node: Node, size: int, count: int, device: torch.device) -> Tensor:
+    """The weight of every input pixel for every output pixel, of shape (count, size).
+
+    With half_pixel_centers, TensorFlow uses Keys' coefficient -0.5 and leaves pixels outside of the image out of the
+    average; otherwise -0.75, and repeats the pixels at the border.
+    """
+    align, half = _placement(node)
+    a = -0.5 if half else -0.75
+    place = _places(size, count, align, half, device)
+    first = place.floor()
+    step = ((place - first) * _CUBIC_STEPS).round() / _CUBIC_STEPS
+    distance = torch.stack((step + 1, step, 1 - step, 2 - step), -1)
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    weights = torch.where(distance <= 1, near, far)
+    pixels = first.long()[:, None] + torch.arange(-1, 3, device=device)
+    inside = pixels.clamp(0, size - 1)
+    if half:
+        weights = torch.where(pixels == inside, weights, 0.0)
+        total = weights.sum(-1, keepdim=True)
+        weights = torch.where(total.abs() > 1e-7, weights / total, weights)
+    hits = inside[:, :, None] == torch.arange(size, device=device)
+    return (weights[:, :, None] * hits).sum(1)
+
+
+def _crop_places(start: Tensor, end: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Where the pixels of each crop lie along an axis, of shape (boxes, count), and which of them are in the image."""
+    last = size - 1
+    if count > 1:
+        scale = (end - start) * last / (count - 1)
+        index = torch.arange(count, dtype=torch.float32, device=start.device)
+        place = (start * last)[:, None] + index * scale[:, None]
+    else:
+        place = (0.5 * (start + end) * last)[:, None]
+    return place, (place >= 0) & (place <= last)

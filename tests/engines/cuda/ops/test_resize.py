@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .harness import BFLOAT16, check, values
+
+pytestmark = pytest.mark.tf
+
+PLACEMENTS = [{}, {"align_corners": True}, {"half_pixel_centers": True}]
+SIZES = [(1, 1), (2, 3), (5, 7), (10, 14), (8, 3), (13, 20)]
+
+
+def size(*numbers):
+    return np.array(numbers, np.int32)
+
+
+@pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
+@pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("target", SIZES, ids=str)
+def test_resize(op, attrs, target):
+    # Places are float32: where two pixels differ, so does the result, a little.
+    tolerance = {"ResizeBilinear": 1e-5, "ResizeNearestNeighbor": 0, "ResizeBicubic": 1e-4}[op]
+    for shape in ((2, 5, 7, 3), (1, 1, 1, 1), (1, 8, 6, 2)):
+        check(op, [values(shape), size(*target)], attrs, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    op=st.sampled_from(["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"]),
+    source=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    target=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    attrs=st.sampled_from(PLACEMENTS),
+)
+def test_resize_between_any_sizes(op, source, target, attrs):
+    tolerance = {"ResizeBilinear": 1e-4, "ResizeNearestNeighbor": 0, "ResizeBicubic": 1e-2}[op]
+    check(op, [values((1, *source, 1)), size(*target)], attrs, atol=tolerance)
+
+
+@pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64", "float16", BFLOAT16, "float64"], ids=str
+)
+@pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
+def test_resize_dtypes(op, dtype, attrs):
+    check(op, [values((2, 5, 7, 3), dtype, low=-99, high=99), size(8, 4)], attrs, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "nearest"])
+@pytest.mark.parametrize("target", [(1, 1), (3, 5), (8, 1)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "float16"])
+def test_crop_and_resize(method, target, dtype):
+    boxes = np.array(
+        [[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.6], [0.9, 0.8, 0.1, 0.3], [-0.4, 0.2, 1.3, 2], [0.5, 0.5, 0.5, 0.5]],
+        np.float32,
+    )
+    images = values((3, 6, 7, 2), dtype, high=99)
+    inputs = [images, boxes, np.array([0, 1, 2, 1, 0], np.int32), size(*target)]
+    check("CropAndResize", inputs, {"method": method, "extrapolation_value": 7.5}, atol=1e-4)
+
+
+def test_crop_and_resize_of_no_boxes():
+    inputs = [values((2, 6, 7, 3)), np.zeros((0, 4), np.float32), np.zeros(0, np.int32), size(2, 2)]
+    check("CropAndResize", inputs)
