@@ -22,14 +22,15 @@ def reduce_sum(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
 
 @lowering("Mean", static=(1,))
 def reduce_mean(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Mean. Of integers: their sum, wrapping around, divided towards zero; 0 of none, where floats give NaN."""
+    """Mean. Of integers: rounded towards zero, and 0 of none; floats give NaN of none."""
     axes = reduced_axes(node, axis, x.dim())
     if not axes:
         return x
     if x.is_floating_point() or x.is_complex():
         return x.mean(axes, _keep(node))
     count = math.prod(x.shape[dim] for dim in axes)
-    return torch.div(x.sum(axes, _keep(node), dtype=x.dtype), max(count, 1), rounding_mode="trunc")
+    total = x.sum(axes, _keep(node), dtype=torch.int64)
+    return torch.div(total, max(count, 1), rounding_mode="trunc").to(x.dtype)
 
 
 @lowering("Max", static=(1,))

@@ -33,9 +33,6 @@ def cumulative_logsumexp(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
 
 def _scan(node: Node, x: Tensor, axis: np.ndarray, scan: Callable[[Tensor, int], Tensor], neutral: float) -> Tensor:
     """The running result, with the neutral element put before the first one if it is exclusive."""
-    if x.dim() == 0:
-        axis_within(node, integer(axis), 1)
-        return torch.full_like(x, neutral) if node.get("exclusive", False) else x
     dim = axis_within(node, integer(axis), x.dim())
     size = x.shape[dim]
     if x.numel() == 0:

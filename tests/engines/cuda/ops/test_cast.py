@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.registry import Unsupported
+
+from .harness import BFLOAT16, check, run_lowering, values
+
+pytestmark = pytest.mark.tf
+
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
+DTYPES += ["bfloat16", "complex64", "complex128"]
+
+
+def _array(name, array):
+    return np.asarray(array).astype(BFLOAT16 if name == "bfloat16" else name)
+
+
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("target", DTYPES)
+def test_every_pair(source, target):
+    # Whole numbers and fractions that every target can hold.
+    low = 0 if "uint" in source + target else -90
+    array = _array(source, np.linspace(low, 100, 37))
+    check("Cast", [array], {"SrcT": source, "DstT": target}, exact=True)
+
+
+@pytest.mark.parametrize("source", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("target", ["int8", "int16", "int32", "uint8"])
+def test_integers_lose_their_high_bits(source, target):
+    array = np.array([0, 1, 127, 128, 255, 256, 70000, -1, -129, 2**31 - 1], np.int64).astype(source)
+    check("Cast", [array], {"DstT": target})
+
+
+def test_floats_to_narrower_floats_round_to_even_and_overflow():
+    array = np.array([1 + 2**-9, 1 + 3 * 2**-9, 65519, 65520, 1e-8, 1e39, np.inf, -np.inf, np.nan], np.float64)
+    for target in ("float16", "bfloat16", "float32"):
+        check("Cast", [array], {"DstT": target}, exact=True)
+
+
+def test_anything_but_zero_is_true():
+    check("Cast", [np.array([0.0, -0.0, 0.5, np.nan, np.inf], np.float32)], {"DstT": "bool"})
+
+
+@pytest.mark.parametrize("source", ["float32", "float64"])
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float32"])
+def test_truncation_instead_of_rounding(source, target):
+    array = np.concatenate([values((200,), source, low=-9, high=9), [1 + 3 * 2**-9, -1.999, 65519, np.inf, np.nan, 0]])
+    array = array.astype(source)
+    (cut,) = check("Cast", [array], {"DstT": target, "Truncate": True}, exact=True)
+    if source != target and (source, target) != ("float64", "bfloat16"):
+        (rounded,) = run_lowering("Cast", [array], {"DstT": target})
+        assert (cut != rounded)[:200].any()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape"),
+    [("float32", "int32", (3, 4)), ("float32", "uint8", (3, 4)), ("uint8", "float32", (3, 4)), ("int64", "int32", ())]
+    + [
+        ("int32", "int64", (5, 2)),
+        ("uint8", "int64", (8,)),
+        ("float16", "bfloat16", (0,)),
+        ("float64", "complex64", (2,)),
+    ],
+)
+def test_bitcast(source, target, shape):
+    check("Bitcast", [values(shape, source, low=-100, high=100)], {"type": target})
+
+
+def test_bitcast_to_a_wider_type_needs_a_last_axis_that_fits():
+    with pytest.raises(Unsupported, match="last axis of size 2"):
+        run_lowering("Bitcast", [values((4, 3), "int32")], {"type": "int64"})
+
+
+@pytest.mark.parametrize("op", ["Real", "Imag", "Angle", "Conj", "ComplexAbs"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_parts_of_complex_numbers(op, dtype):
+    real = {"Tout": "float32" if dtype == "complex64" else "float64"} if op != "Conj" else {}
+    for shape in [(), (0,), (3, 4)]:
+        check(op, [values(shape, dtype)], real)
+
+
+def test_complex_numbers_from_their_parts():
+    check("Complex", [values((3, 1), seed=1), values((4,), seed=2)])
+    check("Complex", [values((), "float64"), values((), "float64", seed=1)], {"Tout": "complex128"})
