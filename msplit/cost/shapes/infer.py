@@ -1,0 +1,118 @@
+"""Shape inference over a flat graph: one pass in topological order, functional loops and branches included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.cost.shapes.dtypes import output_dtypes
+from msplit.cost.shapes.inputs import input_shapes
+from msplit.cost.shapes.registry import Outputs, Shape, join, known
+from msplit.cost.shapes.walk import Result, State, run
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Graph
+
+MAX_PASSES = 3
+"""Passes over a graph whose loops change the shapes of what they carry; afterwards those shapes count as unknown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Shapes of all tensors of a graph.
+
+    Attributes:
+        graph: The graph.
+        outputs: Per node one shape per output. A shape is a tuple of sizes, None for an unknown size; None alone is an unknown rank.
+        folded: Per node, whether its value is known before anything runs: shape arithmetic.
+        assumed: What was taken for granted, one sentence each, such as an unknown batch size.
+        bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
+    """
+
+    graph: Graph
+    outputs: Sequence[Outputs]
+    folded: NDArray[np.bool_]
+    assumed: tuple[str, ...] = ()
+    bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
+
+    def shape(self, node: int, port: int = 0) -> Shape:
+        """Shape of a tensor; None where even its rank is unknown."""
+        outputs = self.outputs[node]
+        return outputs[port] if 0 <= port < len(outputs) else None
+
+    def dtype(self, node: int, port: int = 0) -> str:
+        """Type of a tensor as in ``"float32"``, "" where the graph does not say."""
+        dtypes = output_dtypes(self.graph.ops[node], self.graph.attrs[node])
+        return dtypes[port] if 0 <= port < len(dtypes) else ""
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """Per node, whether the shapes of all its outputs are known in full."""
+        verdicts: dict[int, bool] = {}
+        result = np.empty(len(self.outputs), dtype=np.bool_)
+        for node, outputs in enumerate(self.outputs):
+            # Outputs are shared between nodes: one verdict per object spares most of the work.
+            key = id(outputs)
+            verdict = verdicts.get(key)
+            if verdict is None:
+                verdict = verdicts[key] = all(known(shape) for shape in outputs)
+            result[node] = verdict
+        return result
+
+    @cached_property
+    def unknown_ops(self) -> Counter[str]:
+        """How many nodes of each op have an output of unknown shape."""
+        ops = self.graph.ops
+        return Counter(ops[node] for node in np.flatnonzero(~self.known).tolist())
+
+
+def infer(
+    flat: FlatGraph, *, batch: int | None = None, shapes: Mapping[str, tuple[int | None, ...]] | None = None
+) -> Shapes:
+    """Infers the shapes of all tensors without running anything.
+
+    Args:
+        flat: The graph.
+        batch: Size of the first unknown dimension of every input; 1 where it is not given, and `Shapes.assumed` says so.
+        shapes: Whole shapes of inputs, by name (with or without the ``:0`` of a tensor's name).
+
+    Returns:
+        Shapes; what can not be known is None, never a guess.
+
+    Raises:
+        MsplitError: An input that does not exist, or a shape that contradicts the graph's.
+    """
+    fed, assumed = input_shapes(flat, batch, shapes or {})
+    graph = flat.graph
+    back = flat.back_edges
+    overrides: dict[tuple[int, int], Shape] = dict(fed)
+    result = run(graph, State(graph.functions), overrides)
+    for attempt in range(MAX_PASSES):
+        changed = False
+        for src, port, dst in zip(back.src.tolist(), back.port.tolist(), back.dst.tolist(), strict=True):
+            before, carried = result.shape(dst, 0), result.shape(src, port)
+            joined = join(before, carried)
+            if joined != before:
+                overrides[dst, 0] = None if attempt == MAX_PASSES - 1 else joined
+                changed = True
+        if not changed:
+            break
+        result = run(graph, State(graph.functions), overrides)
+    return _finish(graph, result, tuple(assumed))
+
+
+def _finish(graph: Graph, result: Result, assumed: tuple[str, ...] = ()) -> Shapes:
+    folded = np.zeros(len(graph), dtype=np.bool_)
+    ops = graph.ops
+    for node in result.values:
+        if isinstance(node, int) and ops[node] != "Const":
+            folded[node] = True
+    bodies = {
+        node: {name: _finish(body_graph, body) for name, (body_graph, body) in inner.items()}
+        for node, inner in result.bodies.items()
+    }
+    return Shapes(graph, result.outputs, folded, assumed, bodies)
