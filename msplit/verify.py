@@ -241,7 +241,7 @@ def _knots(successors: list[list[int]]) -> list[list[int]]:
                     low[node] = min(low[node], found_at[target])
             else:
                 if low[node] == found_at[node]:
-                    component = []
+                    component: list[int] = []
                     while not component or component[-1] != node:
                         component.append(stack.pop())
                         on_stack[component[-1]] = 0

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from msplit.formats.atomic import write_bytes_atomic
+from msplit.formats.digest import graph_hash
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.read import read
 from msplit.formats.sniff import sniff
+from msplit.formats.write import STREAM_ID, WriteReport, write
 
-__all__ = ["Endpoint", "Format", "Model", "read", "sniff"]
+__all__ = [
+    "STREAM_ID",
+    "Endpoint",
+    "Format",
+    "Model",
+    "WriteReport",
+    "graph_hash",
+    "read",
+    "sniff",
+    "write",
+    "write_bytes_atomic",
+]

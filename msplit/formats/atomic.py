@@ -1,0 +1,240 @@
+"""Puts files and folders in place all at once: whoever looks sees the old one or the new one, never a part.
+
+What is new is written beside its place under a temporary name (a dot, the name, and a random part), forced to disk, and renamed.
+Killed at any moment, the process may leave that temporary file behind, and nothing else.
+
+A folder can be renamed over another only with Linux's `renameat2(RENAME_EXCHANGE)`. Where the system or the file system does not have
+it, the old folder is renamed away just before the new one is renamed into place: killed between these two calls, the process
+leaves the old folder as ``.NAME.RANDOM.old`` beside the free place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msplit.errors import WriteError
+
+_AT_FDCWD = -100
+_NOREPLACE = 1
+_EXCHANGE = 2
+
+_FULL = {
+    errno.ENOSPC: ("the disk is full", "free some space; what was there before is unharmed"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space; what was there before is unharmed"),
+    errno.EFBIG: ("the file is larger than the system allows", "raise the limit (ulimit -f) or write elsewhere"),
+    errno.EROFS: ("the file system is read-only", "write elsewhere"),
+    errno.EACCES: ("no permission to write there", "check the permissions of the folder, or write elsewhere"),
+    errno.EPERM: ("no permission to write there", "check the permissions of the folder, or write elsewhere"),
+    errno.ENOENT: ("the folder it goes into does not exist", "make the folder first"),
+    errno.ENOTDIR: ("the path goes through something that is not a folder", "check the path"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
+}
+
+
+@contextmanager
+def reported(where: Path) -> Iterator[None]:
+    """Turns an OSError into a WriteError that says what happened and how to mend it."""
+    try:
+        yield
+    except shutil.Error as error:
+        # copytree collects errors as (source, target, text).
+        first = error.args[0][0]
+        raise WriteError(f"{first[0]} can not be copied: {first[2]}", where=str(where)) from None
+    except (OSError, ValueError) as error:
+        code = getattr(error, "errno", None)
+        what, fix = _FULL.get(code or 0, (f"can not be written: {getattr(error, 'strerror', None) or error}", None))
+        raise WriteError(what, where=str(where), fix=fix) from None
+
+
+def write_bytes_atomic(path: str | Path, data: bytes, *, force: bool = False) -> Path:
+    """Writes a file all at once.
+
+    Args:
+        path: Where to. A symbolic link is followed: what it points to is replaced and the link stays.
+        data: What to write.
+        force: Whether a file that is there may be replaced; its permissions are kept.
+
+    Returns:
+        The path.
+
+    Raises:
+        WriteError: The file is there already, or can not be written. What was there before is unharmed.
+    """
+    path = Path(path)
+    with reported(path):
+        target = Path(os.path.realpath(path))
+        refuse_existing(path, target, force=force)
+        if target.is_dir():
+            raise WriteError("is a folder", where=str(path), fix="give the name of a file")
+        temporary = _temporary(target)
+        try:
+            _write_file(temporary, data, _mode_of(target))
+            _put(temporary, target, force=force)
+        except FileExistsError:
+            refuse_existing(path, target, force=force)
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+        _sync_folder(target.parent)
+    return path
+
+
+def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> Path:
+    """Makes a folder all at once.
+
+    Args:
+        path: Where to. A symbolic link is followed.
+        fill: Fills a new, empty folder.
+        force: Whether a folder that is there may be replaced.
+
+    Returns:
+        The path.
+
+    Raises:
+        WriteError: Something is there already, or the folder can not be written. What was there before is unharmed.
+    """
+    path = Path(path)
+    with reported(path):
+        target = Path(os.path.realpath(path))
+        refuse_existing(path, target, force=force)
+        temporary = _temporary(target)
+        try:
+            temporary.mkdir()
+            fill(temporary)
+            _sync_tree(temporary)
+            if target.is_dir():
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+            _put(temporary, target, force=force)
+        except FileExistsError:
+            refuse_existing(path, target, force=force)
+            raise
+        finally:
+            # After an exchange the old folder stands here.
+            shutil.rmtree(temporary, ignore_errors=True)
+        _sync_folder(target.parent)
+    return path
+
+
+def refuse_existing(path: Path, target: Path, *, force: bool) -> None:
+    """Raises a WriteError where something is at the place already and must not be replaced."""
+    if target.exists() and not force:
+        raise WriteError("is there already", where=str(path), fix="choose another name, or replace it with --force")
+
+
+def _temporary(target: Path, ending: str = "tmp") -> Path:
+    # Long names leave no room for the additions.
+    return target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.{ending}")
+
+
+def _mode_of(target: Path) -> int | None:
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _write_file(path: Path, data: bytes, mode: int | None) -> None:
+    # The process's umask applies, as for any new file.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with memoryview(data) as view:
+            written = 0
+            while written < len(view):
+                written += os.write(descriptor, view[written : written + (1 << 30)])
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_in_new_folder(path: Path, data: bytes) -> None:
+    """Writes a file into a folder that nobody else sees yet."""
+    _write_file(path, data, None)
+
+
+def _put(temporary: Path, target: Path, *, force: bool) -> None:
+    """Renames into place; raises FileExistsError where something is there and must stay."""
+    if not force:
+        if not _renameat2(temporary, target, _NOREPLACE):
+            _rename_to_free_place(temporary, target)
+    elif target.is_dir():
+        if not _renameat2(temporary, target, _EXCHANGE):
+            _rename_over_folder(temporary, target)
+    else:
+        os.replace(temporary, target)
+
+
+def _rename_to_free_place(temporary: Path, target: Path) -> None:
+    """For systems without renameat2: a link never replaces; a folder is checked for just before."""
+    if temporary.is_dir():
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(temporary, target)
+        return
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links.
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        os.replace(temporary, target)
+
+
+def _rename_over_folder(temporary: Path, target: Path) -> None:
+    """For systems without renameat2: between the two renames nothing stands at the place."""
+    old = _temporary(target, "old")
+    os.rename(target, old)
+    try:
+        os.rename(temporary, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _renameat2(source: Path, target: Path, flag: int) -> bool:
+    """Linux's renameat2. False where the system or the file system does not have it; OSError on any other failure."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    if function(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flag)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(target))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Some file systems can not sync a folder; the rename itself is done.
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in sorted(files):
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _sync_folder(Path(folder))
