@@ -115,7 +115,8 @@ def lookup(op: str) -> OpInfo | None:
     if row is None:
         return None
     empty: tuple[Any, ...] = ((), (), 0, {}, ())
-    inputs, outputs, stateful, defaults, kernels = [*row, *empty[len(row) :]]
+    entries: list[Any] = row
+    inputs, outputs, stateful, defaults, kernels = [*entries, *empty[len(entries) :]]
     return OpInfo(
         name=op,
         inputs=tuple(map(_argument, inputs)),

@@ -1,1 +1,11 @@
-"""flatten"""
+"""The flat view of a model: functions inlined, loops cut, regions and sides known.
+
+flat = flatten(model)
+ids, conflicts = to_ids(flat, streams)
+"""
+
+from msplit.flatten.build import body, flatten
+from msplit.flatten.flat import FlatGraph, Region, Tensor
+from msplit.flatten.origin import Conflict, OriginalNode, to_ids
+
+__all__ = ["Conflict", "FlatGraph", "OriginalNode", "Region", "Tensor", "body", "flatten", "to_ids"]

@@ -1,0 +1,222 @@
+"""Builds the flat view of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from msplit.errors import GraphError, LoadError
+from msplit.flatten.attrs import PickedAttrs
+from msplit.flatten.calls import Body, bodies, body_of, check_arity, find_calls, split
+from msplit.flatten.control_flow import check_acyclic, cut_back_edges
+from msplit.flatten.flat import FlatGraph, Tensor
+from msplit.flatten.inline import Inlined, inline
+from msplit.flatten.needed import ancestors, fed_entirely, has_effect, restricted, without_inputs
+from msplit.flatten.regions import find_regions
+from msplit.flatten.sides import host_nodes, stateful_nodes
+from msplit.formats.model import Model
+from msplit.graph import Graph, Ints
+
+
+def flatten(model: Model) -> FlatGraph:
+    """The flat view of a model: what its outputs and targets need, calls inlined, back edges of v1 loops cut.
+
+    What is fed stays, needed or not, and nothing in front of a fed tensor is needed for it. A model without outputs and targets
+    keeps all its nodes.
+
+    Raises:
+        LoadError: Functions call themselves, are nested too deep, or inlining would make too many nodes.
+        GraphError: There is a cycle that is no while loop, or a call does not fit the function it calls.
+    """
+    graph = model.graph
+    index = graph.index
+    outputs = [(index[output.node], output.port) for output in model.outputs]
+    inputs = [(index[fed.node], fed.port) for fed in model.inputs]
+    targets = [index[target] for target in model.targets]
+    edges = without_inputs(graph.edges, fed_entirely(graph, inputs), len(graph))
+    if edges is not graph.edges:
+        graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, edges, graph.functions)
+    if outputs or targets:
+        keep = ancestors(graph, [*(node for node, _ in outputs), *targets, *(node for node, _ in inputs)])
+    else:
+        keep = np.ones(len(graph), np.bool_)
+    calls = {node: called for node, called in find_calls(graph, graph.functions).items() if keep[node]}
+    named_in = [(fed.name, *at) for fed, at in zip(model.inputs, inputs, strict=True)]
+    named_out = [output.name for output in model.outputs]
+    if calls:
+        fed_calls = [graph.names[node] for node, _ in inputs if node in calls]
+        if fed_calls:
+            raise LoadError(
+                f"{fed_calls[0]} is a function call and can not be fed",
+                where=str(model.path),
+                fix="feed a placeholder instead",
+            )
+        missing = [
+            f"the output {graph.names[node]}:{port} does not exist: {calls[node].name} has fewer results"
+            for node, port in outputs
+            if node in calls and port >= len(graph.functions[calls[node].name].results)
+        ]
+        if missing:
+            raise GraphError(missing, where=str(model.path))
+        no_parameters = np.full(len(graph), -1, np.int32)
+        root = split(graph, keep, no_parameters, calls, outputs, targets, ())
+        return _from_inlined(model, root, named_in, named_out, None)
+    tensors_in = tuple(Tensor(*fed) for fed in named_in)
+    tensors_out = tuple(Tensor(name, *at) for name, at in zip(named_out, outputs, strict=True))
+    if keep.all():
+        nodes = np.arange(len(graph), dtype=np.int32)
+        return _finish(
+            model, graph, np.full(len(graph), -1, np.int32), nodes, (), tensors_in, tensors_out, tuple(targets)
+        )
+    nodes = np.flatnonzero(keep).astype(np.int32)
+    edges, number = restricted(graph.edges, keep)
+    picked = nodes.tolist()
+    cut = Graph(
+        [graph.names[n] for n in picked],
+        [graph.ops[n] for n in picked],
+        [graph.devices[n] for n in picked],
+        PickedAttrs([graph.attrs], np.zeros(len(nodes), np.int32), nodes),
+        edges,
+        graph.functions,
+    )
+    return _finish(
+        model,
+        cut,
+        np.full(len(nodes), -1, np.int32),
+        nodes,
+        (),
+        _renumbered(tensors_in, number),
+        _renumbered(tensors_out, number),
+        tuple(int(number[target]) for target in targets),
+    )
+
+
+def body(model: Model, function_name: str) -> FlatGraph:
+    """The flat view of one function of a model's library, for a look into the body of a `While` or an `If`.
+
+    Its parameters are nodes of op ``_Arg`` and its inputs; they come from no node of the file (their `origin_node` is -1).
+
+    Raises:
+        LoadError: There is no such function, or as `flatten`.
+        GraphError: As `flatten`.
+    """
+    functions = model.graph.functions
+    if function_name not in functions:
+        raise LoadError(
+            f"there is no function {function_name}",
+            where=str(model.path),
+            fix=f"name one of the {len(functions)} functions of the model",
+        )
+    function = functions[function_name]
+    own = body_of(function, functions)
+    graph = function.body
+    keep = own.place >= 0
+    keep[list(own.calls)] = True
+    keep[[parameter.node for parameter in function.parameters]] = True
+    effects = [int(own.ordinary[place]) for place in own.effects]
+    effects += [node for node in own.calls if has_effect(graph.ops[node]) or graph.ops[node] in functions]
+    targets = sorted({*effects, *(node for node in function.control_results)})
+    no_parameters = np.full(len(graph), -1, np.int32)
+    root = split(graph, keep, no_parameters, own.calls, own.results, targets, ())
+    named_in = [(parameter.name, parameter.node, parameter.port) for parameter in function.parameters]
+    return _from_inlined(model, root, named_in, [result.name for result in function.results], function_name)
+
+
+def _from_inlined(
+    model: Model, root: Body, inputs: Sequence[tuple[str, int, int]], outputs: Sequence[str], inside: str | None
+) -> FlatGraph:
+    """Inlines the calls of a body and keeps what is needed of the result.
+
+    Args:
+        model: Where it comes from.
+        root: The body; its results are the outputs, its finals the targets.
+        inputs: (name, node, port) of what is fed.
+        outputs: Names of the results.
+        inside: The function whose body it is, None for the top-level graph.
+    """
+    functions = model.graph.functions
+    where = str(model.path)
+    found = bodies(root, functions, where)
+    for called in (root, *found.values()):
+        check_arity(called, functions, where)
+    flat = inline(root, found, functions)
+    graph = Graph(flat.names, flat.ops, flat.devices, flat.attrs, flat.edges, functions)
+    place_in = [(name, int(root.place[node]), port) for name, node, port in inputs]
+    wanted = [*(node for node, _ in flat.results), *flat.finals, *(node for _, node, _ in place_in), *flat.effects]
+    keep = ancestors(graph, wanted) if flat.results or flat.finals else np.ones(len(graph), np.bool_)
+    edges, number = restricted(graph.edges, keep)
+    nodes = np.flatnonzero(keep).astype(np.int32)
+    picked = nodes.tolist()
+    cut = Graph(
+        [flat.names[n] for n in picked],
+        [flat.ops[n] for n in picked],
+        [flat.devices[n] for n in picked],
+        flat.attrs.picked(nodes),
+        edges,
+        functions,
+    )
+    names, owner, origin = _origins(model, flat, nodes, inside)
+    # What has to run but leads to nothing that is fetched is a target of its own.
+    reached = ancestors(graph, [*(node for node, _ in flat.results), *flat.finals])
+    targets = [*flat.finals, *(effect for effect in flat.effects if not reached[effect])]
+    return _finish(
+        model,
+        cut,
+        owner,
+        origin,
+        names,
+        tuple(Tensor(name, int(number[node]), port) for name, node, port in place_in),
+        tuple(Tensor(name, int(number[node]), port) for name, (node, port) in zip(outputs, flat.results, strict=True)),
+        tuple(dict.fromkeys(int(number[target]) for target in targets)),
+    )
+
+
+def _origins(model: Model, flat: Inlined, nodes: Ints, inside: str | None) -> tuple[tuple[str, ...], Ints, Ints]:
+    """Names of functions, and per kept node the index of its function in them and its NodeDef there."""
+    names = list(flat.functions)
+    owner = flat.function[nodes]
+    if inside is not None:
+        if inside not in names:
+            names.append(inside)
+        owner = np.where(owner < 0, names.index(inside), owner).astype(np.int32)
+    parameters = np.array([len(model.graph.functions[name].parameters) for name in names] + [0], np.int32)
+    origin = np.maximum(flat.node[nodes] - parameters[owner], -1).astype(np.int32)
+    return tuple(names), owner, origin
+
+
+def _renumbered(tensors: tuple[Tensor, ...], number: Ints) -> tuple[Tensor, ...]:
+    return tuple(Tensor(tensor.name, int(number[tensor.node]), tensor.port) for tensor in tensors)
+
+
+def _finish(
+    model: Model,
+    graph: Graph,
+    origin_function: Ints,
+    origin_node: Ints,
+    function_names: tuple[str, ...],
+    inputs: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+    targets: tuple[int, ...],
+) -> FlatGraph:
+    """Cuts back edges, and finds regions and sides."""
+    forward, back = cut_back_edges(graph.edges, graph.ops)
+    if len(back):
+        graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, forward, graph.functions)
+    check_acyclic(graph, str(model.path))
+    region, regions = find_regions(graph)
+    return FlatGraph(
+        model=model,
+        graph=graph,
+        back_edges=back,
+        origin_function=origin_function,
+        origin_node=origin_node,
+        function_names=function_names,
+        region=region,
+        regions=regions,
+        host=host_nodes(graph),
+        stateful=stateful_nodes(graph),
+        inputs=inputs,
+        outputs=outputs,
+        targets=targets,
+    )

@@ -1,0 +1,218 @@
+"""Which nodes are calls that the flat view looks into, and what each function's body asks of the place it is called from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import optable
+from msplit.errors import GraphError, LoadError
+from msplit.flatten.needed import ancestors, has_effect
+from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
+
+MAX_NODES = 20_000_000
+"""Most nodes that a flat graph may have. Functions that call each other twice over grow exponentially."""
+
+MAX_DEPTH = 1_000
+"""Most calls inside each other: a flat name holds the names of all of them."""
+
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_COMPILED = "_XlaMustCompile"
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The nodes of a graph that are needed, split into those that stay nodes and calls that are looked into.
+
+    Attributes:
+        graph: The graph.
+        ordinary: Nodes that stay nodes, ascending.
+        place: Per node its place in `ordinary`, -1 for the others.
+        parameter: Per node the parameter it stands for, -1 for the others.
+        calls: Calls that are looked into, with what they call, ascending.
+        edges: Edges between ordinary nodes, by place.
+        foreign: Edges into ordinary nodes from parameters and calls: src is a node of `graph`, dst a place.
+        first: Places of nodes that wait for nothing inside the body.
+        results: (node, port) of each result.
+        finals: Nodes after which the whole body has run as far as others can see: results, control results, stateful nodes.
+        effects: Places of nodes that have to run even where nobody uses what they give.
+    """
+
+    graph: Graph
+    ordinary: Ints
+    place: Ints
+    parameter: Ints
+    calls: Mapping[int, FunctionRef]
+    edges: Edges
+    foreign: Edges
+    first: Sequence[int]
+    results: Sequence[tuple[int, int]]
+    finals: Sequence[int]
+    effects: Sequence[int]
+
+
+def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, FunctionRef]:
+    """Nodes that call a function of the library and are looked into.
+
+    `PartitionedCall`, `StatefulPartitionedCall` and nodes whose op is the function's name. Calls that XLA compiles as a whole stay
+    nodes, as do calls of functions that are not there.
+    """
+    ops = set(graph.ops)
+    direct = {op for op in ops if op in functions}
+    wanted = direct | (ops & _CALLS)
+    found: dict[int, FunctionRef] = {}
+    if not wanted:
+        return found
+    for node, op in enumerate(graph.ops):
+        if op not in wanted:
+            continue
+        attrs = graph.attrs[node]
+        called = FunctionRef(op, attrs) if op in direct else attrs.get("f")
+        if isinstance(called, FunctionRef) and called.name in functions and attrs.get(_COMPILED) is not True:
+            found[node] = called
+    return found
+
+
+def body_of(function: Function, functions: Mapping[str, Function]) -> Body:
+    """The body of a function as it is inlined: what neither results nor effects need is left out."""
+    graph = function.body
+    calls = find_calls(graph, functions)
+    results = [(result.node, result.port) for result in function.results]
+    effects = [node for node, op in enumerate(graph.ops) if has_effect(op) or op in functions]
+    effects += [node for node in function.control_results if optable.lookup(graph.ops[node]) is None]
+    effects = sorted(set(effects))
+    keep = ancestors(graph, [*(node for node, _ in results), *function.control_results, *effects])
+    parameter = np.full(len(graph), -1, dtype=np.int32)
+    for number, argument in enumerate(function.parameters):
+        parameter[argument.node] = number
+    stateful = [node for node, op in enumerate(graph.ops) if keep[node] and _stateful(op)]
+    finals = [*(node for node, _ in results), *function.control_results, *stateful]
+    return split(graph, keep, parameter, calls, results, list(dict.fromkeys(finals)), effects)
+
+
+def split(
+    graph: Graph,
+    keep: NDArray[np.bool_],
+    parameter: Ints,
+    calls: Mapping[int, FunctionRef],
+    results: Sequence[tuple[int, int]],
+    finals: Sequence[int],
+    effects: Sequence[int],
+) -> Body:
+    """Splits the kept nodes of a graph into a `Body`."""
+    is_call = np.zeros(len(graph), dtype=np.bool_)
+    is_call[list(calls)] = True
+    ordinary = np.flatnonzero(keep & ~is_call & (parameter < 0)).astype(np.int32)
+    place = np.full(len(graph), -1, dtype=np.int32)
+    place[ordinary] = np.arange(len(ordinary))
+    edges = graph.edges
+    into = place[edges.dst] >= 0
+    inside = into & (place[edges.src] >= 0)
+    outside = into & ~inside
+    waits_inside = np.zeros(len(graph), dtype=np.bool_)
+    waits_inside[edges.dst[into & (parameter[edges.src] < 0)]] = True
+    return Body(
+        graph=graph,
+        ordinary=ordinary,
+        place=place,
+        parameter=parameter,
+        calls={node: called for node, called in calls.items() if keep[node]},
+        edges=Edges(place[edges.src[inside]], edges.port[inside], place[edges.dst[inside]], edges.slot[inside]),
+        foreign=Edges(edges.src[outside], edges.port[outside], place[edges.dst[outside]], edges.slot[outside]),
+        first=np.flatnonzero(~waits_inside[ordinary]).tolist(),
+        results=results,
+        finals=finals,
+        effects=[int(place[node]) for node in effects if place[node] >= 0],
+    )
+
+
+def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[str, Body]:
+    """The body of every function that is reached by calls, after a check that they can be inlined at all.
+
+    Raises:
+        LoadError: A function calls itself, directly or through others; calls are nested deeper than `MAX_DEPTH`; or inlining would
+            make more than `MAX_NODES` nodes.
+    """
+    found: dict[str, Body] = {}
+    sizes: dict[str, int] = {}
+    depths: dict[str, int] = {}
+    chain: list[str] = []
+    on_chain: set[str] = set()
+    # Depth first without recursion: (function or None for the root, what it still has to call).
+    stack: list[tuple[str | None, Body, list[str]]] = [(None, root, _callees(root))]
+    while stack:
+        name, body, pending = stack[-1]
+        if pending:
+            callee = pending.pop()
+            if callee in on_chain:
+                loop = [*chain[chain.index(callee) :], callee]
+                raise LoadError(
+                    f"the function {callee} calls itself: {' -> '.join(loop)}",
+                    where=where,
+                    fix="TensorFlow can not run such functions either; export the model with a while loop instead",
+                )
+            if callee not in found:
+                found[callee] = body_of(functions[callee], functions)
+                chain.append(callee)
+                on_chain.add(callee)
+                stack.append((callee, found[callee], _callees(found[callee])))
+            continue
+        stack.pop()
+        # A call may add an input join, an output join and an identity per result.
+        size = len(body.ordinary) + sum(
+            2 + len(found[called.name].results) + sizes[called.name] for called in body.calls.values()
+        )
+        if size > MAX_NODES:
+            raise LoadError(
+                f"inlining {'the functions' if name is None else 'the function ' + name} makes {size:,} nodes; msplit takes {MAX_NODES:,}",
+                where=where,
+                fix="functions that call each other many times over grow with every level: export the model with fewer levels",
+            )
+        depth = max((depths[called.name] + 1 for called in body.calls.values()), default=0)
+        if depth > MAX_DEPTH:
+            raise LoadError(
+                f"functions are called {depth:,} deep; msplit takes {MAX_DEPTH:,}",
+                where=where,
+                fix="export the model with fewer functions inside each other",
+            )
+        if name is not None:
+            sizes[name] = size
+            depths[name] = depth
+            chain.pop()
+            on_chain.remove(name)
+    return found
+
+
+def check_arity(body: Body, functions: Mapping[str, Function], where: str) -> None:
+    """Checks that calls give what functions take, and that results which are asked for exist.
+
+    Raises:
+        GraphError: Names every call that does not.
+    """
+    defects = []
+    edges = body.graph.edges
+    for node, called in body.calls.items():
+        function = functions[called.name]
+        name = body.graph.names[node]
+        slots = edges.slot[body.graph.in_start[node] : body.graph.in_start[node + 1]]
+        given = int((slots != CONTROL).sum())
+        if given != len(function.parameters):
+            defects.append(f"{name} gives {given} arguments to {called.name}, which takes {len(function.parameters)}")
+        highest = max(edges.port[body.graph.out_edges(node)], default=CONTROL)
+        if highest >= len(function.results):
+            defects.append(f"{name}:{highest} is used, but {called.name} has {len(function.results)} results")
+    if defects:
+        raise GraphError(defects, where=where)
+
+
+def _callees(body: Body) -> list[str]:
+    """Functions that a body calls, once each, the first called last."""
+    return list(dict.fromkeys(called.name for called in body.calls.values()))[::-1]
+
+
+def _stateful(op: str) -> bool:
+    info = optable.lookup(op)
+    return info is not None and info.stateful

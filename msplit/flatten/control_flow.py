@@ -1,0 +1,209 @@
+"""TensorFlow 1 control flow: back edges, the frames of while loops, and what runs under a Switch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import GraphError
+from msplit.graph import CONTROL, Edges, Graph, Ints
+
+_NEXT = frozenset({"NextIteration", "RefNextIteration"})
+_MERGE = frozenset({"Merge", "RefMerge", "_XlaMerge"})
+_ENTER = frozenset({"Enter", "RefEnter"})
+_EXIT = frozenset({"Exit", "RefExit"})
+_SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+
+
+@dataclass(frozen=True, eq=False)
+class Nested:
+    """Nodes inside loops or conds.
+
+    Attributes:
+        outermost: Per node the index in `names` of the outermost one it is in, -1 where it is in none.
+        names: Frame names, or names of the predicates.
+    """
+
+    outermost: Ints
+    names: Sequence[str]
+
+
+def with_op(graph: Graph, ops: frozenset[str]) -> NDArray[np.bool_]:
+    """Which nodes have one of some ops."""
+    return np.fromiter((op in ops for op in graph.ops), np.bool_, len(graph))
+
+
+def cut_back_edges(edges: Edges, ops: Sequence[str]) -> tuple[Edges, Edges]:
+    """Splits edges into those of a graph without loops and the back edges of while loops (NextIteration -> Merge)."""
+    none = Edges(*(np.empty(0, np.int32) for _ in range(4)))
+    if not any(op in _NEXT for op in ops):
+        return edges, none
+    leaves = np.fromiter((op in _NEXT for op in ops), np.bool_, len(ops))
+    enters = np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))
+    back = leaves[edges.src] & enters[edges.dst] & (edges.port != CONTROL)
+    columns = (edges.src, edges.port, edges.dst, edges.slot)
+    return Edges(*(column[~back] for column in columns)), Edges(*(column[back] for column in columns))
+
+
+def check_acyclic(graph: Graph, where: str) -> None:
+    """Checks that a graph is a DAG.
+
+    Raises:
+        GraphError: Names one cycle.
+    """
+    behind = graph.level < 0
+    if not behind.any():
+        return
+    # Every node that is left waits for another one that is left: walking backwards ends up in a cycle.
+    node = int(np.flatnonzero(behind)[0])
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while node not in seen:
+        seen[node] = len(path)
+        path.append(node)
+        sources = graph.predecessors(node)
+        node = int(sources[behind[sources]][0])
+    cycle = [graph.names[n] for n in reversed(path[seen[node] :])]
+    shown = [*cycle[:8], "…"] if len(cycle) > 8 else cycle
+    raise GraphError(
+        [f"a cycle of {len(cycle)} nodes that is no while loop: {' -> '.join([*shown, cycle[0]])}"], where=where
+    )
+
+
+def frames(graph: Graph) -> Nested:
+    """The frames of while loops, from Enter to Exit, with everything nested in them.
+
+    A frame is known by its name within the frame around it, as the executor knows it. Nodes outside every frame that a frame
+    reads are not part of it: they pass through an Enter first.
+
+    Args:
+        graph: A graph without back edges.
+    """
+    names: list[str] = []
+    outermost = np.full(len(graph), -1, np.int32)
+    enters = np.flatnonzero(with_op(graph, _ENTER)).tolist()
+    if not enters:
+        return Nested(outermost, names)
+    # Frame 0 is no frame. Each frame knows its parent and its outermost ancestor.
+    parent, top = [0], [-1]
+    known: dict[tuple[int, str], int] = {}
+    frame_after: dict[int, int] = {}
+    for node in _downstream(graph, enters):
+        inside = max((frame_after.get(source, 0) for source in graph.predecessors(node).tolist()), default=0)
+        op = graph.ops[node]
+        if op in _ENTER:
+            key = inside, str(graph.attrs[node].get("frame_name", ""))
+            if key not in known:
+                known[key] = len(parent)
+                parent.append(inside)
+                if inside:
+                    top.append(top[inside])
+                else:
+                    top.append(len(names))
+                    names.append(key[1])
+            inside = known[key]
+        if inside:
+            outermost[node] = top[inside]
+            frame_after[node] = parent[inside] if op in _EXIT else inside
+    return Nested(outermost, names)
+
+
+def conds(graph: Graph, in_frame: Ints) -> Nested:
+    """What runs under a Switch: from the Switches of one predicate to the Merges that join its branches again.
+
+    Switches and Merges of while loops are the loops' own; a loop under a Switch is part of the cond. Conds of one predicate are
+    one only where edges inside them join them: many conds of a training graph ask for the same `is_training`.
+
+    Args:
+        graph: A graph without back edges.
+        in_frame: Per node its outermost frame, -1 outside of every loop.
+    """
+    names: list[str] = []
+    outermost = np.full(len(graph), -1, np.int32)
+    switches = np.flatnonzero(with_op(graph, _SWITCH) & (in_frame < 0)).tolist()
+    if not switches:
+        return Nested(outermost, names)
+    parent, top, depth = [0], [-1], [0]
+    known: dict[tuple[int, tuple[int, int]], int] = {}
+    context_after: dict[int, int] = {}
+    for node in _downstream(graph, switches):
+        sources = dict.fromkeys(graph.predecessors(node).tolist())
+        around = [context_after[source] for source in sources if source in context_after]
+        context = max(around, key=depth.__getitem__, default=0)
+        op = graph.ops[node]
+        after = context
+        if in_frame[node] < 0 and op in _SWITCH and len(inputs := graph.inputs(node)) > 1:
+            predicate = context, _named(graph, inputs[1])
+            if predicate not in known:
+                known[predicate] = len(parent)
+                parent.append(context)
+                depth.append(depth[context] + 1)
+                if context:
+                    top.append(top[context])
+                else:
+                    top.append(len(names))
+                    names.append(graph.names[predicate[1][0]])
+            context = after = known[predicate]
+        elif in_frame[node] < 0 and op in _MERGE and context:
+            # What an unbalanced Merge joins ends with the outermost of its branches.
+            context = min(around, key=depth.__getitem__)
+            after = parent[context]
+        if context:
+            outermost[node] = top[context]
+        if after:
+            context_after[node] = after
+    return _connected(graph, outermost, names, np.array(sorted(context_after), np.int32))
+
+
+def _named(graph: Graph, tensor: tuple[int, int]) -> tuple[int, int]:
+    """A predicate without the Identity that every cond makes of it."""
+    while graph.ops[tensor[0]] == "Identity" and (inputs := graph.inputs(tensor[0])):
+        tensor = inputs[0]
+    return tensor
+
+
+def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints) -> Nested:
+    """Splits conds into those parts that edges join; `stays` are the nodes whose consumers are inside of a cond too."""
+    edges = graph.edges
+    leads_inside = np.zeros(len(graph), np.bool_)
+    leads_inside[stays] = True
+    joins = leads_inside[edges.src] & (outermost[edges.src] >= 0) & (outermost[edges.src] == outermost[edges.dst])
+    members = np.flatnonzero(outermost >= 0).tolist()
+    leader = {node: node for node in members}
+
+    def find(node: int) -> int:
+        while leader[node] != node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for source, target in zip(edges.src[joins].tolist(), edges.dst[joins].tolist(), strict=True):
+        a, b = find(source), find(target)
+        leader[max(a, b)] = min(a, b)
+    number: dict[int, int] = {}
+    result = np.full(len(graph), -1, np.int32)
+    split_names: list[str] = []
+    for node in members:
+        first = find(node)
+        if first not in number:
+            number[first] = len(split_names)
+            split_names.append(names[int(outermost[node])])
+        result[node] = number[first]
+    return Nested(result, split_names)
+
+
+def _downstream(graph: Graph, roots: Sequence[int]) -> list[int]:
+    """Nodes that some nodes reach, themselves included, producers first."""
+    found = np.zeros(len(graph), np.bool_)
+    found[list(roots)] = True
+    stack = list(roots)
+    while stack:
+        for target in graph.successors(stack.pop()).tolist():
+            if not found[target]:
+                found[target] = True
+                stack.append(target)
+    order: list[int] = graph.topological[found[graph.topological]].tolist()
+    return order

@@ -1,0 +1,108 @@
+"""Which nodes are needed, and graphs cut down to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import optable
+from msplit.graph import CONTROL, Edges, Graph, Ints
+
+_NO_EFFECT = frozenset(
+    {
+        "AnonymousHashTable",
+        "AnonymousMutableDenseHashTable",
+        "AnonymousMutableHashTable",
+        "AnonymousMutableHashTableOfTensors",
+        "FakeQueue",
+        "HashTable",
+        "HashTableV2",
+        "IsVariableInitialized",
+        "LookupTableExport",
+        "LookupTableExportV2",
+        "LookupTableFind",
+        "LookupTableFindV2",
+        "LookupTableSize",
+        "LookupTableSizeV2",
+        "MutableDenseHashTable",
+        "MutableDenseHashTableV2",
+        "MutableHashTable",
+        "MutableHashTableOfTensors",
+        "MutableHashTableOfTensorsV2",
+        "MutableHashTableV2",
+        "ParameterizedTruncatedNormal",
+        "Placeholder",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "TruncatedNormal",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "VariableShape",
+        "VariableV2",
+        "Variable",
+    }
+)
+"""Stateful ops that only make or read something: nobody misses them when nobody uses what they give."""
+
+
+def has_effect(op: str) -> bool:
+    """Whether a node of this op does something though nobody uses its outputs. Unknown ops are taken to have none."""
+    info = optable.lookup(op)
+    return info is not None and info.stateful and op not in _NO_EFFECT
+
+
+def ancestors(graph: Graph, roots: Iterable[int]) -> NDArray[np.bool_]:
+    """Nodes that some nodes depend on by data or control edges, themselves included."""
+    starts = graph.in_start.tolist()
+    sources = graph.edges.src.tolist()
+    found = bytearray(len(graph))
+    stack = list(roots)
+    for root in stack:
+        found[root] = 1
+    while stack:
+        node = stack.pop()
+        for source in sources[starts[node] : starts[node + 1]]:
+            if not found[source]:
+                found[source] = 1
+                stack.append(source)
+    return np.frombuffer(found, dtype=np.bool_)
+
+
+def restricted(edges: Edges, keep: NDArray[np.bool_]) -> tuple[Edges, Ints]:
+    """Edges between kept nodes in the numbering of those nodes, and that numbering (-1 for nodes that are left out)."""
+    number = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
+    inside = keep[edges.src] & keep[edges.dst]
+    return Edges(number[edges.src[inside]], edges.port[inside], number[edges.dst[inside]], edges.slot[inside]), number
+
+
+def without_inputs(edges: Edges, nodes: Sequence[int], count: int) -> Edges:
+    """Edges but those into some nodes."""
+    cut = np.zeros(count, dtype=np.bool_)
+    cut[list(nodes)] = True
+    if not cut[edges.dst].any():
+        return edges
+    keep = ~cut[edges.dst]
+    return Edges(edges.src[keep], edges.port[keep], edges.dst[keep], edges.slot[keep])
+
+
+def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]]) -> list[int]:
+    """Nodes whose every used output is fed: they do not run, and nothing in front of them runs for them."""
+    ports: dict[int, set[int]] = {}
+    for node, port in fed:
+        ports.setdefault(node, set()).add(port)
+    result = []
+    for node, given in ports.items():
+        used = graph.edges.port[graph.out_edges(node)] if graph.in_start[node] != graph.in_start[node + 1] else ()
+        if all(int(port) in given for port in used if port != CONTROL):
+            result.append(node)
+    return result

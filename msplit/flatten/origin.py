@@ -1,0 +1,92 @@
+"""From the flat graph back to the nodes of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit.flatten.flat import FlatGraph
+
+OriginalNode = tuple[str | None, str]
+"""Function (None for the top-level graph) and name of a node there."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A node of a function's body for which the places that call the function want different stream ids.
+
+    Attributes:
+        function: The function.
+        node: The node's name in its body.
+        wanted: The ids that are wanted, each with the flat names of the nodes that want it, the chosen one first.
+    """
+
+    function: str | None
+    node: str
+    wanted: Mapping[int, tuple[str, ...]]
+
+    @property
+    def chosen(self) -> int:
+        """The id that is written."""
+        return next(iter(self.wanted))
+
+    def __str__(self) -> str:
+        asked = "; ".join(f"stream {stream}: {', '.join(nodes)}" for stream, nodes in self.wanted.items())
+        return f"{self.function}: {self.node} gets stream {self.chosen} at every place it is called from ({asked})"
+
+
+def to_ids(
+    flat: FlatGraph, ids: Sequence[int], cost: Sequence[float] | None = None
+) -> tuple[dict[OriginalNode, int], tuple[Conflict, ...]]:
+    """Maps stream ids of flat nodes to the nodes of the file that they come from.
+
+    Calls that were inlined get no id, nor do parameters. Where the places that call a function want different ids for one node,
+    it gets the id that most cost asks for, or the first one asked for where costs are equal.
+
+    Args:
+        flat: The flat graph.
+        ids: Per flat node its stream id; a negative one gives none.
+        cost: Per flat node its weight where ids disagree; every node weighs the same without it.
+
+    Returns:
+        The ids, in the order of the flat nodes, and every disagreement.
+    """
+    wanted: dict[tuple[int, int], dict[int, list[int]]] = {}
+    streams = np.asarray(ids).tolist()
+    origins = zip(flat.origin_function.tolist(), flat.origin_node.tolist(), strict=True)
+    for node, (origin, stream) in enumerate(zip(origins, streams, strict=True)):
+        if stream >= 0 and origin[1] >= 0:
+            wanted.setdefault(origin, {}).setdefault(stream, []).append(node)
+    result: dict[OriginalNode, int] = {}
+    conflicts = []
+    for (function, number), by_stream in wanted.items():
+        name, node_name, op = _original(flat, function, number)
+        # Joins that inlining adds come from a call, which is no node of theirs.
+        for stream in list(by_stream):
+            by_stream[stream] = [node for node in by_stream[stream] if flat.graph.ops[node] == op]
+            if not by_stream[stream]:
+                del by_stream[stream]
+        if not by_stream:
+            continue
+        ranked = list(by_stream)
+        if len(ranked) > 1:
+            weight = {s: sum(cost[n] if cost is not None else 1 for n in nodes) for s, nodes in by_stream.items()}
+            ranked.sort(key=lambda stream: -weight[stream])  # stable: the first of equals stays first
+            shown = {stream: tuple(flat.graph.names[node] for node in by_stream[stream]) for stream in ranked}
+            conflicts.append(Conflict(name, node_name, shown))
+        result[name, node_name] = ranked[0]
+    return result, tuple(conflicts)
+
+
+def _original(flat: FlatGraph, function: int, number: int) -> tuple[str | None, str, str]:
+    """Function, name and op of an original node."""
+    graph: Any = flat.model.graph
+    if function < 0:
+        return None, graph.names[number], graph.ops[number]
+    name = flat.function_names[function]
+    body = graph.functions[name]
+    place = number + len(body.parameters)
+    return name, body.body.names[place], body.body.ops[place]
