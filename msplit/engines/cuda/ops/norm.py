@@ -104,7 +104,7 @@ def local_response_normalization(node: Node, data: Tensor) -> Tensor:
     # A sum over a window of channels: an average pool over the last axis that divides by one.
     sums = F.avg_pool2d(data.square(), (1, 2 * radius + 1), 1, (0, radius), divisor_override=1)
     bias, alpha, beta = node.get("bias", 1.0), node.get("alpha", 1.0), node.get("beta", 0.5)
-    return data * (sums * alpha + bias).pow(-beta)
+    return data * torch.rsub(sums, bias, alpha=-alpha).pow_(-beta)
 
 
 @lowering("L2Loss")

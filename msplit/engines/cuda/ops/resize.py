@@ -23,14 +23,13 @@ def resize_bilinear(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     height, width = (int(number) for number in size)
     images = images.to(torch.float32)
     align, half = _placement(node)
+    data = images.permute(0, 3, 1, 2)
     if align or half:
-        data = images.permute(0, 3, 1, 2)
         return F.interpolate(data, (height, width), mode="bilinear", align_corners=align).permute(0, 2, 3, 1)
-    top, bottom, down = _neighbors(images, 1, height)
-    left, right, across = _neighbors(images, 2, width)
-    down, across = down[:, None, None], across[:, None]
-    rows = torch.lerp(images[:, top], images[:, bottom], down)
-    return torch.lerp(rows[:, :, left], rows[:, :, right], across)
+    # The old way is PyTorch's aligned corners with one pixel more on either side: (size + 1 - 1) / (count + 1 - 1).
+    longer = F.pad(data, (0, 1, 0, 1), mode="replicate")
+    result = F.interpolate(longer, (height + 1, width + 1), mode="bilinear", align_corners=True)
+    return result[:, :, :height, :width].permute(0, 2, 3, 1)
 
 
 @lowering("ResizeNearestNeighbor", static=(1,))
@@ -38,7 +37,7 @@ def resize_nearest(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     """The nearest pixel."""
     height, width = (int(number) for number in size)
     align, half = _placement(node)
-    if not align and images.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    if not align and images.is_floating_point() and images.numel():
         mode = "nearest-exact" if half else "nearest"
         return F.interpolate(images.permute(0, 3, 1, 2), (height, width), mode=mode).permute(0, 2, 3, 1)
     rows, columns = (
@@ -99,14 +98,6 @@ def _places(size: int, count: int, align: bool, half: bool, device: torch.device
     index = torch.arange(count, dtype=torch.float32, device=device)
     scale = _scale(size, count, align)
     return (index + 0.5) * scale - 0.5 if half else index * scale
-
-
-def _neighbors(images: Tensor, axis: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the two pixels around each output pixel, placed the old way, and how far it is from the first."""
-    size = images.shape[axis]
-    place = _places(size, count, False, False, images.device)
-    lower = place.floor()
-    return lower.long().clamp_(max=size - 1), place.ceil().long().clamp_(max=size - 1), place - lower
 
 
 def _nearest(count: int, size: int, align: bool, half: bool, device: torch.device) -> Tensor:

@@ -8,10 +8,14 @@ flat (the values of ConcatV2 one by one). Which of them are static is read from 
 Every check runs the lowering several times: with attributes as given (defaults absent) and with every default written
 out, on inputs that are contiguous and on inputs that lie transposed in memory, and on `meta` tensors. Each run must
 keep its inputs as they were.
+
+The lowering runs on the CPU, or on the device that the environment variable MSPLIT_TEST_DEVICE names: with ``cuda`` the
+same tests hold the GPU's kernels against TensorFlow's.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +31,14 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 """The dtypes of most float kernels of TensorFlow on the CPU."""
+
+DEVICE = os.environ.get("MSPLIT_TEST_DEVICE", "cpu")
+"""Where the lowerings run."""
+
+if DEVICE != "cpu":
+    # TensorFlow's CPU kernels are IEEE: what is compared must not be TF32.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 # Relative tolerance by dtype: several units in the last place, for sums in another order. See `tolerances`.
 _RTOL = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 2e-5, "complex128": 1e-10}
@@ -127,7 +139,7 @@ def run_lowering(
     attrs: Mapping[str, Any] | None = None,
     *,
     nchw: bool = False,
-    device: str = "cpu",
+    device: str = DEVICE,
     transposed: bool = False,
     defaults: bool = False,
 ) -> tuple[torch.Tensor, ...]:
@@ -138,7 +150,7 @@ def run_lowering(
         inputs: As for `run_tensorflow`.
         attrs: As for `run_tensorflow`.
         nchw: The node's `Node.nchw`.
-        device: ``"cpu"``, ``"meta"`` or ``"cuda"``.
+        device: ``"cpu"``, ``"meta"`` or ``"cuda"``; `DEVICE` by default.
         transposed: Lay the inputs out in memory with their axes reversed (same shapes and values).
         defaults: Write out the default of every absent attribute, as most GraphDefs do.
 
@@ -236,7 +248,7 @@ def check(
                 zip(plain, run_lowering(op, arrays, attrs, nchw=layout, device="meta"), strict=True)
             ):
                 found, want = (tuple(shape_only.shape), shape_only.dtype), (tuple(real.shape), real.dtype)
-                assert found == want, f"{op} on meta, output {index}: {found}, on the CPU {want}"
+                assert found == want, f"{op} on meta, output {index}: {found}, with data {want}"
     return plain
 
 

@@ -62,3 +62,9 @@ def test_crop_and_resize(method, target, dtype):
 def test_crop_and_resize_of_no_boxes():
     inputs = [values((2, 6, 7, 3)), np.zeros((0, 4), np.float32), np.zeros(0, np.int32), size(2, 2)]
     check("CropAndResize", inputs)
+
+
+@pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
+@pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
+def test_resize_of_an_empty_batch(op, attrs):
+    check(op, [values((0, 5, 7, 3)), size(4, 8)], attrs)
