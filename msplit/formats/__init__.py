@@ -7,10 +7,12 @@ from msplit.formats.digest import graph_hash
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.read import read
 from msplit.formats.sniff import sniff
+from msplit.formats.variables import VARIABLE_OPS, variables
 from msplit.formats.write import STREAM_ID, WriteReport, write
 
 __all__ = [
     "STREAM_ID",
+    "VARIABLE_OPS",
     "Endpoint",
     "Format",
     "Model",
@@ -18,6 +20,7 @@ __all__ = [
     "graph_hash",
     "read",
     "sniff",
+    "variables",
     "write",
     "write_bytes_atomic",
 ]
