@@ -89,7 +89,11 @@ def _sparse(node: Node, data: Tensor, indices: Tensor, ids: Tensor, count: int) 
     if "Sum" in node.op:
         return total
     sizes = _sizes(ids, count)
-    return _divided(total, sizes.to(torch.float32).sqrt() if "SqrtN" in node.op else sizes)
+    if "SqrtN" in node.op:
+        # The root of a narrow float would be rounded twice.
+        wide = torch.promote_types(total.dtype, torch.float32)
+        return _divided(total, sizes.clamp(min=1).to(wide).sqrt())
+    return _divided(total, sizes)
 
 
 def _count(ids: Tensor) -> int:

@@ -74,7 +74,7 @@ def bucketize(node: Node, x: Tensor) -> Tensor:
     # TensorFlow compares with float32 boundaries in C++'s common type.
     common = torch.float64 if x.dtype == torch.float64 else torch.float32
     edges = _vector(boundaries, common, x.device)
-    return torch.bucketize(x.to(common), edges, right=True, out_int32=True)
+    return torch.bucketize(x.to(common).contiguous(), edges, right=True, out_int32=True)
 
 
 def _vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:

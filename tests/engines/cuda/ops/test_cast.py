@@ -67,8 +67,11 @@ def test_truncation_instead_of_rounding(source, target):
 
 @pytest.mark.parametrize(
     ("source", "target", "shape"),
-    [("float32", "int32", (3, 4)), ("float32", "uint8", (3, 4)), ("uint8", "float32", (3, 4)), ("int64", "int32", ())]
-    + [
+    [
+        ("float32", "int32", (3, 4)),
+        ("float32", "uint8", (3, 4)),
+        ("uint8", "float32", (3, 4)),
+        ("int64", "int32", ()),
         ("int32", "int64", (5, 2)),
         ("uint8", "int64", (8,)),
         ("float16", "bfloat16", (0,)),

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.registry import Unsupported
+
+from .harness import FLOATS, check, run_lowering, values
+
+pytestmark = pytest.mark.tf
+
+SORTED = ["SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin"]
+UNSORTED = ["UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMax", "UnsortedSegmentMin"]
+SPARSE = ["SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"]
+DTYPES = [*FLOATS, "float64", "int32", "int64"]
+
+
+@pytest.mark.parametrize("op", SORTED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_rising_ids(op, dtype, index):
+    for ids in ([0, 0, 1, 1, 1], [0, 2, 2, 3, 7], [1, 1, 1, 1, 1], [0, 1, 2, 3, 4]):
+        for inner in [(), (3,), (2, 3)]:
+            check(op, [values((5, *inner), dtype, low=-5, high=5), np.array(ids, index)])
+    check(op, [values((0, 3), dtype), np.array([], index)])
+
+
+@pytest.mark.parametrize("op", UNSORTED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_ids_in_any_order(op, dtype, index):
+    for ids in ([3, 0, 3, 1, 0], [0, 0, 0, 0, 0], [-1, 2, -5, 2, 1]):
+        for inner in [(), (3,), (2, 3)]:
+            data = values((5, *inner), dtype, low=-5, high=5)
+            check(op, [data, np.array(ids, index), np.int32(4)])
+    check(op, [values((2, 3, 4), dtype), np.array([[0, 1, 1], [2, 0, -1]], index), np.int64(3)])
+    check(op, [values((0, 3), dtype), np.array([], index), np.int32(2)])
+    check(op, [values((0, 3), dtype), np.array([], index), np.int32(0)])
+
+
+def test_ids_behind_the_last_segment_are_passed_over():
+    data, ids = values((4, 3)), np.array([0, 2, 1, 7], np.int32)
+    (result,) = run_lowering("UnsortedSegmentSum", [data, ids, np.int32(2)])
+    np.testing.assert_array_equal(result.numpy(), data[[0, 2]])
+
+
+def test_ids_must_fit_the_data():
+    with pytest.raises(Unsupported, match="segment ids"):
+        run_lowering("UnsortedSegmentSum", [values((4, 3)), np.array([0, 1, 2]), np.int32(3)])
+
+
+@pytest.mark.parametrize("op", SPARSE)
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_rows_by_segment(op, dtype, index):
+    indices = np.array([3, 0, 3, 5, 1], index)
+    for inner in [(4,), (2, 3)]:
+        data = values((6, *inner), dtype)
+        for ids in ([0, 0, 1, 1, 1], [0, 2, 2, 3, 6], [1, 1, 1, 1, 1]):
+            check(op, [data, indices, np.array(ids, "int32")])
+            check(f"{op}WithNumSegments", [data, indices, np.array(ids, index), np.int32(9)])
+    none = [data, np.array([], index), np.array([], "int32")]
+    check(op, none)
+    check(f"{op}WithNumSegments", [*none, np.int64(3)])

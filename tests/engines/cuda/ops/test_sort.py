@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.registry import Unsupported
+
+from .harness import FLOATS, check, run_lowering, run_tensorflow, values
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64", "int8", "int32", "int64", "uint8"], ids=str)
+def test_the_largest(dtype):
+    for shape in [(9,), (3, 9), (2, 3, 9), (0, 9)]:
+        for k in (0, 1, 4, 9):
+            array = values(shape, dtype, low=-9, high=9)
+            check("TopKV2", [array, np.int32(k)])
+            # TensorFlow's own kernel of the older form can not be found by the runtime.
+            check("TopK", [array], {"k": k}, expected=run_tensorflow("TopKV2", [array, np.int32(k)]))
+
+
+def test_of_equal_elements_the_first_comes_first():
+    array = values((5, 1000), "int32", low=0, high=4)
+    check("TopKV2", [array, np.int32(300)])
+    check("TopKV2", [array.astype(np.float32), np.int32(300)])
+    check("TopKV2", [np.array([np.inf, 1, np.inf, -np.inf, -np.inf], np.float32), np.int32(5)])
+
+
+def test_unsorted_means_any_order():
+    array = values((3, 9))
+    largest, positions = run_lowering("TopKV2", [array, np.int32(4)], {"sorted": False})
+    np.testing.assert_array_equal(np.take_along_axis(array, positions.numpy(), -1), largest.numpy())
+    np.testing.assert_array_equal(np.sort(largest.numpy())[:, ::-1], -np.sort(-array)[:, :4])
+
+
+@pytest.mark.parametrize("index_type", ["int32", "int64"])
+def test_dtype_of_positions(index_type):
+    check("TopKV2", [values((3, 9)), np.int32(2)], {"index_type": index_type})
+
+
+def test_more_than_there_are():
+    with pytest.raises(Unsupported, match="the 4 largest"):
+        run_lowering("TopKV2", [values((3,)), np.int32(4)])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_nth_element(reverse, dtype):
+    for n in (0, 3, 8):
+        check("NthElement", [values((3, 9), dtype, low=-50, high=50), np.int32(n)], {"reverse": reverse})
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_in_the_largest(dtype):
+    predictions = values((40, 6), seed=1).round(1)
+    targets = np.random.default_rng(2).integers(0, 6, 40).astype(dtype)
+    for k in (1, 2, 5, 6, 9):
+        check("InTopK", [predictions, targets], {"k": k})
+        check("InTopKV2", [predictions, targets, np.array(k, dtype)])
+
+
+def test_in_the_largest_at_the_edges():
+    nan, inf = np.nan, np.inf
+    rows = [
+        [1, 2, 2, 3],
+        [1, 2, nan, 3],
+        [1, 2, inf, 3],
+        [1, 2, 3, 4],
+        [1, 2, 3, 4],
+        [nan, 1, 2, 3],
+        [1, 5, inf, 2],
+        [9, nan, 1, 2],
+    ]
+    targets = [2, 1, 2, -1, 4, 0, 1, 0]
+    for k in (1, 2, 3):
+        check("InTopKV2", [np.array(rows, np.float32), np.array(targets, np.int32), np.int32(k)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_buckets(dtype):
+    boundaries = (-1.5, 0.0, 0.25, 2.0, 2.0, 7.5)
+    for shape in [(), (0,), (3, 40)]:
+        check("Bucketize", [values(shape, dtype, low=-9, high=9)], {"boundaries": boundaries})
+    check("Bucketize", [np.array([-1.5, 0, 0.25, 2, 7.5, 8]).astype(dtype)], {"boundaries": boundaries})
+    check("Bucketize", [values((4,), dtype)], {"boundaries": ()})
+
+
+@pytest.mark.parametrize("op", ["LowerBound", "UpperBound"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("out_type", ["int32", "int64"])
+def test_bounds(op, dtype, out_type):
+    ordered = np.sort(values((3, 20), dtype, low=-5, high=5).round(), axis=-1)
+    wanted = values((3, 7), dtype, low=-7, high=7, seed=1).round()
+    check(op, [ordered, wanted], {"out_type": out_type})
+    check(op, [ordered[:, :1], wanted], {"out_type": out_type})
