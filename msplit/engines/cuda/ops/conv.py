@@ -25,6 +25,10 @@ from msplit.engines.cuda.windows import (
     windows,
 )
 
+# Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
+# A 14 by 14 result made 15 by 15 passes, a 7 by 7 one does not.
+_WORK_IN_VAIN = 1.15
+
 _CONVOLVE = {2: F.conv2d, 3: F.conv3d}
 
 
@@ -150,7 +154,9 @@ def convolve(
             )
         groups = data.shape[1] // filter.shape[-2]
         weight = in_layout(_from_filter(filter), keeps_channels_last(node))
-    data, padding = _pad(data, frames)
+    padding, skips = _fit(frames)
+    if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
+        data, padding, skips = _pad(data, frames)
 
     if relu and _has_fused_kernel(data, bias, groups, rank):
         if side is None:
@@ -160,12 +166,15 @@ def convolve(
             result = torch.cudnn_convolution_add_relu(
                 data, weight, side, 1.0, bias, strides, padding, dilations, groups
             )
-        return from_channels_first(node, result)
-    result = _CONVOLVE[rank](data, weight, bias, strides, padding, dilations, groups)
-    if side is not None:
-        result = result + to_channels_first(node, side)
-    if relu:
-        result = result.relu_()
+    else:
+        result = _CONVOLVE[rank](data, weight, bias, strides, padding, dilations, groups)
+        if side is not None:
+            result = result + to_channels_first(node, side)
+        if relu:
+            result = result.relu_()
+    for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
+        if result.shape[axis] != frame.outputs:
+            result = result.narrow(axis, skip, frame.outputs)
     return from_channels_first(node, result)
 
 
@@ -183,13 +192,33 @@ def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int, rank: int)
     )
 
 
-def _pad(data: Tensor, frames: tuple[Window, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The data, padded with zeros where the two ends of an axis differ, and the padding left to the kernel."""
+def _fit(frames: tuple[Window, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """Padding that is alike at both ends, and how many results at the start are then too many.
+
+    The results that TensorFlow has are a slice of these, which costs no kernel, while padding by hand costs two. None where
+    the work done in vain is more than that is worth.
+    """
+    paddings, skips = [], []
+    work = 1.0
+    for frame in frames:
+        skip = max(0, -(-(frame.after - frame.before) // frame.stride))
+        padding = frame.before + skip * frame.stride
+        made = (frame.size + 2 * padding - frame.reach) // frame.stride + 1
+        if skip and padding >= frame.reach:
+            return None, ()
+        work *= made / max(frame.outputs, 1)
+        paddings.append(padding)
+        skips.append(skip)
+    return (tuple(paddings), tuple(skips)) if work <= _WORK_IN_VAIN else (None, ())
+
+
+def _pad(data: Tensor, frames: tuple[Window, ...]) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+    """The data, padded with zeros where the two ends of an axis differ, the padding left to the kernel, nothing to skip."""
     inner = tuple(min(frame.before, frame.after) for frame in frames)
     outer: list[int] = []
     for frame, both in zip(reversed(frames), reversed(inner), strict=True):
         outer += [frame.before - both, frame.after - both]
-    return (F.pad(data, outer) if any(outer) else data), inner
+    return (F.pad(data, outer) if any(outer) else data), inner, (0,) * len(frames)
 
 
 def _from_filter(filter: Tensor) -> Tensor:

@@ -230,8 +230,23 @@ def test_prepared_convolutions_in_a_row_copy_nothing(op, nchw):
     assert y.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.contiguous_format if nchw else torch.channels_last)
 
 
-def test_copies_are_counted():
+@pytest.mark.parametrize(("size", "count"), [(6, 2), (40, 1)])
+def test_uneven_padding_costs_a_copy_of_small_data_only(size, count):
     node = Node("conv", "Conv2D", attributes((2, 2)), False)
     with Copies() as copies:
-        table()["Conv2D"].function(node, torch.zeros(1, 6, 6, 4), torch.zeros(3, 3, 4, 4))
-    assert copies.count == 2  # The filter, and padding that differs between the ends.
+        table()["Conv2D"].function(node, torch.zeros(1, size, size, 4), torch.zeros(3, 3, 4, 4))
+    assert copies.count == count  # One is the filter, which is not prepared.
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 3), (4, 7)], ids=str)
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("size", [(40, 41), (45, 6)], ids=str)
+def test_conv2d_of_large_data_with_uneven_padding(kernel, stride, size):
+    check_both_formats("Conv2D", values((1, *size, 2)), values((*kernel, 2, 3), seed=1), stride=stride)
+
+
+@pytest.mark.parametrize("explicit", [(3, 0, 0, 2), (0, 3, 1, 2), (5, 1, 0, 0)], ids=str)
+@pytest.mark.parametrize("stride", [(1, 1), (2, 3)], ids=str)
+def test_conv2d_of_large_data_with_explicit_paddings(explicit, stride):
+    x, filter = values((1, 40, 41, 2)), values((4, 3, 2, 3), seed=1)
+    check_both_formats("Conv2D", x, filter, stride=stride, padding="EXPLICIT", explicit=explicit)

@@ -101,6 +101,18 @@ def test_fused_conv2d_with_a_side_input(activation):
     check("_FusedConv2D", [X, FILTER, BIAS, side], attrs, expected=[expected], nchw=BOTH)
 
 
+@pytest.mark.parametrize("size", [(40, 40), (6, 6)], ids=str)
+@pytest.mark.parametrize("side", [False, True])
+def test_fused_conv2d_with_uneven_padding(size, side):
+    x = values((1, *size, 3))
+    window = {"strides": (1, 2, 2, 1), "padding": "SAME"}
+    (result,) = run_tensorflow("Conv2D", [x, FILTER], window)
+    args = [BIAS, values(result.shape, seed=9)] if side else [BIAS]
+    steps = ("BiasAdd", "Add", "Relu") if side else ("BiasAdd", "Relu")
+    expected = [np.maximum(result + sum(args), 0)]
+    check("_FusedConv2D", [x, FILTER, *args], conv(steps, len(args), **window), expected=expected, nchw=BOTH)
+
+
 def test_fused_conv2d_of_another_filter_format_is_refused():
     with pytest.raises(Unsupported, match="OIHW"):
         run_lowering("_FusedConv2D", [X, FILTER, BIAS], conv(("BiasAdd",), 1, filter_format="OIHW"))
