@@ -44,6 +44,10 @@ class TensorFlowEngine:
         """
         runtime.configure(streams)
 
+    def device(self, job: Job) -> str:
+        """Where a job will run: "GPU" or "CPU"."""
+        return "GPU" if runtime.has_gpu() and not job.options.get("cpu") else "CPU"
+
     def build(self, job: Job) -> Executable:
         """Makes a session for a job. See `Engine`."""
         missing = self.unavailable()
@@ -56,8 +60,7 @@ class TensorFlowEngine:
         if not cpu:
             runtime.configure(job.streams)
         runtime.load_op_libraries(job.op_libraries)
-        on_gpu = runtime.has_gpu() and not cpu
-        facts: dict[str, Any] = {"engine": self.name, "streams": job.streams, "device": "GPU" if on_gpu else "CPU"}
+        facts: dict[str, Any] = {"engine": self.name, "streams": job.streams, "device": self.device(job)}
         single = not job.ids.any()
         if job.options.get("xla"):
             if not single:

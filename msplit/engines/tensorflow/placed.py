@@ -7,6 +7,7 @@ TensorFlow's placer.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -186,19 +187,64 @@ def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
         if function is None:
             node = top_level[index]
         else:
-            node = graph_def.node.add()
-            node.CopyFrom(library[function].node_def[index])
+            node = library[function].node_def[index]
+        if node.op != flat.graph.ops[v]:
+            # Inlining adds a few nodes of its own, which stand for a part of the call.
+            node = _added(graph_def, flat, v)
             node.name = _unique(flat.graph.names[v], used)
-            for value in node.attr.values():
-                if value.placeholder:
-                    raise EngineError(
-                        f"function {function!r} is generic in {value.placeholder!r} (node {node.name!r})",
-                        where=str(flat.model.path),
-                        fix="the tensorflow engine runs such a model with --streams 1 only: export it with a current TensorFlow",
-                    )
+        elif function is not None:
+            body_node, node = node, graph_def.node.add()
+            node.CopyFrom(body_node)
+            node.name = _unique(flat.graph.names[v], used)
+            _instantiate(node, flat, v)
         nodes.append(node)
         names.append(node.name)
     return nodes, names
+
+
+def _added(graph_def: Any, flat: FlatGraph, v: int) -> Any:
+    node = graph_def.node.add()
+    node.op = flat.graph.ops[v]
+    if node.op != "NoOp":
+        node.attr["T"].type = _data_type(flat.graph.attrs[v]["T"])
+    return node
+
+
+def _instantiate(node: Any, flat: FlatGraph, v: int) -> None:
+    """Fills in what a function's body leaves to the place of its call."""
+    attrs = flat.graph.attrs[v]
+    if "frame_name" in node.attr:
+        node.attr["frame_name"].s = str(attrs["frame_name"]).encode()
+    for key, value in node.attr.items():
+        if not value.placeholder:
+            continue
+        given = attrs[key]
+        if isinstance(given, bool):
+            value.b = given
+        elif isinstance(given, int):
+            value.i = given
+        elif isinstance(given, float):
+            value.f = given
+        elif isinstance(given, str) and given != value.placeholder and _data_type(given):
+            value.type = _data_type(given)
+        else:
+            raise EngineError(
+                f"attribute {key!r} of node {node.name!r} is left to the call of its function and is not given there",
+                where=str(flat.model.path),
+                fix="--streams 1 runs the model as it is",
+            )
+
+
+def _data_type(name: str) -> int:
+    """TensorFlow's number of a type, 0 where there is none of that name."""
+    return next((int(number) for number, known in _type_numbers() if known == name), 0)
+
+
+@functools.cache
+def _type_numbers() -> tuple[tuple[int, str], ...]:
+    from msplit.formats.decode import dtype_name
+
+    return tuple((number, dtype_name(number)) for number in range(1, 40))
 
 
 def _unique(name: str, used: set[str]) -> str:

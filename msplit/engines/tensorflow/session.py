@@ -187,14 +187,7 @@ def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
     with tempfile.TemporaryDirectory(prefix="msplit-") as folder:
         saved = type(model.proto)()
         saved.CopyFrom(model.proto)
-        chosen = [meta for meta in saved.meta_graphs if set(meta.meta_info_def.tags) == set(model.tags)]
-        if len(chosen) != 1:
-            raise EngineError(
-                f"the SavedModel has {len(chosen)} graphs with the tags {', '.join(model.tags) or '(none)'}",
-                where=str(model.path),
-                fix="name the graph with --tag",
-            )
-        chosen[0].graph_def.CopyFrom(placed.graph_def)
+        saved.meta_graphs[model.meta_graph].graph_def.CopyFrom(placed.graph_def)
         (Path(folder) / "saved_model.pb").write_bytes(saved.SerializeToString())
         for entry in sorted(model.path.resolve().iterdir()):
             if entry.is_dir():

@@ -1,0 +1,149 @@
+"""Why streams gain what they gain, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.bench.result import VariantResult
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+
+_HOST_BOUND = 2.0
+_NOTHING_TO_OVERLAP = 1.15
+_FULL = 0.75
+_DOMINATED = 0.6
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the cost model says of a graph.
+
+    Attributes:
+        work_us: Sum of all times, µs.
+        span_us: The critical path, µs.
+        share: Share of the device that a kernel fills on average, weighted by time.
+        heaviest: Node with the longest time, and its share of the work.
+    """
+
+    work_us: float
+    span_us: float
+    share: float
+    heaviest: tuple[str, float]
+
+
+def hints(flat: FlatGraph, costs: Costs) -> Hints:
+    """Work, critical path and average share of a flat graph."""
+    graph = flat.graph
+    time = np.where(flat.host, 0.0, costs.time_us)
+    work = float(time.sum())
+    finish = time.tolist()
+    ready = [0.0] * len(graph)
+    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
+    for node in graph.topological.tolist():
+        finish[node] += ready[node]
+        for user in targets[starts[node] : starts[node + 1]]:
+            ready[user] = max(ready[user], finish[node])
+    if not work:
+        return Hints(0.0, 0.0, 0.0, ("", 0.0))
+    heaviest = int(np.argmax(time))
+    return Hints(
+        work_us=work,
+        span_us=max(finish),
+        share=float((time * costs.share).sum() / work),
+        heaviest=(graph.names[heaviest], float(time[heaviest]) / work),
+    )
+
+
+def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> tuple[str, ...]:
+    """Explains what was measured.
+
+    Args:
+        variants: The variants, the baseline first.
+        about: What the cost model says of the graph, if it was asked.
+    """
+    measured = [variant for variant in variants if variant.host is not None]
+    found = [
+        *_devices(measured),
+        *_host_bound(measured),
+        *_gains(measured),
+    ]
+    several = [variant for variant in measured if variant.streams > 1]
+    if about is not None and about.work_us > 0 and (several or not measured):
+        found += _structure(about)
+    return tuple(found)
+
+
+def _devices(measured: Sequence[VariantResult]) -> list[str]:
+    if measured and all(str(variant.facts.get("device", "")).upper().startswith("CPU") for variant in measured):
+        return [
+            "Every stream was a CPU device. Such timings say nothing about GPU streams; only the outputs were checked."
+        ]
+    return []
+
+
+def _host_bound(measured: Sequence[VariantResult]) -> list[str]:
+    found = []
+    for variant in measured:
+        if variant.host is None:
+            continue
+        host = variant.host.median
+        if variant.device is not None:
+            device = variant.device.median
+            if host > _HOST_BOUND * device:
+                found.append(
+                    f"{variant.label} is host-bound: a step takes {host * 1e6:.0f} µs, of which the device works {device * 1e6:.0f} µs."
+                )
+            continue
+        kernels = [v for v in measured if v.device is not None and v.streams == 1]
+        if not kernels or str(variant.facts.get("device", "")).upper().startswith("CPU"):
+            continue
+        least = min(kernels, key=lambda v: v.device.median if v.device else 0.0)
+        if least.device is not None and host > _HOST_BOUND * least.device.median:
+            found.append(
+                f"{variant.label} is host-bound: a step takes {host * 1e6:.0f} µs; on one stream, {least.label} needs the device "
+                f"for {least.device.median * 1e6:.0f} µs."
+            )
+    return found
+
+
+def _gains(measured: Sequence[VariantResult]) -> list[str]:
+    found = []
+    if _devices(measured):
+        return []
+    for variant in measured:
+        if variant.streams < 2:
+            continue
+        single = next((v for v in measured if v.engine == variant.engine and v.streams == 1), None)
+        ratio = variant.ratio_over(single.label) if single is not None else None
+        if ratio is not None and ratio.high < 1.0:
+            found.append(f"{variant.label} is slower than {ratio.over} ({ratio.value:.2f} times): keep one stream.")
+    return found
+
+
+def _structure(about: Hints) -> list[str]:
+    parallel = about.work_us / max(about.span_us, 1e-9)
+    if parallel < _NOTHING_TO_OVERLAP:
+        return [
+            f"There is nothing to overlap: by the cost model the critical path is {about.span_us / about.work_us:.0%} of all work, "
+            f"so no number of streams gains more than {parallel:.2f} times."
+        ]
+    found = []
+    name, part = about.heaviest
+    if part > _DOMINATED:
+        found.append(
+            f"One node dominates: {name} is {part:.0%} of all work by the cost model, the rest can only hide behind it."
+        )
+    elif about.span_us > _DOMINATED * about.work_us:
+        found.append(
+            f"One branch dominates: the critical path is {about.span_us / about.work_us:.0%} of all work by the cost model, "
+            f"so streams gain at most {parallel:.2f} times."
+        )
+    if about.share > _FULL:
+        found.append(
+            f"The kernels already fill the GPU ({about.share:.0%} of it on average by the cost model): side by side they gain little. "
+            "A smaller batch leaves more room."
+        )
+    return found

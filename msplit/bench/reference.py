@@ -1,0 +1,134 @@
+"""Saved inputs and outputs, for machines where nothing else could compute the reference.
+
+An .npz with ``input/NAME`` and ``output/NAME`` per tensor; strings and types that NumPy's format does not know are stored as
+bytes and described in ``msplit``, a JSON text. No pickle, so a reference file can not run code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError, WriteError
+from msplit.formats.decode import numpy_dtype
+
+_VERSION = 1
+_KEY = "msplit"
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a model gives for some inputs.
+
+    Attributes:
+        feeds: Inputs by name.
+        outputs: Outputs by name.
+        source: Where it comes from, in words.
+    """
+
+    feeds: Arrays
+    outputs: Arrays
+    source: str
+
+
+def save_reference(path: Path, reference: Reference) -> None:
+    """Writes a reference, whole or not at all.
+
+    Raises:
+        WriteError: It can not be written; what stood there before is unharmed.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    described: dict[str, Any] = {}
+    for group, values in (("input", reference.feeds), ("output", reference.outputs)):
+        for name, value in values.items():
+            key = f"{group}/{name}"
+            arrays[key], how = _pack(np.asarray(value))
+            if how:
+                described[key] = how
+    head = {"version": _VERSION, "source": reference.source, "packed": described}
+    arrays[_KEY] = np.array(json.dumps(head, sort_keys=True))
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise WriteError(
+            f"the reference can not be written: {error.strerror or error}",
+            where=str(path),
+            fix="choose a folder that exists, is writable and has room",
+        ) from error
+
+
+def load_reference(path: Path) -> Reference:
+    """Reads a reference.
+
+    Raises:
+        LoadError: It can not be read, or is none.
+    """
+    where = str(path)
+    fix = "make one with: msplit bench MODEL --save-reference FILE.npz"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+        head = json.loads(str(arrays.pop(_KEY)[()]))
+        if head["version"] != _VERSION:
+            raise LoadError(
+                f"the reference has version {head['version']}, this msplit reads {_VERSION}", where=where, fix=fix
+            )
+        values = {key: _unpack(array, head["packed"].get(key)) for key, array in arrays.items()}
+    except OSError as error:
+        raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise LoadError("this is not a reference file of msplit", where=where, fix=fix) from error
+    return Reference(
+        feeds={key.removeprefix("input/"): value for key, value in values.items() if key.startswith("input/")},
+        outputs={key.removeprefix("output/"): value for key, value in values.items() if key.startswith("output/")},
+        source=str(head["source"]),
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _pack(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any] | None]:
+    if array.dtype.kind in "OSU":
+        items = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
+        how = {"dtype": "string", "shape": list(array.shape), "lengths": [len(item) for item in items]}
+        return np.frombuffer(b"".join(items), np.uint8), how
+    if array.dtype.kind == "V":
+        how = {"dtype": array.dtype.name, "shape": list(array.shape)}
+        return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8), how
+    return array, None
+
+
+def _unpack(array: NDArray[Any], how: Mapping[str, Any] | None) -> NDArray[Any]:
+    if how is None:
+        return array
+    data = array.tobytes()
+    if how["dtype"] != "string":
+        return np.frombuffer(data, numpy_dtype(how["dtype"])).reshape(how["shape"])
+    ends = np.cumsum([0, *how["lengths"]])
+    result = np.empty(len(how["lengths"]), dtype=object)
+    result[:] = [data[start:end] for start, end in itertools.pairwise(ends)]
+    return result.reshape(how["shape"])

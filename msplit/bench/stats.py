@@ -1,0 +1,194 @@
+"""Statistics of times: summaries, ratios with a confidence interval, and what makes a measurement doubtful."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.99
+"""Confidence of the interval of a ratio."""
+
+UNSTABLE = 0.025
+"""Coefficient of variation, outliers left out, above which a machine is called unstable."""
+
+_OUTLIER = 10.0
+"""Standard deviations from the median, by the median absolute deviation, beyond which a time is an outlier."""
+
+_BLOCKS = 100
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a set of times looks like. Times are in seconds.
+
+    Attributes:
+        count: How many.
+        median: The middle.
+        mean: The average.
+        p90: 90 % are no longer.
+        p99: 99 % are no longer.
+        minimum: The shortest.
+        iqr: Distance of the quartiles.
+        cv: Standard deviation over mean, outliers left out.
+        outliers: Times further from the median than 10 standard deviations (estimated by the median absolute deviation).
+    """
+
+    count: int
+    median: float
+    mean: float
+    p90: float
+    p99: float
+    minimum: float
+    iqr: float
+    cv: float
+    outliers: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster something is than what it is compared with.
+
+    Attributes:
+        over: Label of what it is compared with.
+        clock: "host" (a user's step, with its copies) or "device" (the GPU's own clock).
+        value: Median of the other over median of this one; above 1 is faster.
+        low: Lower end of the interval; 0 where there are too few rounds to tell.
+        high: Upper end; infinite where there are too few rounds to tell.
+        confidence: Of the interval.
+        rounds: Rounds that it rests on.
+    """
+
+    over: str
+    clock: str
+    value: float
+    low: float
+    high: float
+    confidence: float
+    rounds: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return not self.low <= 1.0 <= self.high
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; ends of an interval that can not be told are None."""
+        told = math.isfinite(self.high)
+        return {**asdict(self), "low": self.low if told else None, "high": self.high if told else None}
+
+
+def summarize(times: Sequence[float]) -> Summary:
+    """Describes times.
+
+    Raises:
+        ValueError: There are none.
+    """
+    values = np.asarray(times, dtype=np.float64)
+    if not len(values):
+        raise ValueError("no times to summarize")
+    far = outliers(values)
+    kept = values[~far]
+    quartiles = np.percentile(values, [25, 75])
+    return Summary(
+        count=len(values),
+        median=float(np.median(values)),
+        mean=float(values.mean()),
+        p90=float(np.percentile(values, 90)),
+        p99=float(np.percentile(values, 99)),
+        minimum=float(values.min()),
+        iqr=float(quartiles[1] - quartiles[0]),
+        cv=float(kept.std(ddof=1) / kept.mean()) if len(kept) > 1 and kept.mean() > 0 else 0.0,
+        outliers=int(far.sum()),
+    )
+
+
+def outliers(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which times are outliers, by the modified z-score (Iglewicz and Hoaglin 1993)."""
+    center = np.median(values)
+    deviation = np.abs(values - center)
+    spread = float(np.median(deviation)) * _MAD_TO_SIGMA
+    if spread == 0.0:
+        # More than half of the times are equal: the clock's own steps are no outliers.
+        spread = max(float(deviation.mean()), 1e-9)
+    far: NDArray[np.bool_] = deviation > _OUTLIER * spread
+    return far
+
+
+def ratio(
+    baseline: Sequence[float], times: Sequence[float], *, over: str, clock: str = "host", confidence: float = CONFIDENCE
+) -> Ratio:
+    """Compares two variants that were measured in the same rounds.
+
+    The value is the ratio of the medians. The interval is the distribution-free one for the median of the rounds' own ratios, by
+    the binomial order statistics of the sign test: what slows a whole round down cancels, and no shape of the noise is assumed.
+    Beyond 100 rounds, neighbouring rounds are taken together, so that what lasts over several rounds does not count several times.
+
+    Args:
+        baseline: One time per round of what is compared with.
+        times: One time per round, of the same rounds.
+        over: Label for `Ratio.over`.
+        clock: For `Ratio.clock`.
+        confidence: Of the interval.
+
+    Raises:
+        ValueError: The numbers of rounds differ, or there are none.
+    """
+    a, b = np.asarray(baseline, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    if len(a) != len(b) or not len(a):
+        raise ValueError(f"{len(a)} and {len(b)} rounds can not be paired")
+    value = float(np.median(a) / np.median(b))
+    blocks = min(_BLOCKS, len(a))
+    bounds = np.linspace(0, len(a), blocks + 1).astype(int)
+    ratios = np.sort([np.median(a[start:end]) / np.median(b[start:end]) for start, end in itertools.pairwise(bounds)])
+    rank = _sign_test_rank(blocks, confidence)
+    if rank < 0:
+        return Ratio(over, clock, value, 0.0, math.inf, confidence, len(a))
+    low, high = float(ratios[rank]), float(ratios[blocks - 1 - rank])
+    return Ratio(over, clock, value, min(low, value), max(high, value), confidence, len(a))
+
+
+def _sign_test_rank(count: int, confidence: float) -> int:
+    """Greatest k so that order statistics k and count-1-k (from 0) enclose the median with this confidence; -1 for none."""
+    rank, tail = -1, 0.0
+    for k in range(count // 2):
+        tail += math.comb(count, k) / 2**count
+        if 2 * tail > 1 - confidence:
+            break
+        rank = k
+    return rank
+
+
+def warnings(label: str, times: Sequence[float]) -> list[str]:
+    """What makes the times of a variant doubtful, in words.
+
+    Args:
+        label: The variant.
+        times: In the order they were taken.
+    """
+    values = np.asarray(times, dtype=np.float64)
+    if len(values) < 3:
+        return [f"{label}: only {len(values)} steps were measured; a longer --duration would tell more"]
+    summary = summarize(times)
+    found = []
+    if summary.cv > UNSTABLE:
+        found.append(
+            f"{label}: times vary by {summary.cv:.1%} (standard deviation over mean); is something else running on this machine?"
+        )
+    if values[0] > 3 * summary.median:
+        found.append(
+            f"{label}: the first measured step took {values[0] / summary.median:.1f} times the median; a longer --warmup would help"
+        )
+    if summary.outliers > max(1, len(values) // 50):
+        found.append(f"{label}: {summary.outliers} of {len(values)} steps are outliers")
+    return found

@@ -1,0 +1,235 @@
+"""Holds outputs against what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_TIGHT = {"float64": 1e-9, "float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 5e-5, "complex128": 1e-9}
+"""Tolerances where products are made in the type itself."""
+
+_TF32 = {**_TIGHT, "float32": 1e-2, "complex64": 1e-2}
+"""Tolerances where products of float32 may be made in TF32, which has 10 bits of mantissa."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How one output compares.
+
+    A number passes where ``|got - expected| <= tolerance * (|expected| + scale)``; the scale is the root mean square of
+    the expected output's finite values, so that a value near zero is held to the precision of the values it is made of.
+
+    Attributes:
+        name: Of the output.
+        passed: Whether every element does.
+        dtype: Type of what is expected.
+        shape: Shape of what is expected.
+        tolerance: What was allowed; 0 for types that must be equal.
+        needed: The tolerance that would have passed; infinite where none would.
+        mismatches: Elements that do not pass.
+        elements: Elements in all.
+        worst: Index of the worst element, None where there is none to name.
+        got: The worst element.
+        expected: What it should be.
+        note: What is wrong where it is not an element, such as a shape.
+    """
+
+    name: str
+    passed: bool
+    dtype: str
+    shape: tuple[int, ...]
+    tolerance: float
+    needed: float
+    mismatches: int
+    elements: int
+    worst: tuple[int, ...] | None = None
+    got: Any = None
+    expected: Any = None
+    note: str = ""
+
+    def describe(self) -> str:
+        """One line that says how it fails, or that it does not."""
+        if self.passed:
+            return f"{self.name}: equal within {self.tolerance:g}" if self.tolerance else f"{self.name}: equal"
+        if self.note:
+            return f"{self.name}: {self.note}"
+        place = f"[{', '.join(map(str, self.worst))}]" if self.worst else ""
+        text = f"{self.name}: {self.mismatches} of {self.elements} elements differ; {self.name}{place} is {self.got}, not {self.expected}"
+        if not self.tolerance:
+            return text
+        would = f"{_up(self.needed):g} would pass" if np.isfinite(self.needed) else "no tolerance would pass"
+        return f"{text}; tolerance {self.tolerance:g}, {would}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; a tolerance that does not exist is None."""
+        data = asdict(self)
+        data["needed"] = self.needed if np.isfinite(self.needed) else None
+        data["got"], data["expected"] = str(self.got), str(self.expected)
+        return data
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How all outputs compare."""
+
+    outputs: tuple[OutputComparison, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output does."""
+        return all(output.passed for output in self.outputs)
+
+    @property
+    def needed(self) -> float:
+        """The tolerance that would have passed for all outputs."""
+        return max((output.needed for output in self.outputs), default=0.0)
+
+    def describe(self) -> str:
+        """What fails, a line per output; empty where nothing does."""
+        return "\n".join(output.describe() for output in self.outputs if not output.passed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"passed": self.passed, "outputs": [output.to_dict() for output in self.outputs]}
+
+
+def tolerance_of(dtype: str, *, ieee: bool) -> float:
+    """The tolerance for a type; 0 for integers, booleans and strings, which must be equal.
+
+    Args:
+        dtype: Name as in ``"float32"``.
+        ieee: Whether float32 products are IEEE float32; otherwise they may be TF32.
+    """
+    return (_TIGHT if ieee else _TF32).get(dtype, 0.0)
+
+
+def compare(got: Arrays, expected: Arrays, *, ieee: bool = True, tolerance: float | None = None) -> Comparison:
+    """Holds outputs against what they should be, by name.
+
+    NaN equals NaN and an infinity equals the same infinity.
+
+    Args:
+        got: Outputs.
+        expected: What they should be; an output that is only in one of the two fails.
+        ieee: See `tolerance_of`.
+        tolerance: In place of the type's own, for types that have one.
+    """
+    results = []
+    for name in dict.fromkeys([*expected, *got]):
+        if name not in got or name not in expected:
+            said = "is missing" if name not in got else "is not expected"
+            array = np.asarray(expected[name] if name in expected else got[name])
+            results.append(_failed(name, array, f"the output {said}"))
+        else:
+            results.append(_compare_one(name, np.asarray(got[name]), np.asarray(expected[name]), ieee, tolerance))
+    return Comparison(tuple(results))
+
+
+def _compare_one(
+    name: str, got: NDArray[Any], expected: NDArray[Any], ieee: bool, tolerance: float | None
+) -> OutputComparison:
+    if _kind(got) != _kind(expected):
+        return _failed(name, expected, f"its type is {_kind(got)}, not {_kind(expected)}")
+    if got.shape != expected.shape:
+        return _failed(name, expected, f"its shape is {got.shape}, not {expected.shape}")
+    allowed = tolerance_of(expected.dtype.name, ieee=ieee)
+    if not allowed:
+        return _exact(name, _plain(got), _plain(expected))
+    return _close(name, got, expected, allowed if tolerance is None else tolerance)
+
+
+def _exact(name: str, got: NDArray[Any], expected: NDArray[Any]) -> OutputComparison:
+    wrong = np.asarray(got != expected)
+    count = int(wrong.sum())
+    worst = tuple(int(i) for i in np.argwhere(wrong)[0]) if count else None
+    return OutputComparison(
+        name=name,
+        passed=not count,
+        dtype=_kind(expected),
+        shape=expected.shape,
+        tolerance=0.0,
+        needed=np.inf if count else 0.0,
+        mismatches=count,
+        elements=expected.size,
+        worst=worst,
+        got=_element(got, worst),
+        expected=_element(expected, worst),
+    )
+
+
+def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: float) -> OutputComparison:
+    wide: Any = np.complex128 if expected.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), expected.astype(wide)
+    finite = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        magnitude = np.abs(b)
+        known = magnitude[np.isfinite(b)]
+        scale = float(np.sqrt(np.mean(known**2))) if known.size else 0.0
+        error = np.abs(a - b) / (magnitude + scale)
+    error = np.where(same, 0.0, np.where(finite, error, np.inf))
+    wrong = error > tolerance
+    count = int(wrong.sum())
+    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape)) if error.size else None
+    return OutputComparison(
+        name=name,
+        passed=not count,
+        dtype=expected.dtype.name,
+        shape=expected.shape,
+        tolerance=tolerance,
+        needed=float(error.max()) if error.size else 0.0,
+        mismatches=count,
+        elements=expected.size,
+        worst=worst,
+        got=_element(got, worst),
+        expected=_element(expected, worst),
+    )
+
+
+def _failed(name: str, expected: NDArray[Any], note: str) -> OutputComparison:
+    return OutputComparison(
+        name=name,
+        passed=False,
+        dtype=_kind(expected),
+        shape=expected.shape,
+        tolerance=0.0,
+        needed=np.inf,
+        mismatches=expected.size,
+        elements=expected.size,
+        note=note,
+    )
+
+
+def _element(array: NDArray[Any], index: tuple[int, ...] | None) -> Any:
+    if index is None:
+        return None
+    value = array[index]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _kind(array: NDArray[Any]) -> str:
+    return "string" if array.dtype.kind in "OSU" else array.dtype.name
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Strings of every kind as bytes, so that they can be compared."""
+    if array.dtype.kind not in "OSU":
+        return array
+    flat = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
+    result = np.empty(len(flat), dtype=object)
+    result[:] = flat
+    return result.reshape(array.shape)
+
+
+def _up(value: float) -> float:
+    """Rounded up to two digits: a tolerance that is told must pass."""
+    if value <= 0:
+        return 0.0
+    digit = 10.0 ** (np.floor(np.log10(value)) - 1)
+    return float(np.ceil(value / digit * (1 - 1e-12)) * digit)
