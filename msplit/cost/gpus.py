@@ -82,7 +82,7 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(_sheets())
 
 
-def gpu(name: str) -> Gpu:
+def data_sheet(name: str) -> Gpu:
     """The data sheet of a GPU.
 
     Raises:
@@ -93,5 +93,7 @@ def gpu(name: str) -> Gpu:
     if found is None:
         near = get_close_matches(name.lower(), sheets, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise MsplitError(f"there is no data sheet of a GPU called {name!r}{hint}", fix=f"choose one of: {', '.join(sheets)}")
+        raise MsplitError(
+            f"there is no data sheet of a GPU called {name!r}{hint}", fix=f"choose one of: {', '.join(sheets)}"
+        )
     return found

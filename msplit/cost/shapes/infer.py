@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from msplit.cost.shapes.dtypes import output_dtypes
 from msplit.cost.shapes.inputs import input_shapes
 from msplit.cost.shapes.registry import Outputs, Shape, join, known
+from msplit.cost.shapes.values import missing
 from msplit.cost.shapes.walk import Result, State, run
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Graph
@@ -108,9 +109,9 @@ def infer(
 def _finish(graph: Graph, result: Result, assumed: tuple[str, ...] = ()) -> Shapes:
     folded = np.zeros(len(graph), dtype=np.bool_)
     ops = graph.ops
-    for node in result.values:
-        if isinstance(node, int) and ops[node] != "Const":
-            folded[node] = True
+    for key, value in result.values.items():
+        if isinstance(key, int) and ops[key] != "Const" and not missing(value).any():
+            folded[key] = True
     bodies = {
         node: {name: _finish(body_graph, body) for name, (body_graph, body) in inner.items()}
         for node, inner in result.bodies.items()

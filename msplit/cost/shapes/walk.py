@@ -151,7 +151,9 @@ def run(
     ends: list[int] = (graph.in_start[:-1] + np.bincount(edges.dst[data], minlength=count)).tolist()
     used = np.ones(count, dtype=np.int32)
     np.maximum.at(used, edges.src[data], edges.port[data] + 1)
-    walk = _Walk(graph, state, Result([UNKNOWN_OUTPUT] * count, {}, {}), edges.src.tolist(), edges.port.tolist(), used.tolist())
+    walk = _Walk(
+        graph, state, Result([UNKNOWN_OUTPUT] * count, {}, {}), edges.src.tolist(), edges.port.tolist(), used.tolist()
+    )
     forced: dict[int, dict[int, Shape]] = {}
     for (forced_node, forced_port), shape in overrides.items():
         forced.setdefault(forced_node, {})[forced_port] = shape

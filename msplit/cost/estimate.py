@@ -1,0 +1,243 @@
+"""Static costs: what each node takes on a GPU's data sheet, without running anything.
+
+A node's kernel takes the longest of
+
+    flops / (peak of its type x share)        products in float32 at the TF32 peak, TensorFlow's default
+    bytes / (bandwidth x share)               inputs once and outputs once; a gather reads only its rows
+    launch + depth / 32 x step                a product goes through its inner sum in steps that wait for memory, however small it is
+    launch                                    what a tiny kernel takes inside a CUDA graph
+
+where share = min(1, blocks / SMs) and the number of blocks follows from the kind of op (64 x 64 tiles of a product, 1024 elements of a
+pointwise kernel, 2048 inputs of a reduction). Kernels are taken one per node, unfused, as TensorFlow launches them.
+
+What depends on constants and static shapes only costs nothing: it is computed once, before the first step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
+from msplit.cost.costs import Costs, Floats
+from msplit.cost.formulas import FORMULAS, Case, Work, work
+from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
+from msplit.cost.shapes.infer import Shapes
+from msplit.cost.shapes.registry import Node
+from msplit.cost.tensors import Tensors, tensors_of
+from msplit.flatten.flat import FlatGraph
+from msplit.flatten.sides import host_nodes, stateful_nodes
+from msplit.graph import CONTROL, Graph
+
+STEP_CYCLES = 150
+"""Clock cycles that one step of 32 along the inner sum of a product takes at least: half of an L2 access, as loads are double-buffered."""
+
+UNKNOWN_LAUNCHES = 2.0
+"""Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
+
+UNKNOWN_SHARE = 0.25
+"""Share of the device of a node of unknown shape."""
+
+Mask = NDArray[np.bool_]
+
+
+def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
+    """Estimates the cost of every node.
+
+    Args:
+        flat: The graph.
+        shapes: Its shapes.
+        gpu: Name of a data sheet, such as ``"h200"``.
+
+    Returns:
+        Costs. Where a shape is not known, or the number of turns of a loop, `known` is False: unknown sizes count as 1, a loop's body
+        as one turn, a branch as its costlier side, and no such node takes less than two launches.
+
+    Raises:
+        MsplitError: There is no such data sheet.
+    """
+    loops = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)
+    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region])
+
+
+def _estimate(graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Mask, looped: Mask) -> Costs:
+    count = len(graph)
+    if not count:
+        empty = np.zeros(0)
+        return Costs(empty, empty, empty, empty, empty, np.zeros(0, np.bool_), sheet.name)
+    tensors = tensors_of(shapes)
+    classes = _Classes(graph)
+    launches = ~classes.free & ~host & ~prepared(graph, shapes, stateful)
+    out_bytes = tensors.per_node(tensors.nbytes)
+    in_bytes = tensors.into(tensors.nbytes)
+    out_elements = tensors.per_node(tensors.elements)
+    in_elements = tensors.into(tensors.elements)
+    floating = (
+        tensors.into(tensors.floating.astype(np.float64)) + tensors.per_node(tensors.floating.astype(np.float64))
+    ) > 0
+    first_bytes = _first_input(tensors, count)
+
+    silent = np.diff(tensors.start) == 0
+    base = np.where(classes.reduces | silent, in_elements, out_elements)
+    flops = np.where(floating, base * classes.per_element, 0.0)
+    read = np.where(classes.makes, 0.0, in_bytes)
+    read = np.where(
+        classes.cuts,
+        in_bytes - first_bytes + np.minimum(out_bytes, np.where(first_bytes > 0, first_bytes, np.inf)),
+        read,
+    )
+    # An update of a variable reads and writes it, and its slots; those behind handles are as large as what comes in.
+    written = np.where(silent, 2 * in_bytes, out_bytes)
+    blocks = np.where(classes.reduces, in_elements / 2048, np.where(silent, in_elements, out_elements) / 1024)
+    depth = np.zeros(count)
+    product = np.zeros(count, dtype=np.bool_)
+    for node in np.flatnonzero(launches & classes.formula).tolist():
+        found = _work(graph, shapes, tensors, node, sheet)
+        if found is not None:
+            flops[node], blocks[node], depth[node], product[node] = (
+                found.flops,
+                found.blocks,
+                found.depth,
+                found.product,
+            )
+            if found.read is not None:
+                read[node] = found.read
+    nbytes = np.where(launches, read + written, 0.0)
+    flops = np.where(launches, flops, 0.0)
+    share = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
+    time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / (sheet.bytes_per_us * share))
+    time = np.maximum(time, sheet.launch_us + depth / 32 * STEP_CYCLES / sheet.clock_mhz)
+    known = ~launches | (_known(graph, tensors, count) & ~looped)
+    guessed = launches & ~known
+    time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
+    share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
+    costs = Costs(
+        flops=flops,
+        bytes=nbytes,
+        time_us=np.where(launches, time, 0.0),
+        share=np.where(launches, share, 1 / sheet.sms),
+        out_bytes=out_bytes,
+        known=known,
+        gpu=sheet.name,
+    )
+    return _with_bodies(costs, shapes, sheet, host)
+
+
+class _Classes:
+    """Per node what kind of kernel it is."""
+
+    def __init__(self, graph: Graph) -> None:
+        numbers: dict[str, int] = {}
+        which = np.fromiter((numbers.setdefault(op, len(numbers)) for op in graph.ops), np.int32, len(graph))
+
+        def mask(names: frozenset[str]) -> Mask:
+            return np.fromiter((op in names for op in numbers), np.bool_, len(numbers))[which]
+
+        self.free = mask(FREE)
+        self.reduces = mask(REDUCES)
+        self.makes = mask(MAKES)
+        self.cuts = mask(CUTS)
+        self.formula = mask(frozenset(FORMULAS))
+        factors = [0.0 if op in MOVES or op in CUTS else float(PER_ELEMENT.get(op, 1)) for op in numbers]
+        self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
+
+
+def prepared(graph: Graph, shapes: Shapes, stateful: Mask) -> Mask:
+    """Which nodes depend on constants and static shapes only: they are evaluated once, before the first step.
+
+    Args:
+        graph: A DAG.
+        shapes: Its shapes.
+        stateful: Which nodes read or write state, or are random.
+    """
+    count = len(graph)
+    edges = graph.edges
+    data_inputs = np.bincount(edges.dst[edges.port != CONTROL], minlength=count)
+    constant = np.fromiter((op in ("Const", "HostConst") for op in graph.ops), np.bool_, count)
+    varies = (stateful | ((data_inputs == 0) & ~constant)).tolist()
+    folded = shapes.folded.tolist()
+    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
+    ports = edges.port[graph.out_order].tolist()
+    waiting = [node for node in range(count) if varies[node]]
+    while waiting:
+        node = waiting.pop()
+        for edge in range(starts[node], starts[node + 1]):
+            target = targets[edge]
+            if not varies[target] and ports[edge] != CONTROL and not folded[target]:
+                varies[target] = True
+                waiting.append(target)
+    return ~np.array(varies, dtype=np.bool_)
+
+
+def _first_input(tensors: Tensors, count: int) -> Floats:
+    """Bytes of what a gather or a cut takes from: its first input, or the second of Split, whose axis is the first and tiny."""
+    result = np.zeros(count)
+    chosen = tensors.slot <= 1
+    np.maximum.at(result, tensors.user[chosen], tensors.nbytes[tensors.used[chosen]])
+    return result
+
+
+def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> Work | None:
+    sources = graph.inputs(node)
+    inputs = [shapes.shape(source, port) for source, port in sources]
+    sizes = [
+        float(tensors.nbytes[tensors.start[source] + port]) if port < len(shapes.outputs[source]) else 0.0
+        for source, port in sources
+    ]
+    nothing = [None] * len(inputs)
+    view = Node(graph.ops[node], graph.attrs[node], inputs, list(nothing), list(nothing))
+    return work(Case(view, shapes.outputs[node], sheet.sms, sizes))
+
+
+def _peaks(tensors: Tensors, product: Mask, sheet: Gpu) -> Floats:
+    plain = np.array([sheet.flops_per_us(name or "float32") for name in tensors.dtypes])
+    tensor_cores = np.array([sheet.flops_per_us(name or "float32", True) for name in tensors.dtypes])
+    result: Floats = np.where(product, tensor_cores[tensors.dtype], plain[tensors.dtype])
+    return result
+
+
+def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:
+    """Per node, whether the shapes of its inputs, of its first output and of the outputs that are used are known."""
+    unknown = (~tensors.known).astype(np.float64)
+    missing = tensors.into(unknown)
+    read = np.zeros(len(unknown), dtype=np.bool_)
+    read[tensors.used] = True
+    first = tensors.start[:-1][np.diff(tensors.start) > 0]
+    read[first] = True
+    result: Mask = (missing + tensors.per_node(unknown * read)) == 0
+    return result
+
+
+def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask) -> Costs:
+    """Puts the cost of their functions on `While`, `If` and calls: one turn of a loop, the costlier side of a branch."""
+    if not shapes.bodies:
+        return costs
+    flops, nbytes, time, share = (array.copy() for array in (costs.flops, costs.bytes, costs.time_us, costs.share))
+    known = costs.known.copy()
+    for node, bodies in shapes.bodies.items():
+        if host[node]:
+            continue
+        inner = [
+            _estimate(
+                body.graph,
+                body,
+                sheet,
+                host_nodes(body.graph),
+                stateful_nodes(body.graph),
+                np.zeros(len(body.graph), np.bool_),
+            )
+            for body in bodies.values()
+        ]
+        if not inner:
+            continue
+        op = shapes.graph.ops[node]
+        totals = np.array([[part.flops.sum(), part.bytes.sum(), part.time_us.sum()] for part in inner])
+        chosen = totals.sum(axis=0) if "While" in op else totals[np.argmax(totals[:, 2])]
+        flops[node], nbytes[node], time[node] = chosen
+        area = sum(float((part.time_us * part.share).sum()) for part in inner)
+        whole = float(totals[:, 2].sum())
+        share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))
+        known[node] = "While" not in op and len(inner) == 1 and bool(inner[0].known.all())
+    return replace(costs, flops=flops, bytes=nbytes, time_us=time, share=share, known=known)

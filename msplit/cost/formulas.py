@@ -1,0 +1,282 @@
+"""Ops whose work does not follow from the sizes of their inputs and outputs: products, convolutions, pooling, sparse lookups, cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msplit.cost.shapes.dtypes import itemsize
+from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
+from msplit.cost.shapes.nn import layout
+from msplit.cost.shapes.registry import Node, Shape
+
+THREADS = 256
+"""Threads of a block that makes one output per thread."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a node asks of the device.
+
+    Attributes:
+        flops: Operations.
+        blocks: Blocks of its grid.
+        product: Whether tensor cores run it.
+        read: Bytes read, where they are not simply its inputs.
+        depth: Length of the sum behind one output: the kernel goes through it in steps, whatever the size of the device.
+    """
+
+    flops: float
+    blocks: float
+    product: bool = False
+    read: float | None = None
+    depth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node with its outputs' shapes.
+
+    Attributes:
+        node: The node, with the shapes of its inputs.
+        outputs: Shapes of its outputs.
+        sms: Multiprocessors of the device.
+        sizes: Bytes of each input.
+    """
+
+    node: Node
+    outputs: tuple[Shape, ...]
+    sms: int
+    sizes: list[float]
+
+
+Formula = Callable[[Case], Work]
+FORMULAS: dict[str, Formula] = {}
+
+
+def formula(*ops: str) -> Callable[[Formula], Formula]:
+    """Registers the formula of the named ops."""
+
+    def register(function: Formula) -> Formula:
+        FORMULAS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def _size(value: int | None) -> int:
+    return 1 if value is None else value
+
+
+def elements(shape: Shape) -> float:
+    """Number of elements, with unknown sizes counted as 1: at least that many."""
+    return float(math.prod(_size(size) for size in shape or ()))
+
+
+def _product(rows: float, inner: float, columns: float, batch: float, sms: int) -> Work:
+    """A product of matrices in tiles of 64 x 64; where these leave multiprocessors idle, long sums are split as cuBLAS and cuDNN do."""
+    blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
+    parts = max(1.0, min(sms // max(blocks, 1), inner // 512))
+    return Work(2.0 * batch * rows * inner * columns, max(blocks * parts, 1.0), True, depth=inner / parts)
+
+
+@formula(
+    "MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2", "SparseMatMul"
+)
+def matmul(case: Case) -> Work:
+    """2 M N K, times the batch."""
+    rows, inner, columns = (_size(size) for size in matrix_sizes(case.node))
+    out = case.outputs[0]
+    return _product(rows, inner, columns, elements(out[:-2]) if out else 1.0, case.sms)
+
+
+@formula("Einsum", "XlaEinsum")
+def einsum(case: Case) -> Work:
+    """As a batched product: labels in all terms are the batch, those that vanish the inner size."""
+    equation = str(case.node.attr("equation", ""))
+    found = einsum_sizes(equation, case.node.inputs)
+    if found is None:
+        return Work(0.0, 1.0)
+    sizes, lead, right = found
+    terms = equation.replace(" ", "").partition("->")[0].replace("...", "").split(",")
+    groups = {"batch": elements(lead), "inner": 1.0, "rows": 1.0, "columns": 1.0}
+    for label, size in sizes.items():
+        if label not in right:
+            groups["inner"] *= _size(size)
+        elif all(label in term for term in terms):
+            groups["batch"] *= _size(size)
+        else:
+            groups["rows" if label in terms[0] else "columns"] *= _size(size)
+    if len(terms) == 1:
+        return Work(groups["inner"] * elements(case.outputs[0]), elements(case.node.shape(0)) / 1024)
+    return _product(groups["rows"], groups["inner"], groups["columns"], groups["batch"], case.sms)
+
+
+@formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
+def convolution(case: Case) -> Work:
+    """2 times outputs times the window's inputs, as an implicit product [positions, window] x [window, channels], per group."""
+    data, weights, out = case.node.shape(0), case.node.shape(1), case.outputs[0]
+    if weights is None or out is None:
+        return Work(0.0, 1.0)
+    channel, _ = layout(case.node, len(out))
+    per_group = _size(weights[-2])
+    groups = max(1, _size(data[channel]) // per_group) if data is not None and data[channel] is not None else 1
+    columns = _size(weights[-1])
+    rows = elements(out) / max(columns, 1)
+    return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms)
+
+
+@formula("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def convolution_data_gradient(case: Case) -> Work:
+    """As much as the convolution: 2 times the gradient's elements times the window of the filter [.., in, out] per output."""
+    weights, gradient = case.node.shape(1), case.node.shape(2)
+    if weights is None:
+        return Work(0.0, 1.0)
+    work = 2.0 * elements(gradient) * elements(weights[:-1])
+    columns = _size(weights[-2])
+    rows = elements(case.outputs[0]) / max(columns, 1)
+    return Work(work, math.ceil(rows / 64) * math.ceil(columns / 64), True, depth=elements(weights) / max(columns, 1))
+
+
+@formula("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
+def convolution_filter_gradient(case: Case) -> Work:
+    """As much as the convolution."""
+    gradient, weights = case.node.shape(2), case.outputs[0]
+    if weights is None:
+        return Work(0.0, 1.0)
+    inner = elements(gradient) / max(_size(weights[-1]), 1)
+    return _product(elements(weights[:-1]), inner, _size(weights[-1]), 1.0, case.sms)
+
+
+@formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
+def depthwise(case: Case) -> Work:
+    """2 times outputs times the window; plain arithmetic."""
+    weights = case.node.shape(1)
+    return _windows(case.outputs[0], 2.0 * elements(weights[:2] if weights else None))
+
+
+@formula("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter")
+def depthwise_gradient(case: Case) -> Work:
+    """As much as the convolution."""
+    is_filter = case.node.op.endswith("Filter")
+    weights = case.outputs[0] if is_filter else case.node.shape(1)
+    return _windows(case.node.shape(2), 2.0 * elements(weights[:2] if weights else None))
+
+
+@formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax")
+def pooling(case: Case) -> Work:
+    """One operation per element of each window."""
+    return _windows(case.outputs[0], float(math.prod(case.node.attr("ksize", (1,)))))
+
+
+@formula("MaxPoolV2")
+def pooling_v2(case: Case) -> Work:
+    """One operation per element of each window, whose size is an input."""
+    return _windows(case.outputs[0], float(math.prod(_size(size) for size in case.node.ints(1) or (1,))))
+
+
+@formula("MaxPoolGrad", "AvgPoolGrad")
+def pooling_gradient(case: Case) -> Work:
+    """One operation per element of each window."""
+    gradient = case.node.shape(-1)
+    return _windows(gradient, float(math.prod(case.node.attr("ksize", (1,)))))
+
+
+def _windows(out: Shape, per_element: float) -> Work:
+    count = elements(out)
+    return Work(count * per_element, math.ceil(count / THREADS))
+
+
+@formula("LRN")
+def local_normalization(case: Case) -> Work:
+    """Squares and sums a window of channels."""
+    return _windows(case.outputs[0], 2.0 * (2 * int(case.node.attr("depth_radius", 5)) + 1) + 3)
+
+
+@formula("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx")
+def batch_norm(case: Case) -> Work:
+    """Scale and shift; in training also mean and variance, which need the data a second time."""
+    count = elements(case.outputs[0])
+    if case.node.attr("is_training", True):
+        return Work(7.0 * count, math.ceil(count / 2048), read=2 * case.sizes[0] + sum(case.sizes[1:]))
+    return Work(2.0 * count, math.ceil(count / 1024))
+
+
+@formula(
+    "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSumWithNumSegments",
+    "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments",
+)  # fmt: skip
+def sparse_segment(case: Case) -> Work:
+    """Reads one row of the table per index and adds it up."""
+    table = case.node.shape(0)
+    count = elements(case.node.shape(1)) * elements(table[1:] if table else None)
+    rows = case.sizes[0] / max(elements(table), 1) * count
+    return Work(count, math.ceil(count / 1024), read=rows + sum(case.sizes[1:]))
+
+
+@formula("SparseTensorDenseMatMul")
+def sparse_dense_product(case: Case) -> Work:
+    """2 operations per stored element and column."""
+    stored, out = elements(case.node.shape(1)), case.outputs[0]
+    count = stored * (_size(out[-1]) if out else 1)
+    return Work(2.0 * count, math.ceil(count / THREADS))
+
+
+@formula(
+    "ScatterNd", "TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin"
+)
+def scatter(case: Case) -> Work:
+    """Makes (or copies) the whole and changes parts of it."""
+    updates = case.node.shape(1 if case.node.op == "ScatterNd" else 2)
+    return Work(elements(updates), math.ceil(elements(case.outputs[0]) / 1024))
+
+
+@formula(
+    "ScatterAdd", "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterNdUpdate",
+    "ScatterNdAdd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdUpdate",
+    "ResourceScatterNdAdd", "ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2", "ResourceSparseApplyMomentum",
+    "ResourceSparseApplyKerasMomentum", "ResourceSparseApplyFtrl", "ResourceSparseApplyFtrlV2", "SparseApplyAdagrad",
+    "SparseApplyMomentum", "SparseApplyFtrl",
+)  # fmt: skip
+def scatter_in_place(case: Case) -> Work:
+    """Reads and writes only the rows that the indices name: as much again as the updates, twice."""
+    node = case.node
+    sizes = [size for index, size in enumerate(case.sizes) if index or node.op.startswith("Resource")]
+    update = max(sizes, default=0.0)
+    count = update / max(itemsize(str(node.attr("T", node.attr("dtype", "float32")))), 1)
+    return Work(2.0 * count, math.ceil(count / 1024), read=sum(sizes) + 2 * update)
+
+
+@formula("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")
+def cell(case: Case) -> Work:
+    """The gates as one product [batch, in + cells] x [in + cells, gates * cells], per step."""
+    node = case.node
+    first = 0 if node.op in ("LSTMBlockCell", "GRUBlockCell") else 1
+    x, state = node.shape(first) or (1, 1), node.shape(first + 1) or (1, 1)
+    steps = _size(x[0]) if len(x) == 3 else 1
+    cells, batch = _size(state[-1]), _size(x[-2])
+    gates = 3 if node.op == "GRUBlockCell" else 4
+    one = _product(batch, _size(x[-1]) + cells, gates * cells, 1.0, case.sms)
+    return Work(steps * (one.flops + 20.0 * batch * cells), one.blocks, True, depth=steps * one.depth)
+
+
+@formula("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
+def cudnn(case: Case) -> Work:
+    """Two operations per step, row and parameter; the steps follow each other."""
+    x, hidden = case.node.shape(0) or (1, 1, 1), case.node.shape(1) or (1, 1, 1)
+    steps, batch, units = _size(x[0]), _size(x[1]), _size(hidden[2])
+    parameters = elements(case.node.shape(3))
+    blocks = math.ceil(batch / 64) * math.ceil(4 * units / 64)
+    return Work(2.0 * steps * batch * parameters, blocks, True, depth=float(steps * units * _size(hidden[0])))
+
+
+def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:
+    """The work of a node that has a formula; None where the node contradicts it."""
+    function: Any = table[case.node.op]
+    try:
+        found: Work = function(case)
+    except (ValueError, IndexError, TypeError, KeyError, ArithmeticError):
+        return None
+    return found
