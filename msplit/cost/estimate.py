@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 
 from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
 from msplit.cost.costs import Costs, Floats
-from msplit.cost.formulas import FORMULAS, Case, Work, work
+from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
+from msplit.cost.shapes.dtypes import output_dtypes
 from msplit.cost.shapes.infer import Shapes
 from msplit.cost.shapes.registry import Node
+from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.cost.tensors import Tensors, tensors_of
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.sides import host_nodes, stateful_nodes
-from msplit.graph import CONTROL, Graph
+from msplit.graph import CONTROL, Graph, Ints
 
 STEP_CYCLES = 150
 """Clock cycles that one step of 32 along the inner sum of a product takes at least: half of an L2 access, as loads are double-buffered."""
@@ -192,10 +194,26 @@ def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu)
 
 
 def _peaks(tensors: Tensors, product: Mask, sheet: Gpu) -> Floats:
-    plain = np.array([sheet.flops_per_us(name or "float32") for name in tensors.dtypes])
-    tensor_cores = np.array([sheet.flops_per_us(name or "float32", True) for name in tensors.dtypes])
-    result: Floats = np.where(product, tensor_cores[tensors.dtype], plain[tensors.dtype])
+    return _lookup(tensors.dtypes, tensors.dtype, product, sheet)
+
+
+def _lookup(names: list[str], which: Ints, product: Mask, sheet: Gpu) -> Floats:
+    plain = np.array([sheet.flops_per_us(name or "float32") for name in names])
+    tensor_cores = np.array([sheet.flops_per_us(name or "float32", True) for name in names])
+    result: Floats = np.where(product, tensor_cores[which], plain[which])
     return result
+
+
+def peaks(graph: Graph, sheet: Gpu) -> Floats:
+    """Peak operations per µs of each node, by its type and by whether tensor cores run it."""
+    names: dict[str, int] = {}
+    which = np.zeros(len(graph), dtype=np.int32)
+    for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
+        given = output_dtypes(op, attrs)
+        which[node] = names.setdefault(given[0] if given else "", len(names))
+    # A loop or a branch holds kernels of both kinds: the faster one keeps the bound a bound.
+    product = np.fromiter((op in PRODUCTS or op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
+    return _lookup(list(names), which, product, sheet)
 
 
 def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:

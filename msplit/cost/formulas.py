@@ -272,6 +272,15 @@ def cudnn(case: Case) -> Work:
     return Work(2.0 * steps * batch * parameters, blocks, True, depth=float(steps * units * _size(hidden[0])))
 
 
+_ON_TENSOR_CORES = (
+    "MatMul", "BatchMatMul", "FusedMatMul", "FusedBatchMatMul", "SparseMatMul", "Einsum", "XlaEinsum", "Conv", "FusedConv", "LSTM",
+    "BlockLSTM", "GRU", "CudnnRNN",
+)  # fmt: skip
+
+PRODUCTS = frozenset(op for op in FORMULAS if op.strip("_").startswith(_ON_TENSOR_CORES))
+"""Ops that tensor cores run."""
+
+
 def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:
     """The work of a node that has a formula; None where the node contradicts it."""
     function: Any = table[case.node.op]

@@ -54,7 +54,10 @@ class Tensors:
 
     def into(self, values: Floats) -> Floats:
         """Sum over the inputs of each node; a tensor that goes in twice counts once."""
-        return np.bincount(self.user, weights=values[self.used], minlength=len(self.start) - 1)
+        result: Floats = np.bincount(self.user, weights=values[self.used], minlength=len(self.start) - 1).astype(
+            np.float64
+        )
+        return result
 
 
 def tensors_of(shapes: Shapes) -> Tensors:

@@ -119,16 +119,23 @@ def broadcast_gradient_args(node: Node) -> Outputs:
         return ((None,), (None,))
     assert first is not None
     assert second is not None
+    axes = broadcast_axes(first, second)
+    return ((len(axes[0]),), (len(axes[1]),))
+
+
+def broadcast_axes(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[list[int], list[int]]:
+    """The axes of the result over which each operand was broadcast. An axis where both are 1 counts for both, as in TensorFlow's kernel."""
     rank = max(len(first), len(second))
     a, b = (1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second
-    # An axis counts for an operand where its own size is 1, also where both are: TensorFlow's kernel reduces over it too.
-    counts = [0, 0]
-    for x, y in zip(a, b, strict=True):
-        if x == y == 1:
-            counts = [count + 1 for count in counts]
-        elif x != y:
-            counts[0 if x == 1 else 1] += 1
-    return ((counts[0],), (counts[1],))
+    sides: tuple[list[int], list[int]] = ([], [])
+    if first == second:
+        return sides
+    for axis, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x == 1 and (y == 1 or x != y):
+            sides[0].append(axis)
+        if y == 1:
+            sides[1].append(axis)
+    return sides
 
 
 @shape_function("BroadcastTo")

@@ -9,7 +9,7 @@ from msplit.cost.shapes.registry import Handle, Node, Outputs, Shape, handle_fun
 
 
 @shape_function(
-    "VarHandleOp", "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableDenseHashTableV2",
+    "VarHandleOp", "KvVarHandleOp", "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableDenseHashTableV2",
     "AnonymousHashTable", "Iterator", "IteratorV2", "OneShotIterator", "TensorDataset", "FIFOQueueV2", "StatelessRandomGetAlg",
     "RandomUniformIntSeed", "VarIsInitializedOp", "TensorListReserve", "EmptyTensorList", "TensorListFromTensor", "TensorListSetItem",
     "TensorListPushBack", "TensorListResize", "TensorListLength", "TensorListScatter", "TensorListScatterV2",
@@ -231,6 +231,13 @@ def array_concat(node: Node) -> Outputs:
 def variable_handle(node: Node) -> Sequence[Handle | None]:
     """A variable of the shape in the attribute."""
     return (Handle(node.attr("shape")),)
+
+
+@handle_function("KvVarHandleOp")
+def growing_table_handle(node: Node) -> Sequence[Handle | None]:
+    """DeepRec's growing table: the attribute is the shape of one row."""
+    row = node.attr("shape")
+    return (Handle(None if row is None else (None, *row)),)
 
 
 @handle_function("TensorListReserve", "EmptyTensorList")

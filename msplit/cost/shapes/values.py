@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.cost.shapes.array import slice_value
-from msplit.cost.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product
+from msplit.cost.shapes.array import broadcast_axes, slice_value
+from msplit.cost.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product, shape_from
 
 LIMIT = 4096
 """Most elements of a tensor whose value is followed."""
@@ -395,6 +395,15 @@ def broadcast_args(node: Node, outputs: Outputs) -> Value | None:
     if values is None or any(bool(missing(value).any()) for value in values):
         return None
     return np.array(np.broadcast_shapes(*(tuple(value.tolist()) for value in values)), dtype=np.int64)
+
+
+@value_function("BroadcastGradientArgs")
+def broadcast_gradient_args(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
+    """The axes over which each operand was broadcast."""
+    first, second = shape_from(node.ints(0)), shape_from(node.ints(1))
+    if first is None or second is None or None in first or None in second:
+        return None
+    return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(first, second)]
 
 
 @value_function("InvertPermutation")

@@ -1,0 +1,160 @@
+"""Lower bounds: what no schedule of these kernels on this GPU can beat, and what streams can gain at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.analysis.path import critical_path
+from msplit.cost.costs import Costs, Floats
+from msplit.cost.estimate import peaks
+from msplit.cost.gpus import data_sheet
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import CONTROL, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Times in µs.
+
+    Attributes:
+        critical_path_us: The heaviest path: kernels that depend on each other can not overlap, and none gets faster by company.
+        bandwidth_us: All bytes at the peak memory bandwidth.
+        flops_us: All operations, each at the peak of its type.
+        sm_time_us: Time times share, summed: how long the kernels would keep the whole device busy. It is what predicts
+            the gain of streams.
+        lower_bound_us: The largest of the four.
+        serial_us: All kernels one after the other.
+        fused_us: What larger kernels could reach: every weight and input read once, every result written once, or all operations at
+            their peak, whichever takes longer.
+        max_gain: `serial_us / lower_bound_us`: no number of streams gains more. 1 where there is nothing to run.
+        path: Nodes of the critical path, first to last.
+    """
+
+    critical_path_us: float
+    bandwidth_us: float
+    flops_us: float
+    sm_time_us: float
+    lower_bound_us: float
+    serial_us: float
+    fused_us: float
+    max_gain: float
+    path: Ints
+
+
+def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
+    """Lower bounds of a graph's kernels.
+
+    Args:
+        flat: The graph.
+        costs: Static or measured costs of its nodes; where shapes are unknown they are guesses, and so are the bounds.
+    """
+    sheet = data_sheet(costs.gpu)
+    span, path = critical_path(flat.graph, costs.time_us)
+    bandwidth = float(costs.bytes.sum()) / sheet.bytes_per_us
+    flops = float((costs.flops / peaks(flat.graph, sheet)).sum())
+    area = float((costs.time_us * costs.share).sum())
+    serial = float(costs.time_us.sum())
+    lower = max(span, bandwidth, flops, area)
+    fused = max(float(unique_bytes(flat, costs)) / sheet.bytes_per_us, flops)
+    return Bounds(
+        critical_path_us=span,
+        bandwidth_us=bandwidth,
+        flops_us=flops,
+        sm_time_us=area,
+        lower_bound_us=lower,
+        serial_us=serial,
+        fused_us=fused,
+        max_gain=serial / lower if lower > 0 else 1.0,
+        path=path,
+    )
+
+
+def gain_at_most(costs: Costs, flat: FlatGraph, streams: int) -> float:
+    """What a number of streams could gain over one at most, by a simple model.
+
+    The time on N streams is at least the critical path, the SM time, the bytes at the peak bandwidth, and the work over N (a stream runs
+    one kernel at a time). The gain is the serial time over the largest of these. Waits cost nothing in this model.
+
+    Args:
+        costs: Costs of the nodes.
+        flat: The graph.
+        streams: Number of streams, at least 1.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        ValueError: `streams` is below 1.
+    """
+    if streams < 1:
+        raise ValueError("at least one stream is needed")
+    limits = bounds(flat, costs)
+    if limits.serial_us <= 0:
+        return 1.0
+    return max(1.0, limits.serial_us / max(limits.lower_bound_us, limits.serial_us / streams))
+
+
+def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
+    """Bytes that have to cross the memory bus if everything between inputs and outputs stays on the chip.
+
+    Each tensor that no kernel makes (a weight, an input) counts once, and not more than its readers read of it, so that a gather counts
+    its rows and not its table; each output counts once.
+    """
+    graph = flat.graph
+    runs = costs.time_us > 0
+    edges = graph.edges
+    data = edges.port != CONTROL
+    origin = _origins(flat, runs)
+    source = origin[edges.src[data]]
+    reader = edges.dst[data]
+    taken = runs[reader] & (source >= 0)
+    # Each (source, reader) pair once.
+    key = np.unique(source[taken].astype(np.int64) * len(graph) + reader[taken])
+    source, reader = key // max(len(graph), 1), key % max(len(graph), 1)
+    read = np.bincount(source, weights=costs.bytes[reader], minlength=len(graph))
+    behind_handles = _read_behind_handles(flat, costs)
+    results = np.unique(np.array([tensor.node for tensor in flat.outputs], dtype=np.int64))
+    written = float(costs.out_bytes[results].sum()) if len(results) else 0.0
+    return float(np.minimum(read, costs.out_bytes).sum()) + behind_handles + written
+
+
+def _origins(flat: FlatGraph, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
+    """Per node that runs no kernel, the node whose data it hands on; -1 for nodes that run one."""
+    graph = flat.graph
+    passing = {
+        "Identity",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "Enter",
+        "Switch",
+        "Merge",
+    }
+    first = np.full(len(graph), -1, dtype=np.int32)
+    edges = graph.edges
+    lead = edges.slot == 0
+    first[edges.dst[lead]] = edges.src[lead]
+    ops, running, before = graph.ops, runs.tolist(), first.tolist()
+    origin = list(range(len(graph)))
+    for node in graph.topological.tolist():
+        if running[node]:
+            origin[node] = -1
+        elif ops[node] in passing and before[node] >= 0:
+            origin[node] = origin[before[node]]
+    return np.array(origin, dtype=np.int32)
+
+
+def _read_behind_handles(flat: FlatGraph, costs: Costs) -> float:
+    """Rows that gathers read through a handle: as many bytes as they write."""
+    nodes = [
+        node
+        for node, op in enumerate(flat.graph.ops)
+        if op in ("ResourceGather", "ResourceGatherNd", "KvResourceGather", "KvResourceGatherV1")
+    ]
+    reads: Floats = costs.out_bytes[nodes] * (costs.time_us[nodes] > 0)
+    return float(reads.sum())
