@@ -35,7 +35,7 @@ class _Builder:
 
     def add(self, op: str, inputs: list[str], outputs: dict[str, int] | None = None, **attrs: Any) -> Any:
         """Adds a node with a new name. `outputs` are its output arguments and how many tensors each has."""
-        name = f"{self.draw(st.sampled_from(_SCOPES))}{op.strip("_").lower()}_{len(self.names)}"
+        name = f"{self.draw(st.sampled_from(_SCOPES))}{op.strip('_').lower()}_{len(self.names)}"
         node = self.nodes.add(name=name, op=op)
         node.input.extend(inputs)
         for key, value in attrs.items():
