@@ -14,18 +14,30 @@ from torch import Tensor
 
 _BLOCK = 256
 
+# From this many elements on, positions are counted with 64 bits, whose divisions are several times slower.
+_WIDE_FROM = 2**31 - _BLOCK
+
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gather(table, indices, out, total, size, count, inner, outer, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _gather(  # type: ignore[no-untyped-def]
+    table, indices, out, total, size, count, inner, outer, BLOCK: tl.constexpr, WIDE: tl.constexpr, SINGLE: tl.constexpr
+):
+    block = tl.program_id(0)
+    if WIDE:
+        block = block.to(tl.int64)
+    place = block * BLOCK + tl.arange(0, BLOCK)
     exists = place < total
-    column = place % inner
     row = place // inner
-    matrix = row // count
-    index = tl.load(indices + matrix // outer * count + row % count, mask=exists, other=0).to(tl.int64)
+    column = place - row * inner
+    if SINGLE:
+        index = tl.load(indices + row, mask=exists, other=0).to(tl.int64)
+        start = tl.zeros([BLOCK], tl.int64)
+    else:
+        matrix = row // count
+        index = tl.load(indices + matrix // outer * count + row % count, mask=exists, other=0).to(tl.int64)
+        start = matrix.to(tl.int64) * size
     inside = (index >= 0) & (index < size)
-    source = (matrix * size + index) * inner + column
-    values = tl.load(table + source, mask=exists & inside, other=0)
+    values = tl.load(table + (start + index) * inner + column, mask=exists & inside, other=0)
     tl.store(out + place, values, mask=exists)
 
 
@@ -33,7 +45,7 @@ def gather(table: Tensor, indices: Tensor) -> Tensor:
     """out[b, o, m, i] = table[b, o, indices[b, m], i], or 0 where the index is not in [0, n).
 
     Args:
-        table: Contiguous, of shape [b, o, n, i], on a GPU.
+        table: Contiguous, of shape [b, o, n, i], on a GPU, with elements of at most 8 bytes.
         indices: Contiguous integers of shape [b, m].
 
     Returns:
@@ -44,8 +56,9 @@ def gather(table: Tensor, indices: Tensor) -> Tensor:
     out = table.new_empty((batch, outer, count, inner))
     total = out.numel()
     if total:
-        carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
         # The bits move, whatever they mean: one compiled kernel serves every dtype of a width.
+        carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
+        flags = {"BLOCK": _BLOCK, "WIDE": total >= _WIDE_FROM, "SINGLE": batch * outer == 1}
         grid = (triton.cdiv(total, _BLOCK),)
-        _gather[grid](table.view(carrier), indices, out.view(carrier), total, size, count, inner, outer, _BLOCK)
+        _gather[grid](table.view(carrier), indices, out.view(carrier), total, size, count, inner, outer, **flags)
     return out

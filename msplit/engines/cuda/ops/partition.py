@@ -32,6 +32,8 @@ def dynamic_stitch(node: Node, *inputs: Tensor) -> Tensor:
     result = data[0].new_zeros((rows, *inner))
     for index, values in zip(indices, data, strict=True):
         if index.numel():
+            if int(index.min()) < 0:
+                raise IndexError(f"{node.name}: a negative index")
             result[index.reshape(-1).to(torch.int64)] = values.reshape(-1, *inner)
     return result
 

@@ -17,7 +17,7 @@ from msplit.engines.cuda.ops.gather import take
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
 
 
-@lowering("SegmentSum", "SegmentSumV2", dynamic=True)
+@lowering("SegmentSum", dynamic=True)
 def segment_sum(node: Node, data: Tensor, ids: Tensor) -> Tensor:
     """Sum of every segment's rows; the ids rise. An empty segment gives 0."""
     return _sum(data, ids, _count(ids))

@@ -17,9 +17,9 @@ from msplit.engines.cuda.registry import Node, Unsupported, lowering
 from msplit.engines.cuda.tensors import torch_dtype
 
 
-@lowering("Shape", shape_only=True)
+@lowering("Shape", "VariableShape", shape_only=True)
 def shape(node: Node, x: Tensor) -> Tensor:
-    """The input's shape as a vector of `out_type`, on the CPU."""
+    """The input's (for VariableShape: the variable's value's) shape as a vector of `out_type`, on the CPU."""
     return _shape_vector(node, x)
 
 

@@ -59,6 +59,8 @@ def in_top_k_v2(node: Node, predictions: Tensor, targets: Tensor, k: np.ndarray)
 
 def _in_top_k(predictions: Tensor, targets: Tensor, k: int) -> Tensor:
     classes = predictions.shape[1]
+    if classes == 0:
+        return torch.zeros_like(targets, dtype=torch.bool)
     targets = targets.to(torch.int64).unsqueeze(1)
     exists = (targets >= 0) & (targets < classes)
     own = predictions.gather(1, targets.clamp(0, classes - 1))

@@ -54,6 +54,8 @@ def sparse_fill_empty_rows(
     """
     rows = int(shape[0])
     row_of = indices[:, 0]
+    if row_of.numel() and not 0 <= int(row_of.min()) <= int(row_of.max()) < rows:
+        raise IndexError(f"{node.name}: an element lies outside of the {rows} rows")
     occupied = torch.zeros(rows, dtype=torch.bool, device=indices.device)
     occupied[row_of] = True
     missing = torch.nonzero(~occupied).reshape(-1)

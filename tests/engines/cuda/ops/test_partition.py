@@ -37,6 +37,11 @@ def test_the_later_tensor_stays():
     check("DynamicStitch", inputs, {"N": 2, "T": "float32"})
 
 
+def test_a_negative_index_is_refused():
+    with pytest.raises(IndexError, match="negative"):
+        run_lowering("DynamicStitch", [_i([0, -1]), values((2,))], {"N": 1, "T": "float32"})
+
+
 def test_rows_without_an_index_are_zeros():
     (result,) = run_lowering("DynamicStitch", [_i([0, 3]), values((2,))], {"N": 1, "T": "float32"})
     assert result[1:3].tolist() == [0, 0]

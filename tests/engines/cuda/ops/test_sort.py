@@ -42,6 +42,11 @@ def test_more_than_there_are():
         run_lowering("TopKV2", [values((3,)), np.int32(4)])
 
 
+def test_nothing_is_among_no_classes():
+    (result,) = run_lowering("InTopKV2", [values((3, 0)), np.zeros(3, np.int32), np.int32(1)])
+    assert result.tolist() == [False] * 3
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_nth_element(reverse, dtype):

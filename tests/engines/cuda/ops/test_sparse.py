@@ -46,6 +46,12 @@ def test_empty_rows_are_filled(dtype):
     check("SparseFillEmptyRows", [np.zeros((0, 2), np.int64), values((0,), dtype), _i([3, 4]), default])
 
 
+@pytest.mark.parametrize("row", [-1, 3])
+def test_rows_outside_of_the_shape_are_refused(row):
+    with pytest.raises(IndexError, match="outside of the 3 rows"):
+        run_lowering("SparseFillEmptyRows", [_i([[row, 0]]), values((1,)), _i([3, 4]), np.float32(0)])
+
+
 @pytest.mark.parametrize("adjoint_a", [False, True])
 @pytest.mark.parametrize("adjoint_b", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
