@@ -16,7 +16,7 @@ from msplit.flatten.needed import ancestors, fed_entirely, has_effect, restricte
 from msplit.flatten.regions import find_regions
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.formats.model import Model
-from msplit.graph import Graph, Ints
+from msplit.graph import CONTROL, Graph, Ints
 
 
 def flatten(model: Model) -> FlatGraph:
@@ -34,7 +34,8 @@ def flatten(model: Model) -> FlatGraph:
     outputs = [(index[output.node], output.port) for output in model.outputs]
     inputs = [(index[fed.node], fed.port) for fed in model.inputs]
     targets = [index[target] for target in model.targets]
-    edges = without_inputs(graph.edges, fed_entirely(graph, inputs), len(graph))
+    fetched = [*outputs, *((target, CONTROL) for target in targets)]
+    edges = without_inputs(graph.edges, fed_entirely(graph, inputs, fetched), len(graph))
     if edges is not graph.edges:
         graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, edges, graph.functions)
     if outputs or targets:

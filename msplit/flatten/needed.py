@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import optable
-from msplit.graph import CONTROL, Edges, Graph, Ints
+from msplit.graph import Edges, Graph, Ints
 
 _NO_EFFECT = frozenset(
     {
@@ -95,14 +95,25 @@ def without_inputs(edges: Edges, nodes: Sequence[int], count: int) -> Edges:
     return Edges(edges.src[keep], edges.port[keep], edges.dst[keep], edges.slot[keep])
 
 
-def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]]) -> list[int]:
-    """Nodes whose every used output is fed: they do not run, and nothing in front of them runs for them."""
-    ports: dict[int, set[int]] = {}
-    for node, port in fed:
-        ports.setdefault(node, set()).add(port)
-    result = []
-    for node, given in ports.items():
-        used = graph.edges.port[graph.out_edges(node)] if graph.in_start[node] != graph.in_start[node + 1] else ()
-        if all(int(port) in given for port in used if port != CONTROL):
-            result.append(node)
-    return result
+def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]], roots: Iterable[tuple[int, int]]) -> list[int]:
+    """Nodes that do not run because all that is needed of them is fed; nothing in front of them runs for them.
+
+    Args:
+        graph: The graph.
+        fed: (node, port) of fed tensors.
+        roots: (node, port) of what is fetched; port CONTROL for a node that just runs.
+    """
+    given = set(fed)
+    # A node without inputs has nothing in front of it.
+    nodes = {node for node, _ in given if graph.in_start[node] != graph.in_start[node + 1]}
+    if not nodes:
+        return []
+    edges = graph.edges
+    crossing = np.zeros(len(edges), np.bool_)
+    for node, port in given:
+        out = graph.out_edges(node)
+        crossing[out[edges.port[out] == port]] = True
+    rest = Edges(edges.src[~crossing], edges.port[~crossing], edges.dst[~crossing], edges.slot[~crossing])
+    without = Graph(graph.names, graph.ops, graph.devices, graph.attrs, rest)
+    runs = ancestors(without, [node for node, port in roots if (node, port) not in given])
+    return sorted(node for node in nodes if not runs[node])

@@ -54,8 +54,12 @@ def to_ids(
     Returns:
         The ids, in the order of the flat nodes, and every disagreement.
     """
-    wanted: dict[tuple[int, int], dict[int, list[int]]] = {}
     streams = np.asarray(ids).tolist()
+    if not flat.function_names:
+        top = flat.model.graph.names
+        pairs = zip(flat.origin_node.tolist(), streams, strict=True)
+        return {(None, top[number]): stream for number, stream in pairs if stream >= 0}, ()
+    wanted: dict[tuple[int, int], dict[int, list[int]]] = {}
     origins = zip(flat.origin_function.tolist(), flat.origin_node.tolist(), strict=True)
     for node, (origin, stream) in enumerate(zip(origins, streams, strict=True)):
         if stream >= 0 and origin[1] >= 0:
