@@ -1,0 +1,239 @@
+"""A scheduling problem as plain data: blocks of kernels, what they cost, and what must come before what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from msplit.cost.costs import Costs, Floats
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+from msplit.schedule import contract
+from msplit.schedule.dag import Dag
+from msplit.schedule.machine import Machine
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Blocks to be put on streams. A block is a linear chain of kernels: no schedule gains by cutting it.
+
+    Blocks are numbered topologically: every producer has a smaller number than its consumers. A block without kernels is a joint: a
+    node that launches nothing but has too many producers and consumers to be replaced by edges.
+
+    Attributes:
+        dag: Dependencies between blocks, each once.
+        time_us: Time of a block alone on the GPU.
+        share: Share of the GPU that it fills while it runs, in (0, 1]; the mean over its kernels by time.
+        bytes: Device memory traffic.
+        kernels: Number of kernels.
+        block: Per node of the graph it was made from its block, or -1 if the node launches nothing.
+        tie: Per block a group that must be on one stream, or -1.
+        pin: Per block a stream that was decided before, or -1.
+        machine: The GPU.
+    """
+
+    dag: Dag
+    time_us: Floats
+    share: Floats
+    bytes: Floats
+    kernels: Ints
+    block: Ints
+    tie: Ints
+    pin: Ints
+    machine: Machine = field(default_factory=Machine)
+
+    def __len__(self) -> int:
+        return len(self.dag)
+
+    @staticmethod
+    def of(
+        dag: Dag,
+        time_us: ArrayLike,
+        share: ArrayLike = 1.0,
+        bytes: ArrayLike = 0.0,
+        *,
+        launches: ArrayLike | None = None,
+        tie: ArrayLike = -1,
+        pin: ArrayLike = -1,
+        machine: Machine | None = None,
+        contracted: bool = True,
+    ) -> Problem:
+        """From arrays over the nodes of any graph, such as the steps of an engine.
+
+        Args:
+            dag: Dependencies, in any numbering, control edges included.
+            time_us: Time of each node alone; scalars are spread over all nodes, here and below.
+            share: Share of the GPU that each fills.
+            bytes: Memory traffic of each.
+            launches: Which nodes launch a kernel; by default those that take time.
+            tie: Per node a group of nodes that must be on one stream, or -1.
+            pin: Per node the stream it is on already, or -1.
+            machine: The GPU.
+            contracted: Whether chains become blocks. Without, every kernel is a block of its own, which is how published algorithms
+                see a graph.
+
+        Raises:
+            ValueError: The graph has a cycle, or a time is negative or not finite.
+        """
+        count = len(dag)
+        times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
+        ties, pins = (_ints(column, count) for column in (tie, pin))
+        if not (np.isfinite(times).all() and (times >= 0).all()):
+            raise ValueError("times must be finite and not negative")
+        on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
+        order = contract.topological_numbers(dag)
+        number = np.empty(count, np.int32)
+        number[order] = np.arange(count, dtype=np.int32)
+        sorted_dag = dag if bool((order[1:] > order[:-1]).all()) else _renumber(dag, number)
+        bypassed, kept = contract.bypass(sorted_dag, ~on_gpu[order])
+        ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        left = int(kept.sum())
+        small = contract.quotient(bypassed, ids, left)
+        nodes = order[kept]
+        head = (
+            contract.chains(small, _labels(ties[nodes], pins[nodes], on_gpu[nodes]))
+            if contracted
+            else np.arange(left, dtype=np.int32)
+        )
+        heads, block_of_left = np.unique(head, return_inverse=True)
+        blocks = len(heads)
+        work = np.where(on_gpu, times, 0.0)[nodes]
+        total = _sum(block_of_left, work, blocks)
+        area = _sum(block_of_left, work * np.clip(shares, 1e-6, 1.0)[nodes], blocks)
+        block = np.full(count, -1, np.int32)
+        block[nodes] = np.where(on_gpu[nodes], block_of_left, -1)
+        return Problem(
+            dag=contract.quotient(small, block_of_left.astype(np.int32), blocks),
+            time_us=total,
+            share=np.divide(area, total, out=np.full(blocks, 1e-6), where=total > 0),
+            bytes=_sum(block_of_left, moved[nodes], blocks),
+            kernels=np.bincount(block_of_left, on_gpu[nodes], blocks).astype(np.int32),
+            block=block,
+            tie=ties[nodes][heads],
+            pin=pins[nodes][heads],
+            machine=machine or Machine(),
+        )
+
+    @staticmethod
+    def from_flat(
+        flat: FlatGraph,
+        costs: Costs,
+        *,
+        pin: ArrayLike = -1,
+        machine: Machine | None = None,
+        contracted: bool = True,
+    ) -> Problem:
+        """From a model: nodes that take time are kernels, regions stay together."""
+        launches = (costs.time_us > 0) & ~flat.host
+        return Problem.of(
+            Dag.from_graph(flat.graph),
+            costs.time_us,
+            costs.share,
+            costs.bytes,
+            launches=launches,
+            tie=flat.region,
+            pin=pin,
+            machine=machine,
+            contracted=contracted,
+        )
+
+    @cached_property
+    def work_us(self) -> Floats:
+        """Time that a block takes on its stream with the GPU to itself: its kernels and what it costs to start them."""
+        return self.time_us + self.machine.node_us * self.kernels
+
+    @cached_property
+    def demand(self) -> Floats:
+        """Per block what it takes of the SMs, the memory bandwidth and the rate at which kernels start: (blocks, 3), each in [0, 1]."""
+        work = np.maximum(self.work_us, 1e-12)
+        columns = (
+            self.share * self.time_us,
+            self.bytes / self.machine.bandwidth,
+            self.machine.issue_us * self.kernels,
+        )
+        return np.stack([np.clip(column / work, 0.0, 1.0) for column in columns], axis=1)
+
+    @cached_property
+    def joints(self) -> NDArray[np.bool_]:
+        """Blocks without kernels."""
+        return np.asarray(self.kernels == 0)
+
+    @cached_property
+    def consumers(self) -> tuple[Ints, Ints]:
+        """(start, dst): the consumers of block u are ``dst[start[u]:start[u + 1]]``, ascending."""
+        order = np.argsort(self.dag.src, kind="stable")
+        start = np.searchsorted(self.dag.src[order], np.arange(len(self) + 1)).astype(np.int32)
+        return start, self.dag.dst()[order]
+
+    @cached_property
+    def rank(self) -> Floats:
+        """Longest path from each block to the end, its own work included (HEFT's upward rank without communication)."""
+        start, dst = (column.tolist() for column in self.consumers)
+        work = self.work_us.tolist()
+        rank = [0.0] * len(self)
+        for node in range(len(self) - 1, -1, -1):
+            following = dst[start[node] : start[node + 1]]
+            rank[node] = work[node] + (max([rank[consumer] for consumer in following]) if following else 0.0)
+        return np.asarray(rank)
+
+    def bound_us(self) -> float:
+        """No schedule is shorter: the longest path, and each resource's total demand."""
+        if not len(self):
+            return 0.0
+        return max(float(self.rank.max()), float((self.demand * self.work_us[:, None]).sum(axis=0).max()))
+
+    def grouped(self, group: Ints) -> Problem:
+        """The same problem with groups of blocks as its blocks, for algorithms that want larger grains.
+
+        Args:
+            group: Per block its group, ``0..`` without gaps, numbered topologically; contracting the groups must leave no cycle.
+        """
+        count = int(group.max(initial=-1)) + 1
+        total = _sum(group, self.time_us, count)
+        area = _sum(group, self.time_us * self.share, count)
+        first = np.full(count, len(self), np.int64)
+        np.minimum.at(first, group, np.arange(len(self)))
+        return Problem(
+            dag=contract.quotient(self.dag, group, count),
+            time_us=total,
+            share=np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
+            bytes=_sum(group, self.bytes, count),
+            kernels=np.bincount(group, self.kernels, count).astype(np.int32),
+            block=np.where(self.block >= 0, group[np.maximum(self.block, 0)], -1).astype(np.int32),
+            tie=self.tie[first],
+            pin=self.pin[first],
+            machine=self.machine,
+        )
+
+    def spread(self, stream: Ints) -> Ints:
+        """Streams of the nodes of the original graph from those of the blocks; -1 for nodes that launch nothing."""
+        if not len(self):
+            return np.full(len(self.block), -1, np.int32)
+        return np.where(self.block >= 0, stream[np.maximum(self.block, 0)], -1).astype(np.int32)
+
+
+def _floats(column: ArrayLike, count: int) -> Floats:
+    return np.broadcast_to(np.asarray(column, dtype=np.float64), (count,))
+
+
+def _ints(column: ArrayLike, count: int) -> Ints:
+    return np.broadcast_to(np.asarray(column, dtype=np.int32), (count,))
+
+
+def _sum(group: NDArray[np.integer], values: Floats, count: int) -> Floats:
+    return np.bincount(group, values, count).astype(np.float64)
+
+
+def _renumber(dag: Dag, number: Ints) -> Dag:
+    return Dag.of(len(dag), number[dag.src], number[dag.dst()])
+
+
+def _labels(tie: Ints, pin: Ints, on_gpu: NDArray[np.bool_]) -> Ints:
+    """One number per combination of tie, pin and being a kernel: chains do not cross them."""
+    columns = np.stack([tie, pin, on_gpu.astype(np.int32)], axis=1)
+    if not len(columns) or (columns == columns[0]).all():
+        return np.zeros(len(columns), np.int32)
+    return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)

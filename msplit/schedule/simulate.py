@@ -1,0 +1,144 @@
+"""How long a plan takes: an event-driven model of a GPU that replays it.
+
+The kernels of one stream run in order. What runs at once shares three things: the SMs, the memory bandwidth and the rate at which
+the device starts kernels. Where more than all of one is asked for, everything that runs is slowed down by the same factor
+(processor sharing). All running blocks then progress at one common rate, so one virtual clock serves for all: a block
+ends when that clock has advanced by its work, however the rate changes meanwhile, and an event costs a heap operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from msplit.cost.costs import Floats
+from msplit.graph import Ints
+from msplit.schedule.order import topological
+from msplit.schedule.plan import Plan, make_plan
+from msplit.schedule.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What a plan does over time.
+
+    Attributes:
+        makespan_us: From the start of the first kernel until all streams have joined.
+        start_us: Per block when its first kernel starts; -1 for joints.
+        end_us: Per block when its last kernel ends; -1 for joints.
+        busy_us: Time during which at least one kernel runs.
+    """
+
+    makespan_us: float
+    start_us: Floats
+    end_us: Floats
+    busy_us: float
+
+
+def plan_of(problem: Problem, stream: Ints, order: Ints | None = None) -> Plan:
+    """The plan of an assignment.
+
+    Args:
+        problem: What is scheduled.
+        stream: Per block its stream; what joints have is ignored.
+        order: Topological order of the blocks; by default the blocks with the longest path to the end come first.
+    """
+    if order is None:
+        order = topological(problem.dag, problem.rank)
+    return make_plan(problem.dag, np.where(problem.joints, -1, stream).astype(np.int32), order)
+
+
+def simulate(problem: Problem, plan: Plan) -> Simulation:
+    """Plays a plan. O(n log n) for n blocks and waits.
+
+    Args:
+        problem: What is scheduled.
+        plan: Over the blocks of the problem; joints have stream -1 in it.
+
+    Raises:
+        ValueError: The streams of the plan wait for each other in a circle.
+    """
+    count, machine = len(problem), problem.machine
+    start, end = [-1.0] * count, [-1.0] * count
+    following = [-1] * count
+    missing = [0] * count  # how many of its predecessors, in its stream and by waits, have not ended
+    last: dict[int, int] = {}
+    placed = plan.order.tolist()
+    lanes = plan.stream.tolist()
+    for node in placed:
+        before = last.get(lanes[node], -1)
+        if before >= 0:
+            following[before] = node
+            missing[node] = 1
+        last[lanes[node]] = node
+    by_event = np.argsort(plan.wait_on, kind="stable")
+    waiter_start = np.searchsorted(plan.wait_on[by_event], np.arange(count + 1)).tolist()
+    waiters = plan.wait_node[by_event].tolist()
+    waits = np.bincount(plan.wait_node, minlength=count)
+    more_waits = (np.maximum(waits - 1, 0) * machine.join_us).tolist()
+    for node in np.flatnonzero(waits).tolist():
+        missing[node] += int(waits[node])
+
+    work = problem.work_us.tolist()
+    sms, bandwidth, issue = (column.tolist() for column in problem.demand.T)
+    wait_us = machine.wait_us
+    ready = [0.0] * count  # the earliest start, over the predecessors that have ended
+    upcoming: list[tuple[float, int]] = []  # (real time, block): may start then
+    running: list[tuple[float, int]] = []  # (virtual time, block): ends then
+    now = virtual = busy = 0.0
+    used_sms = used_bandwidth = used_issue = 0.0
+    rate = 1.0  # real time per virtual time
+
+    for node in placed:
+        if missing[node] == 0:
+            heappush(upcoming, (0.0, node))
+    left = len(placed)
+    while running or upcoming:
+        if running:
+            finish = now + (running[0][0] - virtual) * rate
+            if upcoming and upcoming[0][0] <= finish:
+                then, node = heappop(upcoming)
+                virtual += (then - now) / rate
+                busy += then - now
+                now = then
+            else:
+                target, ended = heappop(running)
+                busy += finish - now
+                virtual, now = target, finish
+                end[ended] = now
+                left -= 1
+                if running:
+                    used_sms -= sms[ended]
+                    used_bandwidth -= bandwidth[ended]
+                    used_issue -= issue[ended]
+                else:
+                    used_sms = used_bandwidth = used_issue = virtual = 0.0
+                rate = max(1.0, used_sms, used_bandwidth, used_issue)
+                node = following[ended]
+                if node >= 0:
+                    if ready[node] < now:
+                        ready[node] = now
+                    missing[node] -= 1
+                    if missing[node] == 0:
+                        heappush(upcoming, (ready[node] + more_waits[node], node))
+                for node in waiters[waiter_start[ended] : waiter_start[ended + 1]]:
+                    if ready[node] < now + wait_us:
+                        ready[node] = now + wait_us
+                    missing[node] -= 1
+                    if missing[node] == 0:
+                        heappush(upcoming, (max(ready[node] + more_waits[node], now), node))
+                continue
+        else:
+            now, node = heappop(upcoming)
+        start[node] = now
+        used_sms += sms[node]
+        used_bandwidth += bandwidth[node]
+        used_issue += issue[node]
+        rate = max(1.0, used_sms, used_bandwidth, used_issue)
+        heappush(running, (virtual + work[node], node))
+    if left:
+        raise ValueError("the streams of the plan wait for each other in a circle")
+    makespan = now + machine.join_us * len(plan.join)
+    return Simulation(makespan, np.asarray(start), np.asarray(end), busy)
