@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
+from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 
 
@@ -57,3 +58,26 @@ class Rule(Protocol):
             AssignError: The rule and the graph contradict each other.
         """
         ...
+
+
+def in_range(stream: int, context: Context, what: str, where: str | None = None) -> int:
+    """A stream id that exists: `stream`, or, with `Context.wrap`, what the forks make of it.
+
+    Args:
+        stream: The id as the user wrote it.
+        context: Says which ids exist.
+        what: Who has it, for the message.
+        where: File and line, if it stands in a file.
+
+    Raises:
+        AssignError: The id does not exist and may not be wrapped.
+    """
+    if 0 <= stream < context.streams:
+        return stream
+    if context.wrap:
+        return stream % context.streams
+    fix = "use an id of 0 or more, or pass --wrap to take ids modulo the number of streams, as the forks do"
+    if stream > 0:
+        fix = f"pass --streams {stream + 1} or more, or --wrap to take ids modulo {context.streams}, as the forks do"
+    ids = f"0..{context.streams - 1}" if context.streams > 1 else "0 only"
+    raise AssignError(f"{what} has stream id {stream}, but ids are {ids}", where=where, fix=fix)

@@ -1,0 +1,104 @@
+"""Which nodes must share a stream: colocation classes, regions, and variable handles with their users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import CONTROL, Ints
+
+CLASS = "_class"
+LOCATION = "loc:@"
+_HANDLES = frozenset({"VarHandleOp", "KvVarHandleOp"})
+_FORWARDS = frozenset({"Identity", "Enter", "Switch"})
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Nodes that belong together.
+
+    Attributes:
+        of: Per node the number of its group, or -1 for a node on its own. Groups are numbered by their lowest node.
+        count: Number of groups; each has two nodes or more.
+    """
+
+    of: Ints
+    count: int
+
+    def members(self) -> list[Ints]:
+        """The nodes of each group, ascending."""
+        grouped = np.flatnonzero(self.of >= 0)
+        order = grouped[np.argsort(self.of[grouped], kind="stable")].astype(np.int32)
+        return np.split(order, np.searchsorted(self.of[order], np.arange(1, self.count))) if self.count else []
+
+
+def groups(flat: FlatGraph, *, handles: bool = True) -> Groups:
+    """Close all that ties nodes together, transitively.
+
+    Tied are: the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the graph any
+    more), the nodes of one region, and a variable's handle with the nodes that take it.
+
+    Args:
+        flat: The graph.
+        handles: Whether handles are tied to their users.
+    """
+    pairs = _classes(flat) + _regions(flat) + (_handle_users(flat) if handles else [])
+    parent = {node: node for pair in pairs for node in pair}
+    for first, second in pairs:
+        one, other = _root(parent, first), _root(parent, second)
+        parent[max(one, other)] = min(one, other)
+    of = np.full(len(flat), -1, np.int32)
+    roots = {root: number for number, root in enumerate(sorted({_root(parent, node) for node in parent}))}
+    for node in parent:
+        of[node] = roots[_root(parent, node)]
+    return Groups(of, len(roots))
+
+
+def _classes(flat: FlatGraph) -> list[tuple[int, int]]:
+    graph = flat.graph
+    first: dict[str, int] = {}
+    pairs = []
+    for node in graph.nodes_with(CLASS):
+        values = graph.attrs[node].get(CLASS)
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, str) and value.startswith(LOCATION):
+                name = value[len(LOCATION) :]
+                leader = first.setdefault(name, graph.index.get(name, node))
+                if leader != node:
+                    pairs.append((leader, node))
+    return pairs
+
+
+def _regions(flat: FlatGraph) -> list[tuple[int, int]]:
+    inside = np.flatnonzero(flat.region >= 0)
+    _, first, of = np.unique(flat.region[inside], return_index=True, return_inverse=True)
+    leaders = inside[first][of]
+    return [(leader, node) for leader, node in zip(leaders.tolist(), inside.tolist(), strict=True) if leader != node]
+
+
+def _handle_users(flat: FlatGraph) -> list[tuple[int, int]]:
+    graph = flat.graph
+    pairs = []
+    for handle in [node for node, op in enumerate(graph.ops) if op in _HANDLES]:
+        waiting = [handle]
+        while waiting:
+            node = waiting.pop()
+            for edge in graph.out_edges(node).tolist():
+                user = int(graph.edges.dst[edge])
+                if graph.edges.port[edge] == CONTROL:
+                    continue
+                pairs.append((handle, user))
+                if graph.ops[user] in _FORWARDS and graph.attrs[user].get("T") == "resource":
+                    waiting.append(user)
+    return pairs
+
+
+def _root(parent: dict[int, int], node: int) -> int:
+    root = node
+    while parent[root] != root:
+        root = parent[root]
+    while parent[node] != root:
+        parent[node], node = root, parent[node]
+    return root

@@ -1,0 +1,20 @@
+"""The rules by their keys in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msplit.rules.base import Rule
+from msplit.rules.colocation import Colocation
+from msplit.rules.manual import Manual
+from msplit.rules.options import Options
+from msplit.rules.propagate import Propagate
+from msplit.rules.regex import Regex
+
+RULES: dict[str, Callable[[Options], Rule]] = {
+    Manual.key: Manual.from_options,
+    Regex.key: Regex.from_options,
+    Colocation.key: Colocation.from_options,
+    Propagate.key: Propagate.from_options,
+}
+"""Reads a rule's options, noting mistakes with `Options.problem`. Layers above this one (such as `auto`'s) add their own when imported."""

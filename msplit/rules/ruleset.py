@@ -1,0 +1,158 @@
+"""Rules files: which rules run, in which order, with which options."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from msplit.errors import RulesError
+from msplit.rules import document
+from msplit.rules.base import Rule
+from msplit.rules.document import Value
+from msplit.rules.options import MAX_STREAMS, Options, Reading, nearest
+from msplit.rules.registry import RULES
+
+VERSION = 1
+"""The version of the format that this code reads."""
+
+DEFAULT_STREAMS = 4
+"""How many streams a rules file that does not say gets."""
+
+_SUFFIX = ".yaml"
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """What a rules file says.
+
+    Attributes:
+        version: Version of its format.
+        streams: Ids are 0..streams-1.
+        rules: In order of precedence: the first rule that claims a node wins.
+        default: Id of the nodes that no rule claims.
+        source: The file, or the name of a shipped rule set.
+    """
+
+    version: int
+    streams: int
+    rules: tuple[Rule, ...]
+    default: int
+    source: str
+
+
+def available() -> tuple[str, ...]:
+    """Names of the rule sets that ship with msplit, sorted."""
+    return tuple(sorted(path.stem for path in _shipped().glob(f"*{_SUFFIX}")))
+
+
+def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wrap: bool = False) -> RuleSet:
+    """Read a rules file.
+
+    Args:
+        path_or_name: A file, or the bare name of a shipped rule set (which wins over a file of that name without a suffix).
+        streams: How many streams there are, instead of what the file says.
+        wrap: Allow ids out of range: they are taken modulo `streams` later.
+
+    Raises:
+        RulesError: There is no such file, or it has mistakes; all of them are named with their lines.
+    """
+    name = os.fspath(path_or_name)
+    path, source = Path(name), name
+    if name in available():
+        path = _shipped() / f"{name}{_SUFFIX}"
+        source = f"{name} (shipped)"
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise RulesError(
+            f"there is no rules file '{name}'{nearest(name, available())}",
+            fix=f"name a file, or one of the shipped rule sets: {', '.join(available())}",
+        ) from None
+    except OSError as error:
+        raise RulesError(
+            f"the rules file can not be read: {error.strerror}", where=name, fix="name a YAML file"
+        ) from None
+    except ValueError:
+        raise RulesError("the rules file is not UTF-8 text", where=name, fix="save it as UTF-8") from None
+    return parse(text, source, folder=path.parent, streams=streams, wrap=wrap)
+
+
+def parse(
+    text: str, source: str, *, folder: Path | None = None, streams: int | None = None, wrap: bool = False
+) -> RuleSet:
+    """Read the text of a rules file.
+
+    Args:
+        text: YAML.
+        source: Its name, for messages.
+        folder: Where relative paths in it start (default: the current folder).
+        streams: How many streams there are, instead of what the text says.
+        wrap: Allow ids out of range.
+
+    Raises:
+        RulesError: It has mistakes; all of them are named with their lines.
+    """
+    reading = Reading(source, folder, wrap=wrap)
+    top = Options("the rules file", document.parse(text, source), reading)
+    reading.finish()  # not a mapping: nothing else can be said
+    version = _version(top)
+    own = top.integer("streams", DEFAULT_STREAMS, 1, MAX_STREAMS)
+    reading.streams = own if streams is None else streams
+    default = top.integer("default", 0, 0, MAX_STREAMS - 1 if wrap else reading.streams - 1)
+    rules = tuple(_rules(top, reading))
+    top.finish()
+    reading.finish()
+    return RuleSet(version, reading.streams, rules, default, source)
+
+
+def _version(top: Options) -> int:
+    value = top.value("version")
+    if value is None:
+        top.problem("the rules file has no `version`", fix=f"start it with `version: {VERSION}`")
+    elif value.data != VERSION or isinstance(value.data, bool):
+        newer = isinstance(value.data, int) and value.data > VERSION
+        fix = "update msplit" if newer else f"write `version: {VERSION}`"
+        top.problem(f"version {value.data!r} of rules files is not known", at=value.line, fix=fix)
+    return VERSION
+
+
+def _rules(top: Options, reading: Reading) -> list[Rule]:
+    value = top.value("rules")
+    if value is None or not isinstance(value.data, list):
+        line = top.line if value is None else value.line
+        reading.problem(
+            line, "`rules` must be a list", "write rules: [manual, embedding, branch, colocation, propagate]"
+        )
+        return []
+    rules = []
+    for entry in value.data:
+        options = _entry(entry, reading)
+        if options is not None:
+            rules.append(RULES[options.owner](options))
+            options.finish()
+    return rules
+
+
+def _entry(entry: Value, reading: Reading) -> Options | None:
+    """A rule is a name, or a mapping from one name to its options."""
+    key, value = entry.data, Value(None, entry.line)
+    if isinstance(entry.data, dict) and len(entry.data) == 1:
+        ((key, value),) = entry.data.items()
+    if not isinstance(key, str):
+        reading.problem(
+            entry.line,
+            "a rule must be a name, or one name with options",
+            "write - branch, or - branch: {min_cost_us: 5}",
+        )
+        return None
+    if key not in RULES:
+        reading.problem(entry.line, f"unknown rule {key!r}{nearest(key, RULES)}", f"the rules are {', '.join(RULES)}")
+        return None
+    return Options(key, value, reading)
+
+
+def _shipped() -> Path:
+    package = Path(__file__).parents[1]
+    installed = package / "rule_sets"
+    return installed if installed.is_dir() else package.parent / "rules"

@@ -1,0 +1,104 @@
+"""Applies a rule set to a graph, and checks every rule's work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.assignment import UNASSIGNED, Assignment
+from msplit.cost.costs import Costs
+from msplit.errors import AssignError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+from msplit.rules.base import Context, Remark, Rule, in_range
+from msplit.rules.ruleset import RuleSet
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a rule set makes of a graph.
+
+    Attributes:
+        assignment: Who decided what.
+        remarks: What the user should know, in the order of the rules.
+        streams: Ids are 0..streams-1.
+        ids: Per node its stream id: the assignment's, and the default where no rule decided; 0 for host nodes without an id of their own.
+    """
+
+    assignment: Assignment
+    remarks: tuple[Remark, ...]
+    streams: int
+    ids: Ints
+
+
+def assign(
+    flat: FlatGraph, costs: Costs, ruleset: RuleSet, *, streams: int | None = None, wrap: bool = False
+) -> Outcome:
+    """Apply the rules in order, the constraints among them once more at the end.
+
+    Args:
+        flat: The graph.
+        costs: Cost of each node.
+        ruleset: The rules.
+        streams: Number of streams, instead of what the rule set says.
+        wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
+
+    Raises:
+        AssignError: The rules contradict each other on this graph.
+    """
+    context = Context(flat, costs, ruleset.streams if streams is None else streams, wrap)
+    default = in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
+    assignment = Assignment.empty(len(flat))
+    remarks: list[Remark] = []
+    constraints = [rule for rule in ruleset.rules if _is_constraint(rule)]
+    # A rule behind a constraint may break it, so constraints have the last word.
+    for rule in (*ruleset.rules, *constraints):
+        before = assignment
+        assignment, said = rule.apply(context, before)
+        verify(before, assignment, rule, context)
+        remarks.extend(remark for remark in said if remark not in remarks)
+    ids = assignment.filled(default)
+    ids[flat.host & (assignment.ids == UNASSIGNED)] = 0
+    return Outcome(assignment, tuple(remarks), context.streams, ids)
+
+
+def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) -> None:
+    """Check what every rule promises: ids in range, a reason for each, claimed nodes untouched, host nodes left alone.
+
+    Args:
+        before: What the rule got.
+        after: What it gave.
+        rule: The rule. A constraint may move claimed nodes.
+        context: Says which ids exist.
+
+    Raises:
+        AssignError: The rule broke a promise, which is a bug in the rule.
+    """
+    count = len(context.flat)
+    if after.ids.shape != (count,) or after.reason.shape != (count,):
+        raise _broken(rule, f"it gave {len(after.ids)} ids for {count} nodes", None, context)
+    claimed = after.ids != UNASSIGNED
+    checks = [
+        ("it gave an id out of range", claimed & ((after.ids < 0) | (after.ids >= context.streams))),
+        ("it gave an id without a reason", claimed != (after.reason >= 0)),
+        ("it gave a reason that is not there", after.reason >= len(after.reasons)),
+    ]
+    if not _is_constraint(rule):
+        checks.append(("it moved a claimed node", (before.ids != UNASSIGNED) & (before.ids != after.ids)))
+    if rule.key != "manual":
+        checks.append(("it gave an id to a host node", context.flat.host & (before.ids != after.ids)))
+    for what, wrong in checks:
+        if wrong.any():
+            raise _broken(rule, what, int(np.flatnonzero(wrong)[0]), context)
+
+
+def _is_constraint(rule: Rule) -> bool:
+    return bool(getattr(rule, "constraint", False))
+
+
+def _broken(rule: Rule, what: str, node: int | None, context: Context) -> AssignError:
+    where = None if node is None else f"node '{context.flat.graph.names[node]}'"
+    return AssignError(
+        f"rule '{rule.key}' is wrong: {what}", where=where, fix="please report this; leave the rule out meanwhile"
+    )

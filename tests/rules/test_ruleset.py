@@ -1,0 +1,129 @@
+import pytest
+
+from msplit import rules
+from msplit.errors import RulesError
+from msplit.rules.manual import Manual
+from msplit.rules.propagate import Propagate
+
+HEAD = "version: 1\nstreams: 3\n"
+
+
+def failure(text, **named):
+    with pytest.raises(RulesError) as error:
+        rules.parse(text, "r.yaml", **named)
+    return error.value
+
+
+def test_reads_everything():
+    found = rules.parse("version: 1\nstreams: 3\nrules:\n  - manual\n  - propagate:\ndefault: 2\n", "r.yaml")
+    assert found == rules.RuleSet(1, 3, (Manual(), Propagate()), 2, "r.yaml")
+
+
+def test_what_is_left_out_has_a_default():
+    found = rules.parse("version: 1\nrules: []\n", "r.yaml")
+    assert (found.streams, found.default, found.rules) == (4, 0, ())
+
+
+def test_a_number_of_streams_from_outside_wins():
+    assert rules.parse(HEAD + "rules: []\ndefault: 7\n", "r.yaml", streams=8).streams == 8
+    assert "default is a whole number 2" in failure(HEAD + "rules: []\ndefault: 2\n", streams=2).what
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("rules: []\n", 1, "has no `version`"),
+        ("version: 2\nrules: []\n", 1, "version 2 of rules files is not known"),
+        ("version: '1'\nrules: []\n", 1, "version '1'"),
+        ("version: true\nrules: []\n", 1, "version True"),
+        ("version: 1\n\nstreams: 0\nrules: []\n", 3, "streams is a whole number 0"),
+        ("version: 1\nstreams: many\nrules: []\n", 2, "streams is text 'many'"),
+        ("version: 1\nstreams: true\nrules: []\n", 2, "streams is true/false"),
+        ("version: 1\nstreams: 2000\nrules: []\n", 2, "streams is a whole number 2000"),
+        (HEAD + "rules: []\ndefault: 3\n", 4, "default is a whole number 3"),
+        (HEAD, 1, "`rules` must be a list"),
+        (HEAD + "rules:\n  manual\n", 4, "`rules` must be a list"),
+        (HEAD + "rules:\n  - manuel\n", 4, "unknown rule 'manuel'; did you mean 'manual'?"),
+        (HEAD + "rules:\n  - manual: {keep: 1}\n", 4, "unknown key 'keep' in manual"),
+        (HEAD + "rules:\n  - manual: 3\n", 4, "manual needs options in a mapping, not a whole number"),
+        (HEAD + "rules:\n  - [manual]\n", 4, "a rule must be a name"),
+        (HEAD + "rules:\n  - {manual: , propagate: }\n", 4, "a rule must be a name"),
+        (HEAD + "rules:\n  - 3\n", 4, "a rule must be a name"),
+        (HEAD + "rules: []\nsteams: 3\n", 4, "unknown key 'steams' in the rules file; did you mean 'streams'?"),
+        (HEAD + "streams: 4\nrules: []\n", 3, "key 'streams' is there twice (first on line 2)"),
+        (HEAD + "rules: [\n", 4, "not valid YAML"),
+        (HEAD + "rules: ]\n", 3, "not valid YAML"),
+        (HEAD + "rules: &a [manual]\ndefault: *a\n", 4, "aliases (*name) are not supported"),
+        (HEAD + "rules: !!python/object/apply:os.system [ls]\n", 3, "unknown rule 'ls'"),
+        (HEAD + "streams2: !!python/name:os.system\nrules: []\n", 3, "not valid YAML"),
+        (HEAD + "? [a]\n: 1\n", 3, "a key must be a word or a number"),
+        (HEAD + "rules: []\ndefault: 2024-01-01\n", 4, "is read as a date, which no option takes"),
+        (HEAD + "rules: []\ndefault: " + "9" * 5000, 4, "can not be read"),
+        (HEAD + "rules: []\ndefault: .nan\n", 4, "default is a number nan"),
+        (HEAD + "rules: []\n---\nversion: 1\n", 4, "more than one document"),
+        ("- manual\n", 1, "needs options in a mapping, not a list"),
+        ("manual\n", 1, "needs options in a mapping, not text"),
+        (HEAD + "rules: " + "[" * 40 + "]" * 40, 3, "nested deeper than 32"),
+        (HEAD + "rules: " + "[" * 100_000, 3, "nested deeper than 32"),
+    ],
+)
+def test_each_mistake_is_named_with_its_line(text, line, message):
+    error = failure(text)
+    assert error.where == f"r.yaml:{line}"
+    assert message in error.what
+    assert error.fix
+
+
+def test_several_mistakes_are_named_together_in_the_order_of_their_lines():
+    error = failure("version: 3\nstreams: -1\nrules:\n  - nothing\n  - colocation: {handles: 2, handels: true}\n")
+    assert error.where == "r.yaml"
+    lines = error.what.splitlines()
+    assert lines[0] == "5 mistakes"
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["line 1", "line 2", "line 4", "line 5", "line 5"]
+
+
+def test_a_hundred_mistakes_are_counted():
+    error = failure("version: 1\nrules:\n" + "  - nothing\n" * 100)
+    assert "100 mistakes" in error.what
+    assert "80 more" in error.what
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "\n\n"])
+def test_an_empty_file_says_so(text):
+    assert "empty" in failure(text).what
+
+
+def test_a_file_beyond_all_reason_is_refused():
+    assert "longer than" in failure("version: 1\n" + "# \n" * 2_000_000).what
+
+
+def test_control_characters_are_refused():
+    assert "not valid YAML" in failure("version: 1\x00\n").what
+
+
+def test_billions_of_laughs_stay_one_error():
+    text = "a: &a [x, x]\n" + "".join(
+        f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefghij", "bcdefghijk", strict=True)
+    )
+    assert "aliases" in failure(text).what
+
+
+def test_reads_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(HEAD + "rules: [manual]\n")
+    assert rules.load(path) == rules.RuleSet(1, 3, (Manual(),), 0, str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "there is no rules file"), (b"version: \xff", "not UTF-8"), ("folder", "can not be read")],
+)
+def test_a_file_that_can_not_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RulesError, match=message) as error:
+        rules.load(path)
+    assert str(path) in str(error.value)

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msplit.errors import RulesError
+from msplit.rules import patterns, streamfile
+from tests.rules import nvidia_reader
+
+NAMES = st.text("ab01_./\\>-", min_size=1, max_size=8)
+STRANGE = st.text(min_size=1, max_size=6).filter(lambda name: "\x00" not in name and name.isprintable())
+
+
+def ids_of(text, names):
+    """Read by msplit: the first pattern wins."""
+    entries = streamfile.parse(text, "f")
+    number, node = patterns.match([entry.pattern for entry in entries], names)
+    found = [-1] * len(names)
+    for entry, at in zip(number.tolist(), node.tolist(), strict=True):
+        if found[at] < 0:
+            found[at] = entries[entry].stream
+    return found
+
+
+def test_reads_the_forks_format():
+    entries = streamfile.parse("1:.*user.*,.*item.*\n2:gate_[0-9]/.*\n", "s.txt")
+    assert [(e.stream, e.pattern, e.where) for e in entries] == [
+        (1, ".*user.*", "s.txt:1"),
+        (1, ".*item.*", "s.txt:1"),
+        (2, "gate_[0-9]/.*", "s.txt:2"),
+    ]
+
+
+def test_comments_blank_lines_spaces_and_windows_line_ends_are_allowed():
+    entries = streamfile.parse("# towers\r\n\r\n  1 : a , b \r\n3:c", "f")
+    assert [(e.stream, e.pattern) for e in entries] == [(1, "a"), (1, "b"), (3, "c")]
+
+
+def test_an_id_may_have_several_lines_and_the_order_of_the_file_decides():
+    assert ids_of("2:tower_a/x\n1:tower_a/.*\n2:tower_b/.*\n", ["tower_a/x", "tower_a/y", "tower_b/z", "c"]) == [
+        2,
+        1,
+        2,
+        -1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hit", "miss"),
+    [
+        ("a{1,2}b", "aab", "aaab"),
+        ("[a,b]+c", "abc", "xc"),
+        ("(?:x|y)/z", "x/z", "z"),
+        (r"a\,b", "a,b", "ab"),
+        (r"[\]]a", "]a", "a"),
+        (r"a\.b", "a.b", "acb"),
+    ],
+)
+def test_commas_and_colons_inside_a_pattern_belong_to_it(pattern, hit, miss):
+    (entry,) = streamfile.parse(f"4:{pattern}", "f")
+    assert entry.pattern == pattern
+    assert ids_of(f"4:{pattern}\n", [hit, miss]) == [4, -1]
+
+
+def test_every_broken_line_is_reported_with_its_number():
+    with pytest.raises(RulesError) as error:
+        streamfile.parse("1:ok\nno colon\nx:a\n2:\n3:(a\n-1:b\n4:a,,b\n5:(?=a)b\n6:(a)\\1\n", "s.txt")
+    text = str(error.value)
+    assert error.value.where == "s.txt"
+    assert text.startswith("s.txt: 8 broken lines")
+    for line, why in [
+        (2, "no ':'"),
+        (3, "'x' is not a number"),
+        (4, "empty"),
+        (5, "missing )"),
+        (6, "'-1' is not a number"),
+        (7, "empty"),
+        (8, "look-ahead"),
+        (9, "back-reference"),
+    ]:
+        (shown,) = [part for part in text.splitlines() if part.startswith(f"  line {line}:")]
+        assert why in shown
+
+
+def test_one_broken_line_is_named_by_file_and_line():
+    with pytest.raises(RulesError) as error:
+        streamfile.parse("1:a\n\n2:b(\n", "s.txt")
+    assert error.value.where == "s.txt:3"
+    assert error.value.fix
+
+
+def test_a_thousand_broken_lines_are_counted_and_not_all_shown():
+    with pytest.raises(RulesError, match="1000 broken lines") as error:
+        streamfile.parse("x\n" * 1000, "s.txt")
+    assert len(str(error.value).splitlines()) < 30
+    assert "980 more" in str(error.value)
+
+
+def test_long_patterns_are_shortened_in_messages():
+    with pytest.raises(RulesError) as error:
+        streamfile.parse(f"1:({'a' * 500}", "s.txt")
+    assert len(str(error.value)) < 400
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 7)), max_size=30, unique_by=lambda pair: pair[0]))
+def test_emitted_files_mean_the_same_to_both_readers(pairs):
+    names, ids = [name for name, _ in pairs], [stream for _, stream in pairs]
+    text = streamfile.emit(names, ids)
+    rules = nvidia_reader.read(text)
+    assert [nvidia_reader.stream_of(name, rules, groups=8) for name in names] == ids
+    assert ids_of(text, names) == ids
+    assert streamfile.traps(text) == ()
+
+
+@given(st.lists(st.tuples(st.one_of(NAMES, STRANGE), st.integers(0, 3)), max_size=10, unique_by=lambda pair: pair[0]))
+def test_even_names_that_no_tensorflow_allows_survive(pairs):
+    names, ids = [name for name, _ in pairs], [stream for _, stream in pairs]
+    text = streamfile.emit(names, ids)
+    rules = nvidia_reader.read(text)
+    assert [nvidia_reader.stream_of(name, rules, groups=8) for name in names] == ids
+    assert ids_of(text, names) == ids
+
+
+def test_emitted_names_match_nothing_else():
+    text = streamfile.emit(["a.b", "a+"], [1, 2])
+    assert ids_of(text, ["a.b", "axb", "aa", "a+"]) == [1, -1, -1, 2]
+
+
+def test_emit_writes_one_line_per_id_and_leaves_out_nodes_without_one():
+    assert streamfile.emit(["a", "b", "c", "d"], np.asarray([2, 0, -1, 2])) == "0:b\n2:a,d\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("# c\n1:a\n", 1, "comment"),
+        ("1:a\n\n2:b\n", 2, "blank"),
+        ("1:a\n2:b\n1:c\n", 3, "forgets"),
+        ("1: a\n", 1, "space"),
+        ("1:(?:a)b\n", 1, "':'"),
+        ("1:a{1,2}\n", 1, "','"),
+    ],
+)
+def test_what_nvidias_reader_takes_differently_is_named(text, line, why):
+    streamfile.parse(text, "f")
+    found = streamfile.traps(text)
+    assert [(trap.line, why in trap.text) for trap in found] == [(line, True)]
