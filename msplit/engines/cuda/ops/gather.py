@@ -59,7 +59,8 @@ def gather_nd(node: Node, params: Tensor, indices: Tensor) -> Tensor:
     if depth == 0:
         return params.expand(*kept, *params.shape)
     rows = params.reshape(math.prod(params.shape[:depth]), *inner)
-    linear = linear_index(indices, tuple(params.shape[:depth]), outside=-1)
+    # Reading rows checks one coordinate itself.
+    linear = indices.squeeze(-1) if depth == 1 else linear_index(indices, tuple(params.shape[:depth]), outside=-1)
     if node.get("bad_indices_policy", "") == "IGNORE" and not params.is_cuda:
         return _masked(rows, linear.reshape(-1), 0).reshape(*kept, *inner)
     return take(rows, linear)
@@ -94,13 +95,19 @@ def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) ->
 
 def linear_index(indices: Tensor, sizes: tuple[int, ...], outside: int) -> Tensor:
     """Row-major positions of coordinates (the last axis) in a tensor of the sizes, and `outside` where there is none."""
-    linear = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
-    inside: Tensor | None = None
-    for coordinate, size in zip(indices.unbind(-1), sizes, strict=True):
-        within = (coordinate >= 0) & (coordinate < size)
-        inside = within if inside is None else inside & within
-        linear = linear * size + coordinate
-    return linear if inside is None else torch.where(inside, linear, outside)
+    if not sizes:
+        return torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
+    linear, inside = _coordinate(indices, 0, sizes)
+    for axis in range(1, len(sizes)):
+        coordinate, within = _coordinate(indices, axis, sizes)
+        linear, inside = linear * sizes[axis] + coordinate, inside & within
+    return torch.where(inside, linear, outside)
+
+
+def _coordinate(indices: Tensor, axis: int, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """One coordinate as int64, and whether it is in range."""
+    coordinate = indices.select(-1, axis).to(torch.int64)
+    return coordinate, (coordinate >= 0) & (coordinate < sizes[axis])
 
 
 def _batch_dims(node: Node, indices: Tensor) -> int:

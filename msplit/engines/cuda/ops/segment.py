@@ -103,7 +103,7 @@ def _count(ids: Tensor) -> int:
 
 def _places(ids: Tensor, count: int) -> Tensor:
     """Row of the buffer for every id: 0 for those below the first segment, count + 1 for those behind the last."""
-    return ids.reshape(-1).to(torch.int64).add(1).clamp(0, count + 1)
+    return ids.reshape(-1).add(1).clamp(0, count + 1)
 
 
 def _rows(data: Tensor, ids: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _sum(data: Tensor, ids: Tensor, count: int) -> Tensor:
 def _reduced(data: Tensor, ids: Tensor, count: int, how: str, start: float) -> Tensor:
     rows = _rows(data, ids)
     buffer = torch.full((count + 2, rows.shape[1]), start, dtype=data.dtype, device=data.device)
-    index = _places(ids, count).unsqueeze(1).expand(rows.shape)
+    index = _places(ids, count).to(torch.int64).unsqueeze(1).expand(rows.shape)
     buffer.scatter_reduce_(0, index, rows, how)
     return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
 
@@ -136,9 +136,9 @@ def _extreme(data: Tensor, largest: bool) -> tuple[str, float]:
 
 def _sizes(ids: Tensor, count: int) -> Tensor:
     """Number of rows of every segment, int64."""
-    buffer = torch.zeros(count + 2, dtype=torch.int64, device=ids.device)
     places = _places(ids, count)
-    return buffer.index_add_(0, places, torch.ones_like(places))[1 : count + 1]
+    buffer = torch.zeros(count + 2, dtype=torch.int64, device=ids.device)
+    return buffer.index_add_(0, places, torch.ones_like(places, dtype=torch.int64))[1 : count + 1]
 
 
 def _divided(total: Tensor, sizes: Tensor) -> Tensor:
