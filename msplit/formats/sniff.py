@@ -13,7 +13,7 @@ from pathlib import Path
 from msplit.errors import LoadError
 from msplit.formats import wire
 from msplit.formats.model import Format
-from msplit.formats.source import Buffer, opened
+from msplit.formats.source import Buffer, opened, reported
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
@@ -75,9 +75,7 @@ def sniff(path: str | Path) -> Format:
     Raises:
         LoadError: There is nothing to read, or it is something else; the message says what it looks like.
     """
-    path = Path(path)
-    if path.is_dir():
-        return sniff(_main_file(path))
+    path = main_file(Path(path))
     with opened(path) as data:
         found = _sniff(data, str(path))
     if found in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT) and path.name not in SAVED_MODEL_FILES:
@@ -90,8 +88,13 @@ def sniff(path: str | Path) -> Format:
 
 
 def main_file(path: Path) -> Path:
-    """The file that holds the message: the path itself, or the main file of a SavedModel's folder."""
-    return _main_file(path) if path.is_dir() else path
+    """The file that holds the message: the path itself, or the main file of a SavedModel's folder.
+
+    Raises:
+        LoadError: The folder has no such file.
+    """
+    with reported(path):
+        return _main_file(path) if path.is_dir() else path
 
 
 def _main_file(folder: Path) -> Path:
@@ -160,27 +163,24 @@ def _binary_format(data: Buffer) -> Format | str | None:
         if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
             return "an ONNX model"
         return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
-    if (1, wire.LENGTH) not in kinds and (2, wire.LENGTH) not in kinds:
-        # Nothing but versions: a GraphDef without nodes, which is told as such later.
-        return (
-            Format.GRAPH_DEF
-            if first and numbers <= {0, 3, 4} and kinds & {(3, wire.VARINT), (4, wire.LENGTH)}
-            else None
-        )
     ones = [field for field in first if field.number == 1]
+    twos = [field for field in first if field.number == 2]
+    if numbers <= {0, 1, 2, 3, 4, 5, 6, 7} and any(_holds_graph(data, field) for field in twos):
+        return Format.META_GRAPH
     if ones and _looks_like_node(data, ones[0]):
         return Format.GRAPH_DEF
-    if numbers <= {0, 2} and not any(_holds_graph(data, f) for f in first) and _is_saved_model_body(data, first):
-        return Format.SAVED_MODEL
-    if len(ones) > 1:
-        return None
-    if numbers <= {0, 1, 2, 3, 4, 5, 6, 7} and (3, wire.VARINT) not in kinds:
-        graphs = [field for field in first if field.number == 2]
-        if any(_holds_graph(data, field) for field in graphs) or (ones and _looks_like_meta_info(data, ones[0])):
-            return Format.META_GRAPH
-    if numbers <= {0, 2, 3, 4, 5} and (2, wire.LENGTH) in kinds:
-        return Format.GRAPH_DEF
-    return None
+    if numbers <= {0, 2} and any(
+        _holds_graph(data, part) for f in twos for part in _inside(data, f) if part.number == 2
+    ):
+        return Format.SAVED_MODEL  # one that leaves its schema version out
+    if ones and _looks_like_meta_info(data, ones[0]):
+        return Format.META_GRAPH
+    # What is left can be a GraphDef whose nodes lack an op, or that has none; it is told as such when it is read.
+    parts = [field for field in first if field.number in (1, 2, 4)]
+    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, wire.VARINT) in kinds)
+    highest = {1: 7, 2: 3, 4: 3}  # of NodeDef, FunctionDefLibrary and VersionDef
+    fit = all(part.number <= highest[field.number] for field in parts for part in _inside(data, field))
+    return Format.GRAPH_DEF if known and fit and all(_is_message(data, field) for field in parts) else None
 
 
 def _inside(data: Buffer, field: wire.Field) -> list[wire.Field]:
@@ -206,10 +206,8 @@ def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
     ops = [part for part in parts if part.number == 2]
     if any(part.number == 5 and bytes(data[part.start : part.start + 1]) != b"\n" for part in parts):
         return False  # field 5 of a MetaInfoDef is a version; of a NodeDef a map entry, which begins with its key
-    if not ops:
-        # Cut off, or a node without an op; a MetaInfoDef has neither a device nor attributes.
-        return parts[0].number == 1 and not any(part.number > 2 for part in parts)
-    return all(_OP.fullmatch(bytes(data[op.start : min(op.end, op.start + 1000)])) is not None for op in ops)
+    texts = [bytes(data[op.start : min(op.end, op.start + 1000)]) for op in ops]
+    return bool(texts) and all(_OP.fullmatch(text) for text in texts)
 
 
 def _looks_like_meta_info(data: Buffer, field: wire.Field) -> bool:
@@ -221,8 +219,3 @@ def _holds_graph(data: Buffer, field: wire.Field) -> bool:
     return field.kind == wire.LENGTH and any(
         part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
     )
-
-
-def _is_saved_model_body(data: Buffer, first: list[wire.Field]) -> bool:
-    """Whether all fields can be MetaGraphDefs (a SavedModel that leaves its schema version out)."""
-    return any(field.number == 2 and any(_holds_graph(data, part) for part in _inside(data, field)) for field in first)

@@ -6,7 +6,7 @@ import logging
 import mmap
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,20 @@ _log = logging.getLogger("msplit")
 
 
 @contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turns an OSError into a LoadError that says what happened and how to mend it."""
+    where = str(path)
+    try:
+        yield
+    except FileNotFoundError:
+        raise LoadError("there is no such file or folder", where=where, fix="check the path") from None
+    except PermissionError:
+        raise LoadError("no permission to read it", where=where, fix="check its permissions") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"can not be read: {getattr(error, 'strerror', None) or error}", where=where) from None
+
+
+@contextmanager
 def opened(path: Path) -> Iterator[Buffer]:
     """The bytes of a file, mapped and not read.
 
@@ -31,29 +45,23 @@ def opened(path: Path) -> Iterator[Buffer]:
         LoadError: It is not there, is no file, can not be read, or is larger than a message can be.
     """
     where = str(path)
-    try:
-        # Asked before opening: opening a pipe would wait for its writer.
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise LoadError("is not a regular file", where=where, fix="give a file or a SavedModel folder")
-        with path.open("rb") as file:
+    with ExitStack() as stack:
+        with reported(path):
+            # Asked before opening: opening a pipe would wait for its writer.
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise LoadError("is not a regular file", where=where, fix="give a file or a SavedModel folder")
             if info.st_size > MAX_BYTES:
                 raise LoadError(
                     f"has {info.st_size:,} bytes; TensorFlow and protobuf read no message over 2 GiB ({MAX_BYTES:,} bytes)",
                     where=where,
                     fix="export a SavedModel: it keeps the weights in files of their own",
                 )
-            if info.st_size == 0:
-                yield b""
-                return
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                yield mapped
-    except FileNotFoundError:
-        raise LoadError("there is no such file or folder", where=where, fix="check the path") from None
-    except PermissionError:
-        raise LoadError("no permission to read it", where=where, fix="check the permissions of the file") from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"can not be read: {getattr(error, 'strerror', None) or error}", where=where) from None
+            file = stack.enter_context(path.open("rb"))
+            data: Buffer = b""
+            if info.st_size:
+                data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        yield data
 
 
 def parse_binary(data: Buffer, message: Any, where: str) -> Any:
