@@ -53,20 +53,20 @@ def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
     Returns:
         The defects, by graph, then by check, then by node. Each text names its node.
     """
-    defects = list(_verify_one(graph, where))
+    defects: list[Defect] = []
     seen: set[str] = set()
-    callers = [(where, graph)]
-    for caller, body in callers:  # grows while it is walked
-        for node, name in body.calls():
-            if name and name not in body.functions:
-                text = f"calls function {name!r}, which the library does not have"
-                defects.append(_defect("function", body, node, text, caller))
-            if not name or name in seen or name not in body.functions:
+    waiting = [(where, graph)]
+    for name, body in waiting:  # grows while it is walked
+        defects += _verify_one(body, name, is_body=body is not graph)
+        for node, called in body.calls():
+            if not called or called in seen:
                 continue
-            seen.add(name)
-            callee = body.functions[name].body
-            defects += _verify_one(callee, f"function {name}", is_body=True)
-            callers.append((f"function {name}", callee))
+            if called not in body.functions:
+                text = f"calls function {called!r}, which the library does not have"
+                defects.append(_defect("function", body, node, text, name))
+                continue
+            seen.add(called)
+            waiting.append((f"function {called}", body.functions[called].body))
     return defects
 
 

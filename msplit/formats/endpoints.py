@@ -109,7 +109,7 @@ def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option:
         node, port = (name, 0) if name in graph.index else split_tensor(name)
         index = graph.index.get(node)
         if index is None:
-            near = difflib.get_close_matches(node, [*by_name, *graph.names[:20_000]], n=3)
+            near = difflib.get_close_matches(node, dict.fromkeys([*by_name, *graph.names[:20_000]]), n=3)
             raise LoadError(
                 f"{option} names {name!r}, which the graph does not have",
                 where=where,
