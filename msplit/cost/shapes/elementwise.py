@@ -67,8 +67,14 @@ def ternary(node: Node) -> Outputs:
 
 @shape_function("Select")
 def select(node: Node) -> Outputs:
-    """The branches have the same shape; the condition may be a scalar or a vector."""
-    return (merge(node.shape(1), node.shape(2)),)
+    """The branches have the same shape; the condition has it too, or is a scalar, or a vector that chooses rows."""
+    shape, condition = merge(node.shape(1), node.shape(2)), node.shape(0)
+    if shape is None:
+        return (condition if condition is not None and len(condition) > 1 else None,)
+    if condition:
+        rows = merge(shape[:1], condition[:1]) or ()
+        return (merge(shape, condition) if len(condition) == len(shape) else (*rows, *shape[1:]),)
+    return (shape,)
 
 
 @shape_function("AddN", "AccumulateNV2")

@@ -406,6 +406,18 @@ def broadcast_gradient_args(node: Node, outputs: Outputs) -> Sequence[Value | No
     return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(first, second)]
 
 
+@value_function("SparseReshape")
+def sparse_reshape(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
+    """The new dense shape, in which one -1 stands for what is left."""
+    old, new = node.ints(1), node.ints(2)
+    if new is None or None in new:
+        return None
+    if -1 in new:
+        count, rest = product(old or (None,)), product(size for size in new if size != -1)
+        new[new.index(-1)] = None if count is None or not rest else count // rest
+    return [None, from_shape(tuple(new))]
+
+
 @value_function("InvertPermutation")
 def invert(node: Node, outputs: Outputs) -> Value | None:
     """The permutation that undoes another."""

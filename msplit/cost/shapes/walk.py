@@ -158,7 +158,7 @@ def run(
     for (forced_node, forced_port), shape in overrides.items():
         forced.setdefault(forced_node, {})[forced_port] = shape
     recipes = _recipes(graph, state)
-    outputs, values = walk.result.outputs, walk.result.values
+    outputs = walk.result.outputs
     src, port = walk.src, walk.port
     ops = graph.ops
     for node in graph.topological.tolist():
@@ -184,7 +184,7 @@ def run(
         if node in forced:
             walk.force(node, forced[node])
         if recipe.same or (recipe.binary and end - first == 2):
-            if recipe.value is not None and first < end and src[first] in values and src[end - 1] in values:
+            if recipe.value is not None and walk.has_value(first, end):
                 walk.evaluate(node, recipe, walk.view(node, first, end))
             if recipe.handle is not None and walk.result.handles:
                 walk.refer(node, recipe.handle, walk.view(node, first, end))
@@ -242,6 +242,15 @@ class _Walk:
             values.append(self.result.value(key))
             referred.append(handles.get(key))
         return Node(self.graph.ops[node], self.attrs[node], inputs, values, referred, self.used[node])
+
+    def has_value(self, first: int, end: int) -> bool:
+        """Whether the values of all inputs, given as edges, are known."""
+        values = self.result.values
+        for edge in range(first, end):
+            source, place = self.src[edge], self.port[edge]
+            if (source if place == 0 else (source, place)) not in values:
+                return False
+        return first < end
 
     def binary(self, node: int, first: int) -> None:
         """Two operands that broadcast."""
