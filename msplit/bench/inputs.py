@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import optable
+from msplit.bench.composite import Spec, structure
 from msplit.bench.ids import Use, use_of
+from msplit.cost.shapes.inputs import input_shapes
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
-from msplit.formats.model import Endpoint
 
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
@@ -37,7 +38,7 @@ _NEEDS_FILE = (
 
 def make_inputs(
     flat: FlatGraph,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, tuple[int | None, ...]],
     *,
     batch: int = 1,
     seed: int = 0,
@@ -46,13 +47,14 @@ def make_inputs(
     """Gives every input of a model a value.
 
     Floating-point inputs are standard normal, unless they are used as ids; ids are uniform over the rows of the smallest table that
-    they index, segment ids do not decrease, other integers are 0 or 1, strings are short tokens. An input's values depend on the seed
+    they index, segment ids do not decrease, other integers are 0 or 1, strings are short tokens, and the parts of sparse and ragged
+    inputs fit together. An input's values depend on the seed
     and its name alone.
 
     Args:
         flat: The graph.
-        shapes: Full shape by input name. An input that is not there has the model's shape: an unknown first dimension is the batch,
-            any other unknown one is 1.
+        shapes: Shape by input name, full or not. What neither it nor the model says: the first open dimension is the batch, any other
+            is 1. An input of unknown rank has the batch as its only dimension.
         batch: Size of the batch.
         seed: Equal seeds give equal values.
         given: Files in NumPy's .npy format by input name.
@@ -62,33 +64,36 @@ def make_inputs(
     """
     endpoints = {endpoint.name: endpoint for endpoint in flat.model.inputs}
     given = given or {}
-    for name in [*given, *shapes]:
-        if name not in endpoints:
-            raise LoadError(
-                f"the model has no input {name!r}", where=str(flat.model.path), fix=_nearest(name, endpoints)
-            )
-    feeds: dict[str, NDArray[Any]] = {}
+    names = [tensor.name for tensor in flat.inputs]
+    for name in given:
+        if name not in names:
+            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=_nearest(name, names))
+    shaped, _ = input_shapes(flat, batch, shapes)
+    declared, _ = input_shapes(flat, None, {})
+    specs = []
     for tensor in flat.inputs:
-        endpoint = endpoints.get(tensor.name) or Endpoint(
-            tensor.name, flat.graph.names[tensor.node], tensor.port, "", None
-        )
-        dtype = endpoint.dtype or _dtype(flat, tensor.node, tensor.port)
-        shape = tuple(shapes[tensor.name]) if tensor.name in shapes else full_shape(endpoint, batch)
-        if tensor.name in given:
-            fixed = endpoint.shape if tensor.name not in shapes else shape
-            feeds[tensor.name] = load_input(tensor.name, given[tensor.name], dtype, fixed, batch=batch)
+        endpoint = endpoints.get(tensor.name)
+        dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
+        open_shape = endpoint.shape if endpoint else declared.get((tensor.node, tensor.port))
+        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+    composite = structure(flat, specs, batch, frozenset(given))
+    feeds: dict[str, NDArray[Any]] = {}
+    for spec in specs:
+        shape = shaped.get((spec.node, spec.port))
+        if spec.name in given:
+            wanted = shape if spec.name in shapes else spec.shape
+            feeds[spec.name] = load_input(spec.name, given[spec.name], spec.dtype, wanted, batch=batch)
             continue
-        rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-        use = use_of(flat, tensor.node, tensor.port)
-        feeds[tensor.name] = _values(tensor.name, dtype, shape, use, rng, str(flat.model.path))
+        if spec.name in composite.fixed:
+            feeds[spec.name] = composite.fixed[spec.name]
+            continue
+        full = (batch,) if shape is None else tuple(1 if size is None else size for size in shape)
+        if spec.name in composite.lengths:
+            full = (composite.lengths[spec.name], *full[1:])
+        rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
+        use = use_of(flat, spec.node, spec.port)
+        feeds[spec.name] = _values(spec.name, spec.dtype, full, use, rng, str(flat.model.path))
     return feeds
-
-
-def full_shape(endpoint: Endpoint, batch: int) -> tuple[int, ...]:
-    """An input's shape with an unknown first dimension as the batch and other unknown ones as 1; the batch alone for unknown rank."""
-    if endpoint.shape is None:
-        return (batch,)
-    return tuple(size if size is not None else (batch if axis == 0 else 1) for axis, size in enumerate(endpoint.shape))
 
 
 def load_input(
@@ -113,7 +118,7 @@ def load_input(
         raise LoadError(
             f"the value of input {name!r} can not be read: {error.strerror or error}", where=where
         ) from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise LoadError(
             f"the value of input {name!r} is not an array in NumPy's .npy format",
             where=where,
@@ -203,8 +208,8 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
     return found.removesuffix("_ref")
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"
 
 

@@ -38,6 +38,7 @@ class OutputComparison:
         got: The worst element.
         expected: What it should be.
         note: What is wrong where it is not an element, such as a shape.
+        exact: Whether the type leaves no room for a tolerance.
     """
 
     name: str
@@ -52,16 +53,17 @@ class OutputComparison:
     got: Any = None
     expected: Any = None
     note: str = ""
+    exact: bool = False
 
     def describe(self) -> str:
         """One line that says how it fails, or that it does not."""
         if self.passed:
-            return f"{self.name}: equal within {self.tolerance:g}" if self.tolerance else f"{self.name}: equal"
+            return f"{self.name}: equal" if self.exact else f"{self.name}: equal within {self.tolerance:g}"
         if self.note:
             return f"{self.name}: {self.note}"
         place = f"[{', '.join(map(str, self.worst))}]" if self.worst else ""
         text = f"{self.name}: {self.mismatches} of {self.elements} elements differ; {self.name}{place} is {self.got}, not {self.expected}"
-        if not self.tolerance:
+        if self.exact:
             return text
         would = f"{_up(self.needed):g} would pass" if np.isfinite(self.needed) else "no tolerance would pass"
         return f"{text}; tolerance {self.tolerance:g}, {would}"
@@ -97,6 +99,10 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         return {"passed": self.passed, "outputs": [output.to_dict() for output in self.outputs]}
+
+
+_SMALLEST_SCALE = 1e-12
+"""Least scale of an output: an output of nothing but smaller values is held to this, not to its own precision."""
 
 
 def tolerance_of(dtype: str, *, ieee: bool) -> float:
@@ -160,6 +166,7 @@ def _exact(name: str, got: NDArray[Any], expected: NDArray[Any]) -> OutputCompar
         worst=worst,
         got=_element(got, worst),
         expected=_element(expected, worst),
+        exact=True,
     )
 
 
@@ -171,7 +178,7 @@ def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: floa
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         magnitude = np.abs(b)
         known = magnitude[np.isfinite(b)]
-        scale = float(np.sqrt(np.mean(known**2))) if known.size else 0.0
+        scale = max(float(np.sqrt(np.mean(known**2))) if known.size else 0.0, _SMALLEST_SCALE)
         error = np.abs(a - b) / (magnitude + scale)
     error = np.where(same, 0.0, np.where(finite, error, np.inf))
     wrong = error > tolerance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -199,5 +200,6 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something."""
     message = getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in str(message).splitlines() if line.strip()]
-    text = next((line for line in lines if not line.endswith("detected at node")), type(error).__name__)
+    told = [line for line in lines if "root error(s) found" not in line and not line.startswith("Detected at node")]
+    text = re.sub(r"^\(\d+\) \w+: ", "", told[0]) if told else type(error).__name__
     return text if len(text) <= 300 else text[:297] + "…"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import optable
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import unplaced
 from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
 
 _HOLDERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
@@ -25,7 +28,7 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
         executable = CompiledExecutable(job, {**facts, "xla": "whole model"})
         executable.step(job.feeds)
     except (tf.errors.OpError, ValueError, TypeError, KeyError, NotImplementedError, EngineError) as error:
-        why = error.what if isinstance(error, EngineError) else runtime.first_line(error)
+        why = error.what if isinstance(error, EngineError) else _why(error)
         cpu = bool(job.options.get("cpu"))
         config = runtime.session_config(1, cpu_only=cpu, auto_jit=True)
         facts = {**facts, "xla": "clusters", "xla_why": why}
@@ -52,6 +55,10 @@ class CompiledExecutable:
         model = job.flat.model
         if model.targets:
             raise EngineError("train steps are not compiled as a whole")
+        strings = _first_of_strings(job.flat)
+        if strings is not None:
+            # XLA does not refuse strings as arguments: it ends the process.
+            raise EngineError(f"XLA has no strings, and node {strings!r} gives one")
         self._inputs = tuple(endpoint.name for endpoint in model.inputs)
         self._outputs = tuple(endpoint.name for endpoint in model.outputs)
         self._last: list[Any] = []
@@ -91,6 +98,20 @@ class CompiledExecutable:
         """Lets go of the compiled program."""
         self._last = []
         self._call = _closed
+
+
+def _why(error: BaseException) -> str:
+    unsupported = re.findall(r"(?:JIT: |, )(\w+) \(No registered", str(error))
+    if unsupported:
+        return f"XLA can not compile {', '.join(dict.fromkeys(unsupported))}"
+    return runtime.first_line(error)
+
+
+def _first_of_strings(flat: FlatGraph) -> str | None:
+    for node in np.flatnonzero(flat.host).tolist():
+        if "string" in (optable.output_dtypes(flat.graph.ops[node], flat.graph.attrs[node]) or ()):
+            return flat.graph.names[node]
+    return None
 
 
 def _closed(*_: Any) -> list[Any]:
