@@ -1,0 +1,91 @@
+"""Two towers on two streams, annotated while the graph is built.
+
+A regression on two inputs: one weight with a bias on stream 0, the other weight on stream 1, trained by gradient descent. Optimizer
+and gradient ops follow the streams of the weights. Stock TensorFlow runs the graph as ever; `msplit bench` runs it on two streams.
+
+    python docs/examples/deeprec_regression.py [--steps 1000] [--save graph.meta]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+
+from msplit.annotate import stream
+
+v1 = tf.compat.v1
+TRUE_WEIGHTS = (3.0, -2.0)
+TRUE_BIAS = 0.5
+
+
+def build(graph: tf.Graph) -> dict[str, tf.Tensor | tf.Operation]:
+    """Builds the annotated training graph and returns what a training loop needs of it."""
+    with graph.as_default():
+        first = v1.placeholder(tf.float32, [None], name="first")
+        second = v1.placeholder(tf.float32, [None], name="second")
+        label = v1.placeholder(tf.float32, [None], name="label")
+
+        with stream(0):
+            weight_0 = v1.get_variable("weight_0", initializer=0.0, use_resource=False)
+            bias = v1.get_variable("bias", initializer=0.0, use_resource=False)
+            left = tf.add(tf.multiply(first, weight_0, name="scale_0"), bias, name="left")
+        with stream(1):
+            weight_1 = v1.get_variable("weight_1", initializer=0.0, use_resource=False)
+            right = tf.multiply(second, weight_1, name="right")
+
+        prediction = tf.add(left, right, name="prediction")
+        loss = tf.reduce_mean(tf.math.squared_difference(prediction, label), name="loss")
+        train = v1.train.GradientDescentOptimizer(0.01).minimize(loss, name="train")
+        return {
+            "first": first,
+            "second": second,
+            "label": label,
+            "loss": loss,
+            "train": train,
+            "init": v1.global_variables_initializer(),
+            "weights": tf.stack([weight_0, weight_1, bias]),
+        }
+
+
+def run(steps: int, save: str | None = None) -> tuple[list[float], np.ndarray]:
+    """Trains and returns the loss every tenth of the way, and (weight_0, weight_1, bias) at the end."""
+    graph = tf.Graph()
+    nodes = build(graph)
+    random = np.random.default_rng(7)
+    losses = []
+    with v1.Session(graph=graph) as session:
+        session.run(nodes["init"])
+        for step in range(steps):
+            first, second = random.normal(size=(2, 64))
+            label = TRUE_WEIGHTS[0] * first + TRUE_WEIGHTS[1] * second + TRUE_BIAS
+            feed = {nodes["first"]: first, nodes["second"]: second, nodes["label"]: label}
+            _, loss = session.run([nodes["train"], nodes["loss"]], feed)
+            if step % max(steps // 10, 1) == 0 or step == steps - 1:
+                losses.append(float(loss))
+                print(f"step {step:5d}  loss {loss:.6f}")
+        weights = session.run(nodes["weights"])
+    if save:
+        with graph.as_default():
+            v1.train.export_meta_graph(save)
+    return losses, weights
+
+
+def main() -> None:
+    """Trains, shows what was learned, and fails if it was not."""
+    parser = argparse.ArgumentParser(description="A regression on two streams.")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--save", help="write the annotated graph to this .meta file")
+    options = parser.parse_args()
+    losses, weights = run(options.steps, options.save)
+    print(f"weights {weights[0]:.4f} {weights[1]:.4f}, bias {weights[2]:.4f}; wanted {TRUE_WEIGHTS}, {TRUE_BIAS}")
+    assert losses[-1] < 0.01 * losses[0], "the loss did not fall"
+    assert np.allclose(weights, [*TRUE_WEIGHTS, TRUE_BIAS], atol=0.05), "the weights were not learned"
+
+
+if __name__ == "__main__":
+    main()
