@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msplit.rules.base import Rule
+from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.manual import Manual
 from msplit.rules.options import Options
@@ -14,6 +15,7 @@ from msplit.rules.regex import Regex
 RULES: dict[str, Callable[[Options], Rule]] = {
     Manual.key: Manual.from_options,
     Regex.key: Regex.from_options,
+    Branch.key: Branch.from_options,
     Colocation.key: Colocation.from_options,
     Propagate.key: Propagate.from_options,
 }

@@ -1,0 +1,43 @@
+"""Dependencies as two arrays: all that scheduling needs to know of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit.graph import Graph, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Dag:
+    """A directed acyclic graph of nodes 0..n-1.
+
+    Attributes:
+        start: The producers of node v are ``src[start[v]:start[v + 1]]``.
+        src: Producers, grouped by consumer. A producer may be there twice.
+    """
+
+    start: Ints
+    src: Ints
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @staticmethod
+    def of(count: int, src: Any, dst: Any) -> Dag:
+        """From unsorted edges."""
+        src, dst = np.asarray(src, np.int32), np.asarray(dst, np.int32)
+        order = np.argsort(dst, kind="stable")
+        start = np.searchsorted(dst[order], np.arange(count + 1)).astype(np.int32)
+        return Dag(start, src[order])
+
+    @staticmethod
+    def from_graph(graph: Graph) -> Dag:
+        """The data and control edges of a graph."""
+        return Dag(graph.in_start, graph.edges.src)
+
+    def dst(self) -> Ints:
+        """The consumer of each edge."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.start))

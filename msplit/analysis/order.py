@@ -1,0 +1,44 @@
+"""An order of the nodes that depends on what the graph computes, not on names or on the order of the file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+
+
+def canonical(flat: FlatGraph) -> Ints:
+    """The nodes in the order in which a depth-first walk from the outputs finishes them: inputs by slot, producers before consumers.
+
+    Decisions between equals are made by this order, so that renaming nodes or reordering a file does not change a partition, but for
+    graphs whose outputs have no order of their own.
+
+    Returns:
+        A topological order of all nodes.
+    """
+    graph = flat.graph
+    starts, sources = graph.in_start.tolist(), graph.edges.src.tolist()
+    place = list(starts[:-1])
+    seen = [False] * len(graph)
+    order: list[int] = []
+    roots = [output.node for output in flat.outputs] + list(flat.targets)
+    stack: list[int] = []
+    for root in (*roots, *range(len(graph))):
+        if seen[root]:
+            continue
+        seen[root] = True
+        stack.append(root)
+        while stack:
+            node = stack[-1]
+            at, stop = place[node], starts[node + 1]
+            while at < stop and seen[sources[at]]:
+                at += 1
+            if at == stop:
+                order.append(node)
+                stack.pop()
+            else:
+                place[node] = at + 1
+                seen[sources[at]] = True
+                stack.append(sources[at])
+    return np.asarray(order, dtype=np.int32)

@@ -1,0 +1,174 @@
+"""The rule `branch`: streams by the structure of the graph, weighted by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from msplit.analysis.branches import Branches, find
+from msplit.analysis.contract import Blocks, Kernels
+from msplit.assignment import UNASSIGNED, Assignment
+from msplit.graph import Ints
+from msplit.rules.base import Context, Remark
+from msplit.rules.options import Options
+from msplit.rules.placement import Unit, place
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Spreads independent branches over streams.
+
+    The costliest way out of a fork stays on the fork's stream; other branches go where least runs beside them. Branches that cost less
+    than two waits stay with the branch that they join; if a fork has many of them, they are bundled until a bundle is worth a stream.
+    Kernels that fill the GPU count for nothing here: beside them nothing else can run.
+
+    Nodes that launch no kernel are left to `propagate`.
+
+    Attributes:
+        min_cost_us: Time that a branch must be able to overlap with others to be worth a stream, µs: what leaving a stream and coming
+            back costs.
+    """
+
+    key: ClassVar[str] = "branch"
+    min_cost_us: float = 5.0
+
+    @classmethod
+    def from_options(cls, options: Options) -> Branch:
+        """Read the options of the rule from YAML."""
+        return cls(options.number("min_cost_us", cls.min_cost_us, 0.0))
+
+    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+        """Claim every node that launches a kernel."""
+        branches = find(Blocks.from_kernels(Kernels.of(context.flat, context.costs)))
+        if len(branches) == 0:
+            return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
+        pinned = _pins(branches, assignment)
+        units = _units(branches, pinned, self.min_cost_us, context.streams)
+        streams = place(branches, units, context.streams, self.min_cost_us / 2)
+        remarks: tuple[Remark, ...] = ()
+        if context.streams > 1 and len(set(streams)) == 1:
+            remarks = (Remark(self.key, "no-gain", _no_gain(branches, self.min_cost_us)),)
+        claims = _claims(context, assignment, branches, units, streams)
+        return assignment.claim_many(claims, self.key), remarks
+
+
+def _pins(branches: Branches, assignment: Assignment) -> Ints:
+    """Per branch the stream on which earlier rules put most of its time, or UNASSIGNED."""
+    kernels = branches.blocks.kernels
+    ids = assignment.ids[kernels.node]
+    claimed = (ids != UNASSIGNED) & (kernels.time_us > 0)
+    pins = np.full(len(branches), UNASSIGNED, np.int32)
+    if not claimed.any():
+        return pins
+    branch = branches.of[branches.blocks.of[claimed]]
+    width = int(ids.max()) + 1
+    keys, of = np.unique(branch.astype(np.int64) * width + ids[claimed], return_inverse=True)
+    times = np.bincount(of, kernels.time_us[claimed])
+    # Ascending by time, and among equals the lowest stream last, so that what is written last stays.
+    for key in keys[np.lexsort((-(keys % width), times))].tolist():
+        pins[key // width] = key % width
+    return pins
+
+
+def _units(branches: Branches, pinned: Ints, min_cost_us: float, streams: int) -> list[Unit]:
+    """What is placed as one: a branch with the cheap ones that stay with it, or a bundle of cheap ones."""
+    cheap = (branches.useful_us < min_cost_us) & (pinned == UNASSIGNED)
+    bundles: dict[tuple[int, int], list[int]] = {}
+    for branch in np.flatnonzero(cheap).tolist():
+        bundles.setdefault((int(branches.fork[branch]), int(branches.join[branch])), []).append(branch)
+    home = {}
+    roots = [[branch] for branch in np.flatnonzero(~cheap).tolist()]
+    for (fork, join), members in bundles.items():
+        useful = branches.useful_us[members]
+        parts = min(streams, int(useful.sum() // min_cost_us)) if min_cost_us > 0 else streams
+        if parts and len(members) > 1:
+            # Neighbours stay together, and each bundle gets an equal share of the time.
+            cut = ((np.cumsum(useful) - useful / 2) * parts / useful.sum()).astype(int)
+            roots += [[m for m, at in zip(members, cut.tolist(), strict=True) if at == part] for part in range(parts)]
+        else:
+            for branch in members:
+                at = join if join >= 0 else fork
+                home[branch] = int(branches.of[at]) if at >= 0 else -1
+    return _with_guests([root for root in roots if root], home, pinned)
+
+
+def _with_guests(roots: list[list[int]], home: dict[int, int], pinned: Ints) -> list[Unit]:
+    """Add to each unit the cheap branches that stay with it, directly or through others; those that stay with nobody form one unit."""
+    unit_of = {branch: number for number, root in enumerate(roots) for branch in root}
+    guests: list[list[int]] = [[] for _ in roots]
+    strays: list[int] = []
+    for branch in sorted(home):
+        path = [branch]
+        while path[-1] in home and path[-1] not in unit_of and home[path[-1]] not in path:
+            path.append(home[path[-1]])
+        number = unit_of.get(path[-1], -1)
+        for stop in path:
+            if stop in home and stop not in unit_of:
+                unit_of[stop] = number
+                (guests[number] if number >= 0 else strays).append(stop)
+    units = [Unit(tuple(root), tuple(guests[number]), int(pinned[root[0]])) for number, root in enumerate(roots)]
+    return units + ([Unit(tuple(strays), (), UNASSIGNED)] if strays else [])
+
+
+def _claims(
+    context: Context, assignment: Assignment, branches: Branches, units: list[Unit], streams: list[int]
+) -> list[tuple[Ints, int, str]]:
+    kernels, blocks = branches.blocks.kernels, branches.blocks
+    names = context.flat.graph.names
+    stream = np.full(len(branches), UNASSIGNED, np.int32)
+    for unit, chosen in zip(units, streams, strict=True):
+        stream[list(unit.roots + unit.guests)] = chosen
+    # Kernels grouped by branch, each branch from first to last: blocks are numbered topologically, and so are kernels.
+    launching = np.flatnonzero(kernels.time_us > 0)
+    branch = branches.of[blocks.of[launching]]
+    order = launching[np.argsort(branch, kind="stable")]
+    start = np.searchsorted(np.sort(branch), np.arange(len(branches) + 1))
+    guest = {number for unit in units for number in unit.guests}
+    ids = assignment.ids[kernels.node]
+    claims = []
+    for number in range(len(branches)):
+        members = order[start[number] : start[number + 1]]
+        if len(members) == 0:
+            continue
+        why = _why(branches, number, len(members), names, number in guest)
+        own = ids[members]
+        if (own == UNASSIGNED).all():
+            claims.append((kernels.node[members], int(stream[number]), why))
+        else:
+            claims += _beside_claimed(kernels.node[members], own, why)
+    return claims
+
+
+def _beside_claimed(nodes: Ints, ids: Ints, why: str) -> list[tuple[Ints, int, str]]:
+    """Along a branch that is claimed in part, the rest follows the claimed node before it, or else the first one behind it."""
+    place = np.where(ids != UNASSIGNED, np.arange(len(ids)), -1)
+    last = np.maximum.accumulate(place)
+    last[last < 0] = place[place >= 0][0]
+    filled = ids[last]
+    rest = ids == UNASSIGNED
+    return [
+        (nodes[rest & (filled == stream)], int(stream), f"{why}; follows its claimed part")
+        for stream in np.unique(filled[rest])
+    ]
+
+
+def _why(branches: Branches, number: int, kernels: int, names: Sequence[str], guest: bool) -> str:
+    blocks, node = branches.blocks, branches.blocks.kernels.node
+    fork, join = int(branches.fork[number]), int(branches.join[number])
+    ends = f" from '{names[node[blocks.last[fork]]]}'" if fork >= 0 else ""
+    if join >= 0:
+        ends += f" to '{names[node[blocks.first[join]]]}'"
+    kind = "branch too cheap for a stream of its own:" if guest else "branch of"
+    return f"{kind} {kernels} kernel{'s' * (kernels != 1)}, {branches.time_us[number]:.1f} µs{ends}"
+
+
+def _no_gain(branches: Branches, min_cost_us: float) -> str:
+    if len(branches) == 1:
+        return "all kernels depend on each other in one path, so that streams can not help"
+    worth = int((branches.useful_us >= min_cost_us).sum())
+    if worth <= 1:
+        return f"no second branch can overlap {min_cost_us:g} µs or more with others, so that streams can not help"
+    return "all branches stay on one stream: nothing else runs beside them"
