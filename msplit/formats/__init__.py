@@ -5,10 +5,10 @@ from __future__ import annotations
 from msplit.formats.atomic import write_bytes_atomic
 from msplit.formats.digest import graph_hash
 from msplit.formats.model import Endpoint, Format, Model
-from msplit.formats.read import read
-from msplit.formats.sniff import sniff
-from msplit.formats.variables import VARIABLE_OPS, variables
-from msplit.formats.write import STREAM_ID, WriteReport, write
+from msplit.formats.reader import read
+from msplit.formats.restore import VARIABLE_OPS, variables
+from msplit.formats.sniffer import sniff
+from msplit.formats.writer import STREAM_ID, WriteReport, write
 
 __all__ = [
     "STREAM_ID",

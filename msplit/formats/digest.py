@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from msplit.formats.model import Model
-from msplit.formats.write import STREAM_ID
+from msplit.formats.writer import STREAM_ID
 
 
 def graph_hash(model: Model) -> str:

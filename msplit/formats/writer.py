@@ -18,7 +18,7 @@ from msplit.formats.atomic import (
     write_in_new_folder,
 )
 from msplit.formats.model import Format, Model
-from msplit.formats.sniff import SAVED_MODEL_FILES
+from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.formats.source import MAX_BYTES
 
 STREAM_ID = "_stream_id"

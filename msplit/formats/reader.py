@@ -13,7 +13,7 @@ from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.model import Format, Model
-from msplit.formats.sniff import main_file, sniff
+from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.source import opened, parse_binary, parse_text
 from msplit.graph import Graph
 from msplit.verify import verify

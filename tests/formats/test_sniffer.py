@@ -9,7 +9,7 @@ import pytest
 from msplit import formats, proto
 from msplit.errors import LoadError
 from msplit.formats import Format, source, wire
-from msplit.formats.sniff import main_file
+from msplit.formats.sniffer import main_file
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

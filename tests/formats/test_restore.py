@@ -1,0 +1,166 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from msplit import formats
+from msplit.errors import LoadError
+from msplit.formats import Model, restore
+from msplit.formats.bundle import Checkpoint
+
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+SAVED = sorted(p for p in SAMPLES.iterdir() if p.is_dir())
+
+
+def read(path: Path) -> Model:
+    return formats.read(path, tags=["serve"] if path.name == "two_tags" else None)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("path", SAVED, ids=lambda p: p.name)
+def test_checkpoint_gives_what_tensorflow_reads(path: Path) -> None:
+    import tensorflow as tf
+
+    prefix = path / "variables" / "variables"
+    ours, theirs = Checkpoint(prefix), tf.train.load_checkpoint(str(prefix))
+    keys = theirs.get_variable_to_dtype_map()
+    assert keys
+    for key in keys:
+        assert key in ours
+        # A scalar string comes as bytes, of which NumPy would strip the zeros at the end.
+        value = theirs.get_tensor(key)
+        expected = np.array(value, dtype=object) if isinstance(value, bytes) else value
+        np.testing.assert_array_equal(ours.tensor(key), expected)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("name", ["gru_while", "keras_lookup", "keras_inception", "two_signatures"])
+def test_variables_are_those_that_the_signature_of_a_loaded_model_captures(name: str) -> None:
+    """Independent of the saver: TensorFlow loads the model, and its function says which variable comes in where."""
+    import tensorflow as tf
+
+    model = formats.read(SAMPLES / name)
+    values = formats.variables(model)
+    loaded = tf.saved_model.load(str(SAMPLES / name))
+    function = loaded.signatures["serving_default"]
+    captured = [tensor for tensor in function.captured_inputs if tensor.dtype == tf.resource]
+    node = model.graph.index[model.outputs[0].node]
+    handles = [p for p, _ in model.graph.inputs(node) if model.graph.ops[p] in formats.VARIABLE_OPS]
+    read_back = []
+    for handle in captured:
+        if (variable := next((v for v in function.variables if v.handle is handle), None)) is not None:
+            read_back.append(variable.numpy())
+    assert len(handles) == len(read_back) > 0
+    for handle, value in zip(handles, read_back, strict=True):
+        np.testing.assert_array_equal(values[model.graph.names[handle]], value)
+
+
+@pytest.mark.tf
+def test_partitioned_variables_get_their_slices() -> None:
+    import tensorflow as tf
+
+    values = formats.variables(formats.read(SAMPLES / "tf1_saved_model"))
+    whole = tf.train.load_checkpoint(str(SAMPLES / "tf1_saved_model" / "variables" / "variables")).get_tensor(
+        "items/embedding"
+    )
+    parts = [values[f"items/embedding/part_{i}"] for i in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_only_the_variables_asked_for() -> None:
+    model = formats.read(SAMPLES / "gru_while")
+    assert list(formats.variables(model, ["score/bias_1"])) == ["score/bias_1"]
+    assert formats.variables(model, []) == {}
+    for name in ("gone", "score/bias"):  # no such node; a node that no saver restores
+        with pytest.raises(LoadError, match=f"no value for variable '{name}'"):
+            formats.variables(model, [name])
+
+
+@pytest.mark.tf
+def test_meta_graph_with_its_checkpoint_beside_it(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        ref = v1.get_variable("ref", initializer=np.arange(3.0, dtype=np.float32), use_resource=False)
+        handle = v1.get_variable("handle", initializer=np.arange(4), use_resource=True)
+        tf.add(tf.reduce_sum(ref), 1.0, name="out")
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver([ref, handle]).save(session, str(tmp_path / "model"))
+    model = formats.read(tmp_path / "model.meta")
+    values = formats.variables(model)
+    np.testing.assert_array_equal(values["ref"], [0, 1, 2])
+    np.testing.assert_array_equal(values["handle"], [0, 1, 2, 3])
+    shutil.copyfile(tmp_path / "model.meta", tmp_path / "alone.meta")
+    alone = formats.read(tmp_path / "alone.meta")
+    with pytest.raises(LoadError, match=r"without the values of its variables(.|\n)*alone.index"):
+        formats.variables(alone)
+    for prefix in (tmp_path / "model", tmp_path / "model.index"):
+        np.testing.assert_array_equal(formats.variables(alone, checkpoint=prefix)["ref"], [0, 1, 2])
+
+
+def test_graph_def_has_no_variables() -> None:
+    with pytest.raises(LoadError, match="without the values"):
+        formats.variables(formats.read(SAMPLES / "cond_v1.pb"))
+
+
+def edited(tmp_path: Path, edit: Any) -> Model:
+    """A copy of the TensorFlow 1 sample with its graph changed."""
+    shutil.copytree(SAMPLES / "feature_columns", tmp_path / "m")
+    model = formats.read(SAMPLES / "feature_columns")
+    saved = type(model.proto)()
+    saved.CopyFrom(model.proto)
+    edit(saved.meta_graphs[0])
+    (tmp_path / "m" / "saved_model.pb").write_bytes(saved.SerializeToString())
+    return formats.read(tmp_path / "m")
+
+
+def node_named(meta: Any, name: str) -> Any:
+    return next(node for node in meta.graph_def.node if node.name == name)
+
+
+def test_model_without_a_saver_goes_by_names(tmp_path: Path) -> None:
+    def edit(meta: Any) -> None:
+        kept = [node for node in meta.graph_def.node if not node.name.startswith("save/")]
+        del meta.graph_def.node[:]
+        meta.graph_def.node.extend(kept)
+        meta.ClearField("saver_def")
+        node_named(meta, "score/bias").attr.pop("shared_name")
+
+    expected = formats.variables(formats.read(SAMPLES / "feature_columns"))
+    values = formats.variables(edited(tmp_path, edit))
+    assert values.keys() == expected.keys()
+    for name in values:
+        np.testing.assert_array_equal(values[name], expected[name])
+
+
+def test_saver_that_is_not_understood_gives_way_to_names(tmp_path: Path) -> None:
+    def edit(meta: Any) -> None:
+        # Names that are computed and not constant.
+        text_format.Merge('name: "late" op: "Acme"', meta.graph_def.node.add())
+        node_named(meta, "save/RestoreV2").input[1] = "late"
+        meta.saver_def.restore_op_name = "gone"
+
+    assert len(formats.variables(edited(tmp_path, edit))) == 9
+
+
+def test_slice_that_makes_no_sense() -> None:
+    value = np.arange(12).reshape(3, 4)
+    np.testing.assert_array_equal(restore._part(value, "", "v"), value)
+    np.testing.assert_array_equal(restore._part(value, "3 4 1,2:-", "v"), value[1:3])
+    for spec in ("nonsense", "3 4 0,1:0,1:0,1", "3 4 a,b:-"):
+        with pytest.raises(LoadError, match="slice that makes no sense"):
+            restore._part(value, spec, "v")
+
+
+def test_restored_tensor_that_goes_nowhere_is_passed_over(tmp_path: Path) -> None:
+    def edit(meta: Any) -> None:
+        identity = meta.graph_def.node.add(name="dead_end", op="Identity", input=["save/RestoreV2"])
+        identity.attr["T"].type = 1
+        other = meta.graph_def.node.add(name="other", op="Relu", input=["save/RestoreV2"])
+        other.attr["T"].type = 1
+
+    assert len(formats.variables(edited(tmp_path, edit))) == 9
