@@ -45,7 +45,9 @@ class FlatGraph:
             their stateless kin stay one node each, `graph.functions` holds their bodies.
         back_edges: The edges that were cut (NextIteration -> Merge), in the numbering of `graph`.
         origin_function: Per node the index in `function_names` of the function it comes from, -1 for the top-level graph.
-        origin_node: Per node its index in that function's NodeDefs (not counting parameters) or in the top-level GraphDef.
+        origin_node: Per node its index in that function's NodeDefs (not counting parameters) or in the top-level GraphDef. The few
+            nodes that inlining adds (NoOp joins of control edges, an Identity where a call gives a parameter back) have the index of
+            their call; parameters, which are nodes only in the view of a single function, have -1.
         function_names: See `origin_function`.
         region: Per node the index of its outermost region in `regions`, or -1.
         regions: See `region`.
@@ -53,7 +55,7 @@ class FlatGraph:
         stateful: Per node, whether its op is stateful (reads or writes a resource, or is random).
         inputs: What is fed.
         outputs: What is fetched.
-        targets: Nodes that must run though nothing of them is fetched.
+        targets: Nodes that must run though nothing of them is fetched, those inside of inlined calls included.
     """
 
     model: Model

@@ -1,11 +1,15 @@
 """The flat view: what is kept, how calls are inlined, where nodes come from."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from msplit import optable
 from msplit.errors import GraphError, LoadError
 from msplit.flatten import body, flatten, to_ids
 from msplit.flatten import calls as calls_module
+from msplit.formats import read
 from msplit.graph import CONTROL
 from tests.flatten.graphdefs import function, model
 
@@ -366,3 +370,31 @@ def test_ids_below_zero_are_left_out(tmp_path):
 def test_stateful_nodes_are_known(tmp_path):
     text = "s:Const[dtype=int32]\nr:RandomUniform(s)[dtype=float32,T=int32]\ny:Relu(r)[T=float32]"
     assert flatten(model(tmp_path, text)).stateful.tolist() == [False, True, False]
+
+
+SAMPLES = sorted(
+    path
+    for path in (Path(__file__).parent.parent.parent / "sample_graphs").iterdir()
+    if path.suffix != ".md" and path.name != "two_tags"
+)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_every_sample_is_a_dag_whose_nodes_come_from_the_file(path):
+    loaded = read(path)
+    view = flatten(loaded)
+    graph = view.graph
+    assert len(graph.topological) == len(view) > 0
+    assert len(set(graph.names)) == len(view)
+    assert len(view.outputs) == len(loaded.outputs)
+    assert len(view.inputs) == len(loaded.inputs)
+    for node in range(len(view)):
+        function_name, number = view.origin(node)
+        source = loaded.graph if function_name is None else loaded.graph.functions[function_name].body
+        offset = 0 if function_name is None else len(loaded.graph.functions[function_name].parameters)
+        assert source.ops[number + offset] == graph.ops[node] or graph.ops[node] in ("NoOp", "Identity")
+        assert graph.names[node].endswith(source.names[number + offset]) or graph.ops[node] in ("NoOp", "Identity")
+    for edge in range(len(graph.edges)):
+        count = optable.output_count(graph.ops[graph.edges.src[edge]], graph.attrs[graph.edges.src[edge]])
+        assert count is None or graph.edges.port[edge] < count
+    to_ids(view, [0] * len(view))
