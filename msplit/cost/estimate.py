@@ -3,7 +3,9 @@
 A node's kernel takes the longest of
 
     flops / (peak of its type x share)        products in float32 at the TF32 peak, TensorFlow's default
-    bytes / (bandwidth x share)               inputs once and outputs once; a gather reads only its rows
+    bytes / min(bandwidth, blocks x 64 B x clock)
+                                              inputs once and outputs once, a gather only its rows; 64 bytes per clock is what one SM
+                                              takes from the L2 cache, so that a few blocks can not draw the whole bandwidth
     launch + depth / 32 x step                a product goes through its inner sum in steps that wait for memory, however small it is
     launch                                    what a tiny kernel takes inside a CUDA graph
 
@@ -35,6 +37,9 @@ from msplit.graph import CONTROL, Graph, Ints
 
 STEP_CYCLES = 150
 """Clock cycles that one step of 32 along the inner sum of a product takes at least: half of an L2 access, as loads are double-buffered."""
+
+SM_BYTES_PER_CYCLE = 64
+"""Bytes per clock that one multiprocessor can take from the L2 cache (NVIDIA's architecture white papers since Volta)."""
 
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
@@ -109,7 +114,8 @@ def _estimate(graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Ma
     nbytes = np.where(launches, read + written, 0.0)
     flops = np.where(launches, flops, 0.0)
     share = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
-    time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / (sheet.bytes_per_us * share))
+    drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
+    time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / drawn)
     time = np.maximum(time, sheet.launch_us + depth / 32 * STEP_CYCLES / sheet.clock_mhz)
     known = ~launches | (_known(graph, tensors, count) & ~looped)
     guessed = launches & ~known

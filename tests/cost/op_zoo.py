@@ -37,7 +37,20 @@ def build(batch: int | None) -> Any:
 
 
 def _elementwise(tf: Any, raw: Any, x: Any, image: Any, ids: Any, **_: Any) -> Iterator[Any]:
-    for name in ("Relu", "Tanh", "Sigmoid", "Exp", "Erf", "Rsqrt", "Softplus", "Floor", "IsNan", "ZerosLike", "OnesLike", "Elu"):
+    for name in (
+        "Relu",
+        "Tanh",
+        "Sigmoid",
+        "Exp",
+        "Erf",
+        "Rsqrt",
+        "Softplus",
+        "Floor",
+        "IsNan",
+        "ZerosLike",
+        "OnesLike",
+        "Elu",
+    ):
         op = getattr(raw, name)
         yield op(**{("features" if name in ("Relu", "Softplus", "Elu") else "x"): x})
     row = tf.constant([[1.0], [2.0], [3.0]])
@@ -97,7 +110,9 @@ def _arrays(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_:
         block_shape=[2, 3],
         crops=[[1, 0], [0, 2]],
     )
-    yield raw.ExtractImagePatches(images=image, ksizes=[1, 3, 3, 1], strides=[1, 2, 2, 1], rates=[1, 1, 1, 1], padding="VALID")
+    yield raw.ExtractImagePatches(
+        images=image, ksizes=[1, 3, 3, 1], strides=[1, 2, 2, 1], rates=[1, 1, 1, 1], padding="VALID"
+    )
     yield raw.IdentityN(input=[x, ids])
     yield raw.EnsureShape(input=x, shape=[None, 4])
     yield raw.Where(condition=x > 0.5)
@@ -223,7 +238,10 @@ def _gathers(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_
     yield raw.SparseReshape(input_indices=[[0, 1]], input_shape=[4, 6], new_shape=[3, -1])
     yield raw.SparseFillEmptyRows(indices=[[0, 1]], values=[1.0], dense_shape=[4, 6], default_value=0.0)
     yield raw.SparseTensorDenseMatMul(
-        a_indices=tf.constant([[0, 1]], tf.int64), a_values=[1.0], a_shape=tf.constant([3, 4], tf.int64), b=tf.zeros([4, 2])
+        a_indices=tf.constant([[0, 1]], tf.int64),
+        a_values=[1.0],
+        a_shape=tf.constant([3, 4], tf.int64),
+        b=tf.zeros([4, 2]),
     )
     yield raw.StringToHashBucketFast(input=tf.as_string(ids), num_buckets=5)
 
@@ -235,7 +253,9 @@ def _state(tf: Any, raw: Any, x: Any, sequence: Any, **_: Any) -> Iterator[Any]:
     old = tf.compat.v1.get_variable("old", [2, 3], use_resource=False)
     yield old + 1.0
     yield raw.RandomUniform(shape=[2, 3], dtype=tf.float32)
-    yield raw.StatelessRandomUniformV2(shape=[2, 3], key=tf.constant([1], tf.uint64), counter=tf.constant([1, 2], tf.uint64), alg=1)
+    yield raw.StatelessRandomUniformV2(
+        shape=[2, 3], key=tf.constant([1], tf.uint64), counter=tf.constant([1, 2], tf.uint64), alg=1
+    )
     listed = raw.TensorListFromTensor(tensor=tf.transpose(sequence, [1, 0, 2]), element_shape=[-1, 4])
     yield raw.TensorListStack(input_handle=listed, element_shape=[-1, 4], element_dtype=tf.float32)
     yield raw.TensorListLength(input_handle=listed)
