@@ -20,6 +20,7 @@ class Settings:
         duration: Seconds of measuring, all variants together.
         warmup: Seconds of warming up per variant.
         min_rounds: Fewest rounds, however long they take.
+        builds: How many times everything is built anew while it is measured: see `Ratio.builds`.
         seed: Seed of the inputs that verification makes.
         verify_inputs: Sets of fresh inputs that variants are compared on.
         tolerance: In place of the types' own in the measured precision.
@@ -30,6 +31,7 @@ class Settings:
     duration: float = 3.0
     warmup: float = 0.2
     min_rounds: int = 10
+    builds: int = 3
     seed: int = 0
     verify_inputs: int = 3
     tolerance: float | None = None

@@ -1,12 +1,13 @@
 """Builds variants, checks that they agree, and measures them side by side.
 
-In each round every variant runs a short burst of steps, in rotated order, so that whatever slows the machine down slows all of
+In each round every variant runs a short burst of steps, in an order drawn anew, so that whatever slows the machine down slows all of
 them. A variant whose outputs are wrong is not measured at all.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,8 +93,8 @@ class _Running:
     checks: list[Check] = field(default_factory=list)
     skipped: str = ""
     burst: int = 1
-    host: list[list[float]] = field(default_factory=list)
-    device: list[list[float]] = field(default_factory=list)
+    host: list[list[list[float]]] = field(default_factory=list)
+    device: list[list[list[float]]] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -152,10 +153,13 @@ def bench(
             if not one.skipped and all(check.passed for check in one.checks):
                 _build(one, one.variant.job)
         _verify(running, fresh, settings, reference, tell, ieee=False)
-        measured = [one for one in running if one.alive]
-        if measured:
-            _warm_up(measured, settings, tell)
-            _measure(measured, settings, tell)
+        for build in range(settings.builds):
+            if build:
+                _rebuild(running, fresh, settings, tell)
+            measured = [one for one in running if one.alive]
+            if measured:
+                _warm_up(measured, settings, tell)
+                _measure(measured, settings, tell, build)
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
     finally:
         for one in running:
@@ -314,6 +318,20 @@ def _precision(ieee: bool) -> str:
     return "ieee" if ieee else "tf32"
 
 
+def _rebuild(running: Sequence[_Running], fresh: Callable[[int], Arrays], settings: Settings, tell: Progress) -> None:
+    """Builds what is still alive anew and checks once that it agrees."""
+    alive = [one for one in running if one.alive]
+    for one in alive:
+        one.close()
+    for number, one in enumerate(alive):
+        tell(f"building {one.variant.label} anew", number / len(alive))
+        _build(one, one.variant.job)
+    before = [len(one.checks) for one in alive]
+    _verify(alive, fresh, replace(settings, verify_inputs=min(1, settings.verify_inputs)), None, tell, ieee=False)
+    for one, count in zip(alive, before, strict=True):
+        one.checks[count:] = [check for check in one.checks[count:] if not check.passed]
+
+
 def _warm_up(measured: Sequence[_Running], settings: Settings, tell: Progress) -> None:
     for number, one in enumerate(measured):
         tell(f"warming up {one.variant.label}", number / len(measured))
@@ -333,7 +351,14 @@ def _step(one: _Running) -> float:
     return time.perf_counter() - start
 
 
-def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress) -> None:
+def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress, build: int) -> None:
+    duration = settings.duration / settings.builds
+    least = -(-settings.min_rounds // settings.builds)
+    # A fixed rotation would let the same variant run before each other one every time, and what that leaves in the caches with it.
+    shuffle = random.Random(settings.seed + build)
+    for one in measured:
+        one.host.append([])
+        one.device.append([])
     start = time.perf_counter()
     rounds = 0
     collecting = gc.isenabled()
@@ -342,20 +367,17 @@ def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress) -
     try:
         while True:
             spent = time.perf_counter() - start
-            enough = rounds >= settings.min_rounds
-            if (enough and spent >= settings.duration) or (
-                rounds >= 1 and spent >= _SLOW * max(settings.duration, 0.1)
-            ):
+            if rounds and spent >= (duration if rounds >= least else _SLOW * max(duration, 0.1)):
                 break
-            tell("measuring", min(1.0, spent / settings.duration) if settings.duration > 0 else 0.0)
-            turn = rounds % len(measured)
-            for one in [*measured[turn:], *measured[:turn]]:
+            share = min(1.0, spent / duration) if duration > 0 else 1.0
+            tell("measuring", (build + share) / settings.builds)
+            for one in shuffle.sample(measured, len(measured)):
                 if one.burst > 1:
                     _step(one)  # what ran before it has filled the caches
-                one.host.append([_step(one) for _ in range(one.burst)])
+                one.host[-1].append([_step(one) for _ in range(one.burst)])
                 device = one.running.device_times(max(2, one.burst))
                 if device:
-                    one.device.append(list(device))
+                    one.device[-1].append(list(device))
             rounds += 1
     finally:
         if collecting:
@@ -363,8 +385,10 @@ def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress) -
 
 
 def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running], baseline: str) -> VariantResult:
-    host = [value for burst in one.host for value in burst]
-    device = [value for burst in one.device for value in burst]
+    # What was measured before a later build turned out wrong does not count.
+    wrong = not all(check.passed for check in one.checks)
+    host = [] if wrong else [value for build in one.host for burst in build for value in burst]
+    device = [] if wrong else [value for build in one.device for burst in build for value in burst]
     return VariantResult(
         label=one.variant.label,
         engine=one.variant.engine.name,
@@ -387,8 +411,15 @@ def _ratios(one: _Running, running: Sequence[_Running], baseline: str) -> list[s
         if label is None or label == one.variant.label:
             continue
         other = by_label[label]
+        if not all(check.passed for check in other.checks):
+            continue
         for clock, theirs, ours in (("host", other.host, one.host), ("device", other.device, one.device)):
-            if theirs and len(theirs) == len(ours):
-                medians = [[float(np.median(burst)) for burst in bursts] for bursts in (theirs, ours)]
-                found.append(stats.ratio(*medians, over=label, clock=clock))
+            # Rounds of one build are the same for all; a variant that was skipped on the way has fewer builds.
+            builds = [(a, b) for a, b in zip(theirs, ours, strict=False) if a and len(a) == len(b)]
+            if builds:
+                medians = [
+                    [[float(np.median(burst)) for burst in build] for build in side]
+                    for side in zip(*builds, strict=True)
+                ]
+                found.append(stats.ratio(medians[0], medians[1], over=label, clock=clock))
     return found

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.99
-"""Confidence of the interval of a ratio."""
+CONFIDENCE = 0.98
+"""Confidence of the interval of a ratio: few enough false alarms that a table of 50 ratios has one at most."""
 
 UNSTABLE = 0.025
 """Coefficient of variation, outliers left out, above which a machine is called unstable."""
@@ -67,6 +67,8 @@ class Ratio:
         high: Upper end; infinite where there are too few rounds to tell.
         confidence: Of the interval.
         rounds: Rounds that it rests on.
+        builds: How many times both were built anew. With 1 the interval does not cover what differs from one build to the next: the
+            same graph built twice can differ by several per cent for as long as it lives.
     """
 
     over: str
@@ -76,6 +78,7 @@ class Ratio:
     high: float
     confidence: float
     rounds: int
+    builds: int = 1
 
     @property
     def significant(self) -> bool:
@@ -126,36 +129,64 @@ def outliers(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def ratio(
-    baseline: Sequence[float], times: Sequence[float], *, over: str, clock: str = "host", confidence: float = CONFIDENCE
+    baseline: Sequence[Sequence[float]],
+    times: Sequence[Sequence[float]],
+    *,
+    over: str,
+    clock: str = "host",
+    confidence: float = CONFIDENCE,
 ) -> Ratio:
     """Compares two variants that were measured in the same rounds.
 
-    The value is the ratio of the medians. The interval is the distribution-free one for the median of the rounds' own ratios, by
-    the binomial order statistics of the sign test: what slows a whole round down cancels, and no shape of the noise is assumed.
-    Beyond 100 rounds, neighbouring rounds are taken together, so that what lasts over several rounds does not count several times.
+    The value is the ratio of the medians. The interval covers two things, and is the wider of both. Within builds: the
+    distribution-free interval for the median of the rounds' own ratios, by the binomial order statistics of the sign test; what
+    slows a whole round down cancels, and no shape of the noise is assumed. Beyond 100 rounds, neighbouring rounds are taken
+    together, so that what lasts over several rounds does not count several times. Between builds: Student's interval for the mean
+    logarithm of the builds' ratios.
 
     Args:
-        baseline: One time per round of what is compared with.
-        times: One time per round, of the same rounds.
+        baseline: What is compared with: per build, one time per round.
+        times: Likewise, of the same builds and rounds.
         over: Label for `Ratio.over`.
         clock: For `Ratio.clock`.
-        confidence: Of the interval.
+        confidence: Of the interval; 0.95, 0.98 or 0.99 where there are several builds.
 
     Raises:
-        ValueError: The numbers of rounds differ, or there are none.
+        ValueError: The numbers of builds or rounds differ, or there are none.
     """
-    a, b = np.asarray(baseline, dtype=np.float64), np.asarray(times, dtype=np.float64)
-    if len(a) != len(b) or not len(a):
-        raise ValueError(f"{len(a)} and {len(b)} rounds can not be paired")
+    shapes = [[len(rounds) for rounds in builds] for builds in (baseline, times)]
+    if shapes[0] != shapes[1] or not shapes[0] or not all(shapes[0]):
+        raise ValueError(f"rounds {shapes[0]} and {shapes[1]} can not be paired")
+    a, b = (np.concatenate([np.asarray(rounds, dtype=np.float64) for rounds in builds]) for builds in (baseline, times))
     value = float(np.median(a) / np.median(b))
+    builds = len(shapes[0])
+    low, high = _within(a, b, confidence)
+    if builds > 1:
+        each = np.log([np.median(x) / np.median(y) for x, y in zip(baseline, times, strict=True)])
+        reach = (
+            _STUDENT[confidence][min(builds, len(_STUDENT[confidence]) + 1) - 2] * each.std(ddof=1) / math.sqrt(builds)
+        )
+        low, high = min(low, float(np.exp(each.mean() - reach))), max(high, float(np.exp(each.mean() + reach)))
+    return Ratio(over, clock, value, min(low, value), max(high, value), confidence, len(a), builds)
+
+
+_STUDENT = {
+    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262),
+    0.98: (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821),
+    0.99: (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250),
+}
+"""Two-sided quantiles of Student's distribution by confidence, for 1, 2, … degrees of freedom; more take the last."""
+
+
+def _within(a: NDArray[np.float64], b: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    """The interval by the sign test; 0 and infinity where there are too few rounds to tell."""
     blocks = min(_BLOCKS, len(a))
     bounds = np.linspace(0, len(a), blocks + 1).astype(int)
     ratios = np.sort([np.median(a[start:end]) / np.median(b[start:end]) for start, end in itertools.pairwise(bounds)])
     rank = _sign_test_rank(blocks, confidence)
     if rank < 0:
-        return Ratio(over, clock, value, 0.0, math.inf, confidence, len(a))
-    low, high = float(ratios[rank]), float(ratios[blocks - 1 - rank])
-    return Ratio(over, clock, value, min(low, value), max(high, value), confidence, len(a))
+        return 0.0, math.inf
+    return float(ratios[rank]), float(ratios[blocks - 1 - rank])
 
 
 def _sign_test_rank(count: int, confidence: float) -> int:

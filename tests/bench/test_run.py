@@ -16,7 +16,7 @@ from msplit.errors import EngineError
 
 from .graphs import flat_of, placeholder
 
-QUICK = Settings(duration=0.05, warmup=0.005, min_rounds=10, burst=0.0)
+QUICK = Settings(duration=0.05, warmup=0.005, min_rounds=10, burst=0.0, builds=1)
 
 
 def flat():
@@ -124,14 +124,43 @@ def test_equal_variants_are_not_told_apart():
     assert ratio.low <= 1.0 <= ratio.high or abs(ratio.value - 1) < 0.02
 
 
-def test_rounds_are_interleaved_and_rotated():
+def test_every_round_runs_every_variant_in_changing_order():
     log = []
     engine = Fake(log=log)
     variants = [variant(str(n), engine, n) for n in (1, 2, 3)]
-    settings = Settings(duration=0.0, warmup=0.0, min_rounds=6, burst=0.0)
+    settings = Settings(duration=0.0, warmup=0.0, min_rounds=12, burst=0.0, builds=1)
     bench(variants, fresh=fresh, settings=settings)
-    measured = [entry[1] for entry in log if entry[0] == "step"][-18:]
-    assert [measured[i : i + 3] for i in range(0, 18, 3)] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]] * 2
+    measured = [entry[1] for entry in log if entry[0] == "step"][-36:]
+    rounds = [tuple(measured[i : i + 3]) for i in range(0, 36, 3)]
+    assert all(sorted(order) == [1, 2, 3] for order in rounds)
+    assert len(set(rounds)) >= 4
+
+
+def test_everything_is_built_anew_and_checked_anew():
+    log = []
+    engine = Fake(log=log)
+    settings = Settings(duration=0.0, warmup=0.0, min_rounds=9, burst=0.0, builds=3)
+    result = bench([variant("1", engine), variant("2", engine, 2)], fresh=fresh, settings=settings)
+    assert [entry[1] for entry in log if entry[0] == "build"] == [1, 2] * 3
+    assert [entry[1] for entry in log if entry[0] == "close"] == [1, 2] * 3
+    assert result.variants[1].ratio_over("1").builds == 3
+    assert result.variants[1].ratio_over("1").rounds == len(result.variants[1].host_times) == 9
+    assert len(result.variants[1].checks) == 1
+
+
+def test_a_later_build_that_is_wrong_takes_all_its_times_back():
+    class Third(Fake):
+        def build(self, job):
+            self.wrong = "always" if sum(entry[0] == "build" for entry in self.log) == 2 else None
+            return super().build(job)
+
+    settings = Settings(duration=0.0, warmup=0.0, min_rounds=9, burst=0.0, builds=3)
+    result = bench([variant("good", Fake()), variant("bad", Third(), 2)], fresh=fresh, settings=settings)
+    assert result.failed
+    assert result.variants[1].host is None
+    assert result.variants[1].ratios == ()
+    assert result.variants[1].host_times == ()
+    assert result.variants[0].host is not None
 
 
 def test_the_engine_is_told_the_largest_number_of_streams_first():
@@ -146,7 +175,7 @@ def test_the_engine_is_told_the_largest_number_of_streams_first():
 def test_verification_uses_fresh_inputs():
     log = []
     engine = Fake(log=log)
-    settings = Settings(duration=0.0, warmup=0.0, min_rounds=1, burst=0.0, verify_inputs=4, seed=10)
+    settings = Settings(duration=0.0, warmup=0.0, min_rounds=1, burst=0.0, verify_inputs=4, seed=10, builds=1)
     bench([variant("1", engine), variant("2", engine, 2)], fresh=fresh, settings=settings)
     steps = [entry for entry in log if entry[0] == "step"]
     assert [entry[2] for entry in steps[:8]] == [12.0, 12.0, 13.0, 13.0, 14.0, 14.0, 15.0, 15.0]
@@ -216,7 +245,7 @@ def test_on_a_cpu_there_is_one_tight_verification():
 
 def test_a_tolerance_can_be_given():
     bad = Fake("bad", wrong="ieee")
-    settings = Settings(duration=0.0, warmup=0.0, min_rounds=1, tolerance=0.01)
+    settings = Settings(duration=0.0, warmup=0.0, min_rounds=1, tolerance=0.01, builds=1)
     assert not bench([variant("good", Fake()), variant("bad", bad)], fresh=fresh, settings=settings).failed
 
 
