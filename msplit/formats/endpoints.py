@@ -109,7 +109,9 @@ def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option:
         node, port = (name, 0) if name in graph.index else split_tensor(name)
         index = graph.index.get(node)
         if index is None:
-            near = difflib.get_close_matches(node, dict.fromkeys([*by_name, *graph.names[:20_000]]), n=3)
+            # Bounded: comparing takes time quadratic in the length of names and linear in their number.
+            candidates = dict.fromkeys(n for n in (*by_name, *graph.names[:20_000]) if len(n) < 300)
+            near = difflib.get_close_matches(node[:300], candidates, n=3)
             raise LoadError(
                 f"{option} names {name!r}, which the graph does not have",
                 where=where,
