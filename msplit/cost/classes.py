@@ -5,17 +5,17 @@ from __future__ import annotations
 FREE = frozenset({
     "Const", "HostConst", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_Retval", "_DeviceArg",
     "_DeviceRetval", "NoOp", "ControlTrigger", "Assert", "Abort", "Identity", "IdentityN", "RefIdentity", "Snapshot",
-    "StopGradient", "PreventGradient", "EnsureShape", "OptimizationBarrier", "Reshape", "ExpandDims", "Squeeze",
-    "Bitcast", "Shape", "ShapeN", "Size", "Rank", "VariableShape", "BroadcastArgs", "BroadcastGradientArgs",
-    "ConcatOffset", "VarHandleOp", "ReadVariableOp", "Variable", "VariableV2", "VarIsInitializedOp",
-    "IsVariableInitialized", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration", "Switch",
-    "RefSwitch", "_SwitchN", "Merge", "RefMerge", "LoopCond", "Print", "PrintV2", "StringFormat", "HashTableV2",
-    "MutableHashTableV2", "TensorListReserve", "EmptyTensorList", "TensorListLength", "TensorListElementShape",
-    "TensorListResize", "TensorListPopBack", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayCloseV3",
-    "TensorArrayGradV3", "TensorListFromTensor", "TensorListGetItem", "TensorListSetItem", "TensorArrayReadV3",
-    "TensorArrayWriteV3", "TensorArrayScatterV3", "Iterator", "IteratorV2", "IteratorGetNext", "Stack", "StackV2",
-    "StackPushV2", "StackPopV2", "StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "DebugIdentityV2",
-    "DestroyResourceOp", "InvertPermutation",
+    "StopGradient", "PreventGradient", "EnsureShape", "XlaOptimizationBarrier", "GuaranteeConst", "DebugGradientIdentity",
+    "DebugGradientRefIdentity", "Reshape", "ExpandDims", "Squeeze", "Bitcast", "Shape", "ShapeN", "Size", "Rank",
+    "VariableShape", "BroadcastArgs", "BroadcastGradientArgs", "ConcatOffset", "VarHandleOp", "ReadVariableOp",
+    "Variable", "VariableV2", "VarIsInitializedOp", "IsVariableInitialized", "Enter", "RefEnter", "Exit", "RefExit",
+    "NextIteration", "RefNextIteration", "Switch", "RefSwitch", "_SwitchN", "Merge", "RefMerge", "LoopCond", "Print",
+    "PrintV2", "StringFormat", "HashTableV2", "MutableHashTableV2", "TensorListReserve", "EmptyTensorList",
+    "TensorListLength", "TensorListElementShape", "TensorListResize", "TensorListPopBack", "TensorArrayV3",
+    "TensorArraySizeV3", "TensorArrayCloseV3", "TensorArrayGradV3", "TensorListFromTensor", "TensorListGetItem",
+    "TensorListSetItem", "TensorArrayReadV3", "TensorArrayWriteV3", "TensorArrayScatterV3", "Iterator", "IteratorV2",
+    "IteratorGetNext", "Stack", "StackV2", "StackPushV2", "StackPopV2", "StatelessRandomGetKeyCounter",
+    "StatelessRandomGetAlg", "DebugIdentityV2", "DestroyResourceOp", "InvertPermutation",
 })  # fmt: skip
 """Ops that launch no kernel: sources, views, handles, shape functions, control flow. Lists and arrays hand buffers around."""
 
@@ -55,7 +55,7 @@ REDUCES = frozenset({
 
 PER_ELEMENT = {
     "Softmax": 5, "LogSoftmax": 5, "SoftmaxCrossEntropyWithLogits": 7, "SparseSoftmaxCrossEntropyWithLogits": 7, "Cumsum": 2,
-    "Cumprod": 2, "Sigmoid": 4, "Tanh": 4, "Elu": 3, "Selu": 3, "Gelu": 8, "Softplus": 4, "SquaredDifference": 2, "Erf": 6, "Pow": 6,
+    "Cumprod": 2, "Sigmoid": 4, "Tanh": 4, "Elu": 3, "Selu": 3, "Softplus": 4, "SquaredDifference": 2, "Erf": 6, "Pow": 6,
     "ResizeBilinear": 8, "ResizeBicubic": 40, "FusedBatchNormGrad": 9, "FusedBatchNormGradV3": 9, "SigmoidGrad": 3, "TanhGrad": 3,
     "RandomUniform": 10, "RandomStandardNormal": 20, "TruncatedNormal": 25, "StatelessRandomUniformV2": 10,
     "StatelessRandomNormalV2": 20, "ResourceApplyAdam": 10, "ApplyAdam": 10, "ResourceApplyAdagrad": 5, "ApplyAdagrad": 5,

@@ -75,10 +75,10 @@ def elements(shape: Shape) -> float:
     return float(math.prod(_size(size) for size in shape or ()))
 
 
-def _product(rows: float, inner: float, columns: float, batch: float, sms: int) -> Work:
-    """A product of matrices in tiles of 64 x 64; where these leave multiprocessors idle, long sums are split as cuBLAS and cuDNN do."""
+def _product(rows: float, inner: float, columns: float, batch: float, sms: int, split: bool = True) -> Work:
+    """A product of matrices in tiles of 64 x 64. Where these leave multiprocessors idle, long sums are split, as cuBLAS does."""
     blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
-    parts = max(1.0, min(sms // max(blocks, 1), inner // 512))
+    parts = max(1.0, min(sms // max(blocks, 1), inner // 512)) if split else 1.0
     return Work(2.0 * batch * rows * inner * columns, max(blocks * parts, 1.0), True, depth=inner / parts)
 
 
@@ -116,7 +116,7 @@ def einsum(case: Case) -> Work:
 
 @formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
 def convolution(case: Case) -> Work:
-    """2 times outputs times the window's inputs, as an implicit product [positions, window] x [window, channels], per group."""
+    """2 times outputs times the window's inputs: an implicit product [positions, window] x [window, channels] per group, unsplit."""
     data, weights, out = case.node.shape(0), case.node.shape(1), case.outputs[0]
     if weights is None or out is None:
         return Work(0.0, 1.0)
@@ -125,7 +125,7 @@ def convolution(case: Case) -> Work:
     groups = max(1, _size(data[channel]) // per_group) if data is not None and data[channel] is not None else 1
     columns = _size(weights[-1])
     rows = elements(out) / max(columns, 1)
-    return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms)
+    return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, split=False)
 
 
 @formula("Conv2DBackpropInput", "Conv3DBackpropInputV2")

@@ -42,6 +42,18 @@ class Bounds:
     max_gain: float
     path: Ints
 
+    def gain_at_most(self, streams: int) -> float:
+        """What a number of streams could gain over one at most; see the function of this name.
+
+        Raises:
+            ValueError: `streams` is below 1.
+        """
+        if streams < 1:
+            raise ValueError("at least one stream is needed")
+        if self.serial_us <= 0:
+            return 1.0
+        return max(1.0, self.serial_us / max(self.lower_bound_us, self.serial_us / streams))
+
 
 def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
     """Lower bounds of a graph's kernels.
@@ -88,12 +100,7 @@ def gain_at_most(costs: Costs, flat: FlatGraph, streams: int) -> float:
     Raises:
         ValueError: `streams` is below 1.
     """
-    if streams < 1:
-        raise ValueError("at least one stream is needed")
-    limits = bounds(flat, costs)
-    if limits.serial_us <= 0:
-        return 1.0
-    return max(1.0, limits.serial_us / max(limits.lower_bound_us, limits.serial_us / streams))
+    return bounds(flat, costs).gain_at_most(streams)
 
 
 def unique_bytes(flat: FlatGraph, costs: Costs) -> float:

@@ -117,6 +117,19 @@ def _arrays(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_:
     yield raw.EnsureShape(input=x, shape=[None, 4])
     yield raw.Where(condition=x > 0.5)
     yield raw.InvertPermutation(x=[2, 0, 1])
+    yield raw.SpaceToBatch(input=image, paddings=[[0, 0], [1, 2]], block_size=2)
+    yield raw.BatchToSpace(input=tf.zeros([8, 3, 4, 2]), crops=[[1, 0], [0, 2]], block_size=2)
+    for band in ([0], [1], [-2], [-1, 2]):
+        part = raw.MatrixDiagPartV3(input=image[..., 0], k=band, padding_value=0.0)
+        yield part
+        yield raw.MatrixDiagV3(diagonal=part, k=band, num_rows=-1, num_cols=-1, padding_value=0.0)
+    yield raw.MatrixDiagV3(diagonal=x, k=1, num_rows=-1, num_cols=7, padding_value=0.0)
+    yield raw.MatrixDiagV3(diagonal=x, k=-1, num_rows=6, num_cols=-1, padding_value=0.0)
+    yield raw.UnravelIndex(indices=[3, 5], dims=[2, 4])
+    yield raw.RFFT(input=x, fft_length=[4])
+    yield raw.IRFFT(input=raw.RFFT(input=x, fft_length=[4]), fft_length=[4])
+    yield raw.RFFT2D(input=image[..., 0], fft_length=[8, 9])
+    yield raw.GuaranteeConst(input=tf.constant([1.0]))
 
 
 def _slices(tf: Any, raw: Any, x: Any, image: Any, **_: Any) -> Iterator[Any]:

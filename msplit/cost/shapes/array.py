@@ -401,7 +401,7 @@ def constant(node: Node) -> Outputs:
     return (node.attr("value").shape,)
 
 
-@shape_function("ListDiff", "SetDiff1D")
+@shape_function("ListDiff")
 def list_diff(node: Node) -> Outputs:
     """As many elements as are left."""
     return ((None,), (None,))

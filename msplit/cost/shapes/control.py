@@ -26,6 +26,9 @@ PASSING = [
     "NextIteration",
     "RefNextIteration",
     "LoopCond",
+    "GuaranteeConst",
+    "DebugGradientIdentity",
+    "DebugGradientRefIdentity",
     "_Retval",
 ]
 """Ops that give on their first input, what it refers to included."""
@@ -38,7 +41,7 @@ def ensure_shape(node: Node) -> Outputs:
     return (merge(node.shape(0), node.attr("shape")),)
 
 
-@shape_function("IdentityN", "OptimizationBarrier")
+@shape_function("IdentityN", "XlaOptimizationBarrier")
 def identities(node: Node) -> Outputs:
     """Every input."""
     return tuple(node.inputs)
@@ -89,7 +92,7 @@ def passed(node: Node) -> Sequence[Handle | None]:
     return (node.handle(0),)
 
 
-@handle_function("IdentityN", "OptimizationBarrier")
+@handle_function("IdentityN", "XlaOptimizationBarrier")
 def passed_each(node: Node) -> Sequence[Handle | None]:
     """What each input refers to."""
     return node.handles

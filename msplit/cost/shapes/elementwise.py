@@ -9,7 +9,7 @@ from msplit.cost.shapes.registry import Node, Outputs, Shape, broadcast, merge, 
 UNARY = [
     "Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1", "BesselI1e",
     "Cast", "Ceil", "ComplexAbs", "Conj", "Cos", "Cosh", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1",
-    "Floor", "Gelu", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan", "IsVariableInitialized", "LeakyRelu",
+    "Floor", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan", "IsVariableInitialized", "LeakyRelu",
     "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "Neg", "OnesLike", "Real", "Reciprocal", "Relu", "Relu6", "Rint",
     "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh",
     "ZerosLike", "_MklRelu", "PopulationCount", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics",
@@ -33,7 +33,7 @@ same_shape(UNARY)
 
 # The gradient of a unary op has the shape of its operands, which agree; what one leaves unknown the other may tell.
 GRADIENTS = [
-    "ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad", "GeluGrad",
+    "ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad",
     "SigmoidGrad", "TanhGrad", "SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad",
 ]  # fmt: skip
 

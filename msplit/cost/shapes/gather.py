@@ -234,10 +234,19 @@ def bincount(node: Node) -> Outputs:
     return ((size,),)
 
 
-@shape_function("SearchSorted", "LowerBound", "UpperBound")
+@shape_function("LowerBound", "UpperBound")
 def searched(node: Node) -> Outputs:
     """One position per value."""
     return (node.shape(1),)
+
+
+@shape_function("UnravelIndex")
+def unravel_index(node: Node) -> Outputs:
+    """One row per axis, one column per index."""
+    indices, dims = node.shape(0), node.shape(1)
+    if indices is None or dims is None:
+        return (None,)
+    return ((*dims, *indices),)
 
 
 @shape_function("HistogramFixedWidth")

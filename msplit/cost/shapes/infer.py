@@ -16,7 +16,7 @@ from msplit.cost.shapes.registry import Outputs, Shape, join, known
 from msplit.cost.shapes.values import missing
 from msplit.cost.shapes.walk import Result, State, run
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Graph
+from msplit.graph import CONTROL, Graph
 
 MAX_PASSES = 3
 """Passes over a graph whose loops change the shapes of what they carry; afterwards those shapes count as unknown."""
@@ -52,7 +52,7 @@ class Shapes:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Per node, whether the shapes of all its outputs are known in full."""
+        """Per node, whether the shapes of its first output and of those that something reads are known in full."""
         verdicts: dict[int, bool] = {}
         result = np.empty(len(self.outputs), dtype=np.bool_)
         for node, outputs in enumerate(self.outputs):
@@ -62,6 +62,10 @@ class Shapes:
             if verdict is None:
                 verdict = verdicts[key] = all(known(shape) for shape in outputs)
             result[node] = verdict
+        for node in np.flatnonzero(~result).tolist():
+            out = self.graph.out_edges(node)
+            read = set(self.graph.edges.port[out].tolist()) - {CONTROL} | {0}
+            result[node] = all(known(shape) for port, shape in enumerate(self.outputs[node]) if port in read)
         return result
 
     @cached_property

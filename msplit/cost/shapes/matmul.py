@@ -102,6 +102,46 @@ def matrix_diag_part(node: Node) -> Outputs:
     return ((*shape[:-2], None if rows is None or columns is None else min(rows, columns)),)
 
 
+def _diagonals(node: Node) -> tuple[int, int] | None:
+    """(lowest, highest) of the diagonals that the second input names."""
+    numbers = node.ints(1)
+    if not numbers or None in numbers:
+        return None
+    low, high = numbers[0], numbers[-1]
+    assert low is not None
+    assert high is not None
+    return low, high
+
+
+@shape_function("MatrixDiagV2", "MatrixDiagV3")
+def matrix_diag_v2(node: Node) -> Outputs:
+    """Puts the last axis (or the last two, for several diagonals) on diagonals; rows and columns may be given."""
+    shape, band, rows, columns = node.shape(0), _diagonals(node), node.scalar(2), node.scalar(3)
+    if shape is None or band is None:
+        return (None,)
+    low, high = band
+    lead = shape[: -1 if low == high else -2]
+    length = shape[-1]
+    if rows is None or columns is None or length is None:
+        return ((*lead, None, None),)
+    least_rows, least_columns = length - min(high, 0), length + max(low, 0)
+    if rows == -1 and columns == -1:
+        rows = columns = max(least_rows, least_columns)
+    return ((*lead, least_rows if rows == -1 else rows, least_columns if columns == -1 else columns),)
+
+
+@shape_function("MatrixDiagPartV2", "MatrixDiagPartV3")
+def matrix_diag_part_v2(node: Node) -> Outputs:
+    """Takes diagonals of the last two axes, each as long as the longest."""
+    shape, band = node.shape(0), _diagonals(node)
+    if shape is None or band is None:
+        return (None,)
+    low, high = band
+    rows, columns = shape[-2:]
+    length = None if rows is None or columns is None else min(rows + min(high, 0), columns - max(low, 0))
+    return ((*shape[:-2], *(() if low == high else (high - low + 1,)), length),)
+
+
 @shape_function("Diag")
 def diag(node: Node) -> Outputs:
     """Twice the shape."""

@@ -293,6 +293,35 @@ def space_to_batch(node: Node) -> Outputs:
     return (tuple(result),)
 
 
+@shape_function("SpaceToBatch", "BatchToSpace")
+def square_space_to_batch(node: Node) -> Outputs:
+    """The old forms: one block size for height and width, and no other axes."""
+    shape, edges, size = node.shape(0) or (None,) * 4, node.ints(1) or [None] * 4, int(node.attr("block_size"))
+    forward = node.op.startswith("Space")
+    spatial: list[int | None] = []
+    for axis in (1, 2):
+        old, low, high = shape[axis], edges[2 * axis - 2], edges[2 * axis - 1]
+        if old is None or low is None or high is None:
+            spatial.append(None)
+        else:
+            spatial.append((old + low + high) // size if forward else old * size - low - high)
+    batch = None if shape[0] is None else shape[0] * size**2 if forward else shape[0] // size**2
+    return ((batch, *spatial, shape[3]),)
+
+
+@shape_function("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
+def real_fourier(node: Node) -> Outputs:
+    """The transformed axes get the lengths of the second input; of a forward transform's last axis only half is kept."""
+    shape, lengths = node.shape(0), node.ints(1)
+    rank = int(node.op[-2]) if node.op.endswith("D") else 1
+    if shape is None:
+        return (None,)
+    new: list[int | None] = list(lengths) if lengths is not None else [None] * rank
+    if not node.op.startswith("I") and new[-1] is not None:
+        new[-1] = new[-1] // 2 + 1 if new[-1] else 0
+    return ((*shape[:-rank], *new),)
+
+
 @shape_function("ExtractImagePatches")
 def image_patches(node: Node) -> Outputs:
     """Every window as one row of channels."""

@@ -11,18 +11,17 @@ from msplit.cost.shapes.registry import Handle, Node, Outputs, Shape, handle_fun
 @shape_function(
     "VarHandleOp", "KvVarHandleOp", "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableDenseHashTableV2",
     "AnonymousHashTable", "Iterator", "IteratorV2", "OneShotIterator", "TensorDataset", "FIFOQueueV2", "StatelessRandomGetAlg",
-    "RandomUniformIntSeed", "VarIsInitializedOp", "TensorListReserve", "EmptyTensorList", "TensorListFromTensor", "TensorListSetItem",
+    "VarIsInitializedOp", "TensorListReserve", "EmptyTensorList", "TensorListFromTensor", "TensorListSetItem",
     "TensorListPushBack", "TensorListResize", "TensorListLength", "TensorListScatter", "TensorListScatterV2",
     "TensorListScatterIntoExistingList", "TensorListSplit", "TensorArraySizeV3", "TensorArrayWriteV3", "TensorArrayScatterV3",
     "TensorArraySplitV3", "ReadFile", "ShardedFilename", "Timestamp", "GlobalIterId", "AnonymousIteratorV3", "StackV2",
-    "HashTableSize",
 )  # fmt: skip
 def scalar(node: Node) -> Outputs:
     """A scalar: a handle, a list as a variant, a flow, or a plain number."""
     return ((),)
 
 
-@shape_function("Variable", "VariableV2", "TemporaryVariable", "AutoReloadVariable")
+@shape_function("Variable", "VariableV2", "TemporaryVariable")
 def ref_variable(node: Node) -> Outputs:
     """The shape attribute."""
     return (node.attr("shape"),)

@@ -1,0 +1,33 @@
+"""The tables of ops: nothing that the engine runs lacks a shape, no name is made up."""
+
+from __future__ import annotations
+
+from msplit import optable
+from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
+from msplit.cost.formulas import FORMULAS
+from msplit.cost.shapes import registry
+from msplit.cost.shapes.values import TABLE
+from msplit.cost.shapes.walk import FUNCTIONAL
+from msplit.engines.cuda import registry as lowerings
+
+# DeepRec's tables are not in TensorFlow; ops with an underscore are made by TensorFlow's own optimizer.
+ELSEWHERE = ("Kv", "_")
+
+
+def _shapes() -> set[str]:
+    return {*registry.table(), *registry.same_shape_ops(), *FUNCTIONAL} - {"call"}
+
+
+def test_every_op_with_a_lowering_has_a_shape_function() -> None:
+    assert sorted(set(lowerings.table()) - _shapes()) == []
+
+
+def test_every_name_is_an_op_of_tensorflow() -> None:
+    names = {*_shapes(), *TABLE, *FORMULAS, *FREE, *MOVES, *CUTS, *MAKES, *REDUCES, *PER_ELEMENT}
+    assert sorted(op for op in names if optable.lookup(op) is None and not op.startswith(ELSEWHERE)) == []
+
+
+def test_an_op_is_of_one_kind_only() -> None:
+    kinds = [FREE, MOVES, CUTS, MAKES, REDUCES]
+    assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
+    assert not FREE & set(FORMULAS)
