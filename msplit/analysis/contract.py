@@ -41,9 +41,15 @@ class Kernels:
         return len(self.node)
 
     @staticmethod
-    def of(flat: FlatGraph, costs: Costs) -> Kernels:
-        """The kernels of a graph: nodes that take time and are no host nodes."""
-        order = canonical(flat)
+    def of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Kernels:
+        """The kernels of a graph: nodes that take time and are no host nodes.
+
+        Args:
+            flat: The graph.
+            costs: Cost of each node.
+            order: Its canonical order, if that is known already.
+        """
+        order = canonical(flat) if order is None else order
         number = np.empty(len(flat), np.int32)
         number[order] = np.arange(len(flat), dtype=np.int32)
         dag = Dag.of(len(flat), number[flat.graph.edges.src], number[flat.graph.edges.dst])

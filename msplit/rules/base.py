@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
+from msplit.analysis.order import canonical
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,11 @@ class Context:
     costs: Costs
     streams: int
     wrap: bool = False
+
+    @cached_property
+    def order(self) -> Ints:
+        """All nodes in an order that depends neither on names nor on the file; decides between equals."""
+        return canonical(self.flat)
 
 
 @dataclass(frozen=True)

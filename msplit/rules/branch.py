@@ -42,7 +42,7 @@ class Branch:
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node that launches a kernel."""
-        branches = find(Blocks.from_kernels(Kernels.of(context.flat, context.costs)))
+        branches = find(Blocks.from_kernels(Kernels.of(context.flat, context.costs, context.order)))
         if len(branches) == 0:
             return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
         pinned = _pins(branches, assignment)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.analysis.times import earliest_finish
+from msplit.analysis.path import finish_times
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.graph import CONTROL, Graph
 from msplit.rules.base import Context, Remark
@@ -40,7 +40,7 @@ class Propagate:
             return assignment, ()
         ids: list[int] = seen.tolist()
         order = graph.topological
-        finish = earliest_finish(graph, context.costs.time_us).tolist()
+        finish = finish_times(graph, context.costs.time_us).tolist()
         open_nodes = (seen == UNASSIGNED) & ~host
         by_inputs: list[int] = []
         by_consumers: list[int] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msplit.rules.base import Rule
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
+from msplit.rules.embedding import Embedding
 from msplit.rules.manual import Manual
 from msplit.rules.options import Options
 from msplit.rules.propagate import Propagate
@@ -15,6 +16,7 @@ from msplit.rules.regex import Regex
 RULES: dict[str, Callable[[Options], Rule]] = {
     Manual.key: Manual.from_options,
     Regex.key: Regex.from_options,
+    Embedding.key: Embedding.from_options,
     Branch.key: Branch.from_options,
     Colocation.key: Colocation.from_options,
     Propagate.key: Propagate.from_options,
