@@ -8,11 +8,11 @@ import numpy as np
 
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.attrs import PickedAttrs
-from msplit.flatten.calls import Body, bodies, body_of, check_arity, find_calls, split
+from msplit.flatten.calls import Body, acting, bodies, body_of, check_arity, find_calls, split
 from msplit.flatten.control_flow import check_acyclic, cut_back_edges
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.flatten.inline import Inlined, inline
-from msplit.flatten.needed import ancestors, fed_entirely, has_effect, restricted, without_inputs
+from msplit.flatten.needed import ancestors, fed_entirely, restricted, without_inputs
 from msplit.flatten.regions import find_regions
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.formats.model import Model
@@ -53,15 +53,18 @@ def flatten(model: Model) -> FlatGraph:
                 where=str(model.path),
                 fix="feed a placeholder instead",
             )
+        # A call without results can be fetched to be run, as a train step is.
+        run = [at for at in outputs if at[1] == 0 and at[0] in calls and not graph.functions[calls[at[0]].name].results]
         missing = [
             f"the output {graph.names[node]}:{port} does not exist: {calls[node].name} has fewer results"
             for node, port in outputs
-            if node in calls and port >= len(graph.functions[calls[node].name].results)
+            if node in calls and (node, port) not in run and port >= len(graph.functions[calls[node].name].results)
         ]
         if missing:
             raise GraphError(missing, where=str(model.path))
         no_parameters = np.full(len(graph), -1, np.int32)
-        root = split(graph, keep, no_parameters, calls, outputs, targets, ())
+        results = [(node, CONTROL if (node, port) in run else port) for node, port in outputs]
+        root = split(graph, keep, no_parameters, calls, results, [*targets, *(node for node, _ in run)], ())
         return _from_inlined(model, root, named_in, named_out, None)
     tensors_in = tuple(Tensor(*fed) for fed in named_in)
     tensors_out = tuple(Tensor(name, *at) for name, at in zip(named_out, outputs, strict=True))
@@ -110,13 +113,14 @@ def body(model: Model, function_name: str) -> FlatGraph:
             fix=f"name one of the {len(functions)} functions of the model",
         )
     function = functions[function_name]
-    own = body_of(function, functions)
+    active = acting([function_name], functions)
+    own = body_of(function, functions, active)
     graph = function.body
     keep = own.place >= 0
     keep[list(own.calls)] = True
     keep[[parameter.node for parameter in function.parameters]] = True
     effects = [int(own.ordinary[place]) for place in own.effects]
-    effects += [node for node in own.calls if has_effect(graph.ops[node]) or graph.ops[node] in functions]
+    effects += [node for node, called in own.calls.items() if called.name in active.effects]
     targets = sorted({*effects, *(node for node in function.control_results)})
     no_parameters = np.full(len(graph), -1, np.int32)
     root = split(graph, keep, no_parameters, own.calls, own.results, targets, ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit import optable
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.needed import ancestors, has_effect
+from msplit.flatten.needed import ancestors, has_effect, is_stateful
 from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 
 MAX_NODES = 20_000_000
@@ -36,7 +36,7 @@ class Body:
         edges: Edges between ordinary nodes, by place.
         foreign: Edges into ordinary nodes from parameters and calls: src is a node of `graph`, dst a place.
         first: Places of nodes that wait for nothing inside the body.
-        results: (node, port) of each result.
+        results: (node, port) of each result; port CONTROL for a call that is only to be run.
         finals: Nodes after which the whole body has run as far as others can see: results, control results, stateful nodes.
         effects: Places of nodes that have to run even where nobody uses what they give.
     """
@@ -76,19 +76,82 @@ def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, Fun
     return found
 
 
-def body_of(function: Function, functions: Mapping[str, Function]) -> Body:
+@dataclass(frozen=True)
+class Acting:
+    """Functions that do something besides giving results, directly or through what they call.
+
+    Attributes:
+        stateful: Those with a stateful node.
+        effects: Those with a node that has to run even where nobody uses what it gives.
+    """
+
+    stateful: Container[str]
+    effects: Container[str]
+
+
+def acting(names: Iterable[str], functions: Mapping[str, Function]) -> Acting:
+    """Which of some functions, and of those that they call, are `Acting`. What a call does is told by its function, not by its op."""
+    callers: dict[str, list[str]] = {}
+    stateful: list[str] = []
+    effects: list[str] = []
+    pending = list(dict.fromkeys(names))
+    known = set(pending)
+    while pending:
+        name = pending.pop()
+        function = functions[name]
+        calls = find_calls(function.body, functions)
+        own = [op for node, op in enumerate(function.body.ops) if node not in calls]
+        if any(map(is_stateful, own)):
+            stateful.append(name)
+        if any(map(has_effect, own)) or _unknown_controls(function, functions):
+            effects.append(name)
+        for callee in {called.name: None for called in calls.values()}:
+            callers.setdefault(callee, []).append(name)
+            if callee not in known:
+                known.add(callee)
+                pending.append(callee)
+    return Acting(_with_callers(stateful, callers), _with_callers(effects, callers))
+
+
+def _with_callers(names: Sequence[str], callers: Mapping[str, Sequence[str]]) -> set[str]:
+    found = set(names)
+    pending = list(names)
+    while pending:
+        for caller in callers.get(pending.pop(), ()):
+            if caller not in found:
+                found.add(caller)
+                pending.append(caller)
+    return found
+
+
+def _unknown_controls(function: Function, functions: Mapping[str, Function]) -> list[int]:
+    """Control results of custom ops: the only sign that such a node does something."""
+    ops = function.body.ops
+    return [
+        node for node in function.control_results if optable.lookup(ops[node]) is None and ops[node] not in functions
+    ]
+
+
+def body_of(function: Function, functions: Mapping[str, Function], active: Acting) -> Body:
     """The body of a function as it is inlined: what neither results nor effects need is left out."""
     graph = function.body
     calls = find_calls(graph, functions)
     results = [(result.node, result.port) for result in function.results]
-    effects = [node for node, op in enumerate(graph.ops) if has_effect(op) or op in functions]
-    effects += [node for node in function.control_results if optable.lookup(graph.ops[node]) is None]
-    effects = sorted(set(effects))
+    effects = [
+        node
+        for node, op in enumerate(graph.ops)
+        if (calls[node].name in active.effects if node in calls else has_effect(op))
+    ]
+    effects = sorted({*effects, *_unknown_controls(function, functions)})
     keep = ancestors(graph, [*(node for node, _ in results), *function.control_results, *effects])
     parameter = np.full(len(graph), -1, dtype=np.int32)
     for number, argument in enumerate(function.parameters):
         parameter[argument.node] = number
-    stateful = [node for node, op in enumerate(graph.ops) if keep[node] and _stateful(op)]
+    stateful = [
+        node
+        for node, op in enumerate(graph.ops)
+        if keep[node] and (calls[node].name in active.stateful if node in calls else is_stateful(op))
+    ]
     finals = [*(node for node, _ in results), *function.control_results, *stateful]
     return split(graph, keep, parameter, calls, results, list(dict.fromkeys(finals)), effects)
 
@@ -137,6 +200,7 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
             make more than `MAX_NODES` nodes.
     """
     found: dict[str, Body] = {}
+    active = acting((called.name for called in root.calls.values()), functions)
     sizes: dict[str, int] = {}
     depths: dict[str, int] = {}
     chain: list[str] = []
@@ -155,7 +219,7 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
                     fix="TensorFlow can not run such functions either; export the model with a while loop instead",
                 )
             if callee not in found:
-                found[callee] = body_of(functions[callee], functions)
+                found[callee] = body_of(functions[callee], functions, active)
                 chain.append(callee)
                 on_chain.add(callee)
                 stack.append((callee, found[callee], _callees(found[callee])))
@@ -211,8 +275,3 @@ def check_arity(body: Body, functions: Mapping[str, Function], where: str) -> No
 def _callees(body: Body) -> list[str]:
     """Functions that a body calls, once each, the first called last."""
     return list(dict.fromkeys(called.name for called in body.calls.values()))[::-1]
-
-
-def _stateful(op: str) -> bool:
-    info = optable.lookup(op)
-    return info is not None and info.stateful

@@ -151,6 +151,9 @@ class _Inliner:
         body = instance.body
         for node, port in body.results:
             parameter = int(body.parameter[node])
+            if port == CONTROL:
+                instance.results.append((self._control_source(instance, node), 0))
+                continue
             if parameter < 0 or instance.parent is None:
                 instance.results.append(self._source(instance, node, port))
                 continue

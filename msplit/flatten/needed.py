@@ -55,10 +55,16 @@ _NO_EFFECT = frozenset(
 """Stateful ops that only make or read something: nobody misses them when nobody uses what they give."""
 
 
+def is_stateful(op: str) -> bool:
+    """Whether TensorFlow calls an op stateful. Unknown ops are not, nor are calls of functions by their name."""
+    info = optable.lookup(op)
+    # TensorFlow says so of parameters and results only to keep them from being merged.
+    return info is not None and info.stateful and op not in ("_Arg", "_DeviceArg", "_Retval", "_DeviceRetval")
+
+
 def has_effect(op: str) -> bool:
     """Whether a node of this op does something though nobody uses its outputs. Unknown ops are taken to have none."""
-    info = optable.lookup(op)
-    return info is not None and info.stateful and op not in _NO_EFFECT
+    return is_stateful(op) and op not in _NO_EFFECT
 
 
 def ancestors(graph: Graph, roots: Iterable[int]) -> NDArray[np.bool_]:

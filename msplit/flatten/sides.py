@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import optable
+from msplit.flatten.needed import is_stateful
 from msplit.graph import CONTROL, Graph, Ints
 
 _MAKERS = frozenset({"Const", "HostConst", "Placeholder", "PlaceholderV2", "VarHandleOp", "_Arg", "_DeviceArg"})
@@ -54,8 +55,8 @@ class _Side:
 
 
 def stateful_nodes(graph: Graph) -> NDArray[np.bool_]:
-    """Which nodes TensorFlow calls stateful. Unknown ops are not, nor are calls of functions by their name."""
-    by_op = {op: (info := optable.lookup(op)) is not None and info.stateful for op in set(graph.ops)}
+    """Which nodes are stateful; see `is_stateful`."""
+    by_op = {op: is_stateful(op) for op in set(graph.ops)}
     return np.fromiter((by_op[op] for op in graph.ops), np.bool_, len(graph))
 
 

@@ -1,5 +1,6 @@
 """The flat view: what is kept, how calls are inlined, where nodes come from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,14 @@ def test_effects_inside_a_call_that_nothing_waits_for_become_targets(tmp_path):
     view = flatten(model(tmp_path, text, write, outputs=["c"]))
     assert [view.graph.names[target] for target in view.targets] == ["c/set"]
     assert "c/read" not in view.graph.names, "nobody misses a read that nobody uses"
+
+
+def test_effects_count_through_calls_that_say_they_are_stateless(tmp_path):
+    prints = function("prints", "a:float32", "r:float32=a", f"p:Print(a,a)[{F},U=float32]")
+    outer = function("outer", "a:float32", "r:float32=a", "c:PartitionedCall(a)[f=@prints]")
+    text = f"x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@outer]\ny:Tanh(x,^c)[{F}]"
+    view = flatten(model(tmp_path, text, prints, outer, outputs=["y"]))
+    assert before(view, "c/c/p", "y")
 
 
 def test_results_that_nobody_uses_are_not_kept(tmp_path):
@@ -398,3 +407,50 @@ def test_every_sample_is_a_dag_whose_nodes_come_from_the_file(path):
         count = optable.output_count(graph.ops[graph.edges.src[edge]], graph.attrs[graph.edges.src[edge]])
         assert count is None or graph.edges.port[edge] < count
     to_ids(view, [0] * len(view))
+
+
+def test_waiting_for_a_call_in_which_nothing_runs_is_waiting_for_what_it_waits_for(tmp_path):
+    empty = function("empty", "a:float32", "", "unused:Const[dtype=float32]")
+    text = f"x:Placeholder[dtype=float32]\ng:NoOp\nc:PartitionedCall(x,^g)[f=@empty]\ny:Relu(k,^c)[{F}]\nk:Const[dtype=float32]"
+    view = flatten(model(tmp_path, text, empty, outputs=["y"]))
+    assert before(view, "g", "y")
+    assert before(view, "x", "y")
+    assert "c/unused" not in view.graph.names
+
+
+def test_a_call_can_be_a_target(tmp_path):
+    write = function("write", "v:resource, a:float32", "", "set:AssignVariableOp(v,a)[dtype=float32]", control="set")
+    text = (
+        "v:VarHandleOp[dtype=float32]\nx:Placeholder[dtype=float32]\n"
+        "c:StatefulPartitionedCall(v,x)[f=@write]\nd:StatefulPartitionedCall(v,x,^c)[f=@write]"
+    )
+    view = flatten(model(tmp_path, text, write, outputs=["d"]))
+    assert view.graph.names[view.targets[0]] == "d/set"
+    assert before(view, "c/set", "d/set")
+
+
+def test_feeding_a_call_and_fetching_what_it_does_not_give_are_errors(tmp_path):
+    loaded = model(tmp_path, "x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@square]", SQUARE, outputs=["c"])
+    fed = replace(loaded, inputs=(replace(loaded.inputs[0], node="c"),))
+    with pytest.raises(LoadError, match="c is a function call"):
+        flatten(fed)
+    fetched = replace(loaded, outputs=(replace(loaded.outputs[0], port=1),))
+    with pytest.raises(GraphError, match="the output c:1 does not exist: square has fewer results"):
+        flatten(fetched)
+
+
+def test_a_model_without_outputs_keeps_all_its_nodes(tmp_path):
+    loaded = model(tmp_path, f"x:Placeholder[dtype=float32]\ny:Relu(x)[{F}]\nc:PartitionedCall(x)[f=@square]", SQUARE)
+    view = flatten(replace(loaded, outputs=(), targets=()))
+    assert sorted(view.graph.names) == ["c/y", "x", "y"]
+    plain = model(tmp_path, f"x:Placeholder[dtype=float32]\ny:Relu(x)[{F}]")
+    assert flatten(replace(plain, outputs=(), targets=())).graph.names == ["x", "y"]
+
+
+def test_attributes_are_a_sequence_of_mappings(tmp_path):
+    text = f"x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@square]\ny:Relu(c)[{F}]"
+    attrs = flatten(model(tmp_path, text, SQUARE)).graph.attrs
+    assert len(attrs) == 3
+    assert [dict(a) for a in attrs[1:]] == [dict(a) for a in list(attrs)[1:]] == [{"T": "float32"}] * 2
+    assert len(attrs[2]) == 1
+    assert repr(attrs[2]) == "{'T': 'float32'}"
