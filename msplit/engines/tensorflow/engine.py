@@ -72,7 +72,7 @@ class TensorFlowEngine:
         devices = runtime.devices(job.streams, cpu_only=cpu)
         placed = place(job.flat, job.ids, devices, "/device:CPU:0")
         facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
-        facts |= {"nodes_kept_with_their_variable": placed.moved}
+        facts |= {"moved_nodes": placed.moved}
         config = runtime.session_config(job.streams, cpu_only=cpu)
         return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
 

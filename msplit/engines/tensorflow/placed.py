@@ -196,7 +196,8 @@ def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
             body_node, node = node, graph_def.node.add()
             node.CopyFrom(body_node)
             node.name = _unique(flat.graph.names[v], used)
-            _instantiate(node, flat, v)
+            if "frame_name" in node.attr:  # each call runs its loops in frames of its own
+                node.attr["frame_name"].s = str(flat.graph.attrs[v]["frame_name"]).encode()
         nodes.append(node)
         names.append(node.name)
     return nodes, names
@@ -208,31 +209,6 @@ def _added(graph_def: Any, flat: FlatGraph, v: int) -> Any:
     if node.op != "NoOp":
         node.attr["T"].type = _data_type(flat.graph.attrs[v]["T"])
     return node
-
-
-def _instantiate(node: Any, flat: FlatGraph, v: int) -> None:
-    """Fills in what a function's body leaves to the place of its call."""
-    attrs = flat.graph.attrs[v]
-    if "frame_name" in node.attr:
-        node.attr["frame_name"].s = str(attrs["frame_name"]).encode()
-    for key, value in node.attr.items():
-        if not value.placeholder:
-            continue
-        given = attrs[key]
-        if isinstance(given, bool):
-            value.b = given
-        elif isinstance(given, int):
-            value.i = given
-        elif isinstance(given, float):
-            value.f = given
-        elif isinstance(given, str) and given != value.placeholder and _data_type(given):
-            value.type = _data_type(given)
-        else:
-            raise EngineError(
-                f"attribute {key!r} of node {node.name!r} is left to the call of its function and is not given there",
-                where=str(flat.model.path),
-                fix="--streams 1 runs the model as it is",
-            )
 
 
 def _data_type(name: str) -> int:
