@@ -58,6 +58,7 @@ class Problem:
         launches: ArrayLike | None = None,
         tie: ArrayLike = -1,
         pin: ArrayLike = -1,
+        order: Ints | None = None,
         machine: Machine | None = None,
         contracted: bool = True,
     ) -> Problem:
@@ -71,6 +72,7 @@ class Problem:
             launches: Which nodes launch a kernel; by default those that take time.
             tie: Per node a group of nodes that must be on one stream, or -1.
             pin: Per node the stream it is on already, or -1.
+            order: Topological order that numbers the blocks and so decides between equals; by default that of `contract`.
             machine: The GPU.
             contracted: Whether chains become blocks. Without, every kernel is a block of its own, which is how published algorithms
                 see a graph.
@@ -84,7 +86,7 @@ class Problem:
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
         on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
-        order = contract.topological_numbers(dag)
+        order = contract.topological_numbers(dag) if order is None else order
         number = np.empty(count, np.int32)
         number[order] = np.arange(count, dtype=np.int32)
         sorted_dag = dag if bool((order[1:] > order[:-1]).all()) else _renumber(dag, number)
@@ -122,11 +124,13 @@ class Problem:
         flat: FlatGraph,
         costs: Costs,
         *,
+        tie: ArrayLike | None = None,
         pin: ArrayLike = -1,
+        order: Ints | None = None,
         machine: Machine | None = None,
         contracted: bool = True,
     ) -> Problem:
-        """From a model: nodes that take time are kernels, regions stay together."""
+        """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`."""
         launches = (costs.time_us > 0) & ~flat.host
         return Problem.of(
             Dag.from_graph(flat.graph),
@@ -134,8 +138,9 @@ class Problem:
             costs.share,
             costs.bytes,
             launches=launches,
-            tie=flat.region,
+            tie=flat.region if tie is None else tie,
             pin=pin,
+            order=order,
             machine=machine,
             contracted=contracted,
         )
@@ -207,6 +212,10 @@ class Problem:
             pin=self.pin[first],
             machine=self.machine,
         )
+
+    def labels(self) -> Ints:
+        """One number per combination of tie, pin and having kernels: only blocks with the same may become one."""
+        return _labels(self.tie, self.pin, ~self.joints)
 
     def spread(self, stream: Ints) -> Ints:
         """Streams of the nodes of the original graph from those of the blocks; -1 for nodes that launch nothing."""

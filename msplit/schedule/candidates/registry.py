@@ -8,16 +8,25 @@ from types import MappingProxyType
 from msplit.schedule.candidates.base import Algorithm
 from msplit.schedule.candidates.fan_out import fan_out
 from msplit.schedule.candidates.greedy_cover import greedy_cover
+from msplit.schedule.candidates.list_schedule import list_schedule
+from msplit.schedule.candidates.longest_first import longest_first
+from msplit.schedule.candidates.matching_cover import matching_cover
 from msplit.schedule.candidates.one import one_stream
 from msplit.schedule.candidates.round_robin import round_robin
+from msplit.schedule.candidates.staged import staged
 
 ONE = "one"
+LIST = "list"
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         ONE: one_stream,
-        "opara": greedy_cover,
         "tensorflow": fan_out,
         "torchsched": round_robin,
+        "opara": greedy_cover,
+        "nimble": matching_cover,
+        "longest-first": longest_first,
+        "ios": staged,
+        LIST: list_schedule,
     }
 )

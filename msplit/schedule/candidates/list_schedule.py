@@ -1,0 +1,187 @@
+"""Critical-path list scheduling."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from msplit.graph import Ints
+from msplit.schedule.problem import Problem
+
+_FULL = 1 - 1e-9
+
+
+def list_schedule(problem: Problem, streams: int) -> Ints:
+    """Plays the graph; whenever something ends, the ready blocks with the longest path to the end start where they can start first.
+
+    The streams are not the machine, the GPU is: a block starts only while SMs and bandwidth are left, and what runs at once slows down
+    as in the simulator. Starting on a stream that none of the block's latest producers ran on costs a wait. If a producer's
+    stream is about to be free before a wait would be over, the block waits for it instead.
+
+    O((n + m) + n × streams + n log n).
+
+    Source: HEFT's upward rank and earliest start (Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling
+    for heterogeneous computing", IEEE TPDS 2002), as list scheduling over time (Graham, "Bounds on multiprocessing timing
+    anomalies", 1969) of tasks that share one resource.
+    """
+    return _Run(problem, streams).play()
+
+
+class _Run:
+    """The state of the machine while the schedule is built. Times are µs."""
+
+    def __init__(self, problem: Problem, streams: int) -> None:
+        self.wait = problem.machine.wait_us
+        self.start, self.src = problem.dag.start.tolist(), problem.dag.src.tolist()
+        self.out_start, self.out = (column.tolist() for column in problem.consumers)
+        self.missing = np.diff(problem.dag.start).tolist()
+        self.key = (-problem.rank).tolist()
+        self.work = problem.work_us.tolist()
+        self.sms, self.bandwidth, self.issue = (column.tolist() for column in problem.demand.T)
+        self.joint = problem.joints.tolist()
+        self.lane = [0] * len(problem)
+        self.end = [0.0] * len(problem)
+        self.ready: list[tuple[float, int]] = []
+        self.running: list[tuple[float, int]] = []  # by virtual time, as in the simulator
+        self.occupant = [-1] * streams  # the block that runs on each lane
+        self.finish = [0.0] * streams  # its end in virtual time
+        self.since = [-1.0] * streams  # since when a lane is idle; -1: never used
+        self.idle = streams
+        self.now = self.virtual = 0.0
+        self.rate = 1.0
+        self.used = [0.0, 0.0, 0.0]
+
+    def play(self) -> Ints:
+        for node, missing in enumerate(list(self.missing)):
+            if missing == 0:
+                self._arrive(node)
+        while True:
+            held = self._dispatch()
+            if not self.running:
+                break
+            self._advance()
+            for node in held:
+                heappush(self.ready, (self.key[node], node))
+        return np.asarray(self.lane, np.int32)
+
+    def _arrive(self, node: int) -> None:
+        """A block all of whose producers have ended is ready. A joint is over at once."""
+        joints = [node]
+        while joints:
+            node = joints.pop()
+            if not self.joint[node]:
+                heappush(self.ready, (self.key[node], node))
+                continue
+            producers = self.src[self.start[node] : self.start[node + 1]]
+            self.end[node] = self.now
+            self.lane[node] = self.lane[max(producers, key=self.end.__getitem__)] if producers else 0
+            for consumer in self.out[self.out_start[node] : self.out_start[node + 1]]:
+                self.missing[consumer] -= 1
+                if self.missing[consumer] == 0:
+                    joints.append(consumer)
+
+    def _advance(self) -> None:
+        """To the end of what ends next, and of all that ends with it."""
+        target = self.running[0][0]
+        self.now += (target - self.virtual) * self.rate
+        self.virtual = target
+        while self.running and self.running[0][0] <= target + 1e-9:
+            node = heappop(self.running)[1]
+            self.end[node] = self.now
+            lane = self.lane[node]
+            self.occupant[lane] = -1
+            self.since[lane] = self.now
+            self.idle += 1
+            self._use(node, -1)
+            for consumer in self.out[self.out_start[node] : self.out_start[node + 1]]:
+                self.missing[consumer] -= 1
+                if self.missing[consumer] == 0:
+                    self._arrive(consumer)
+        if not self.running:
+            self.used = [0.0, 0.0, 0.0]
+        self.rate = max(1.0, *self.used)
+
+    def _use(self, node: int, sign: int) -> None:
+        self.used[0] += sign * self.sms[node]
+        self.used[1] += sign * self.bandwidth[node]
+        self.used[2] += sign * self.issue[node]
+
+    def _dispatch(self) -> list[int]:
+        """Starts ready blocks on idle lanes. Returns those that had better wait for a lane that is about to be free."""
+        held: list[int] = []
+        while self.ready and self.idle and self.used[0] < _FULL and self.used[1] < _FULL:
+            batch = [heappop(self.ready)[1] for _ in range(min(self.idle, len(self.ready)))]
+            homeless = []
+            for node in batch:  # first whoever can go on where a producer ran
+                if self.used[0] >= _FULL or self.used[1] >= _FULL:
+                    heappush(self.ready, (self.key[node], node))
+                elif (home := self._home(node)) is not None:
+                    self._launch(node, *home)
+                else:
+                    homeless.append(node)
+            for node in homeless:
+                later = self._arrival(node, -1)
+                if not self.idle or self.used[0] >= _FULL or self.used[1] >= _FULL:
+                    heappush(self.ready, (self.key[node], node))
+                elif self._soon_free(node, later):
+                    held.append(node)
+                else:
+                    self._launch(node, self._stranger(), later)
+        return held
+
+    def _arrival(self, node: int, lane: int) -> float:
+        """When a block could start on a lane that is idle now."""
+        latest = self.now
+        for producer in self.src[self.start[node] : self.start[node + 1]]:
+            if self.lane[producer] != lane:
+                latest = max(latest, self.end[producer] + self.wait)
+        return latest
+
+    def _home(self, node: int) -> tuple[int, float] | None:
+        """The idle lane of a producer on which the block can start first, and when."""
+        best: tuple[int, float] | None = None
+        tried = []
+        for producer in self.src[self.start[node] : self.start[node + 1]]:
+            lane = self.lane[producer]
+            if self.occupant[lane] >= 0 or lane in tried:
+                continue
+            tried.append(lane)
+            when = self._arrival(node, lane)
+            if best is None or when < best[1]:
+                best = lane, when
+        return best
+
+    def _soon_free(self, node: int, later: float) -> bool:
+        """Whether a producer's lane is free before the block could start elsewhere."""
+        until = self.virtual + (later - self.now) / self.rate
+        for producer in self.src[self.start[node] : self.start[node + 1]]:
+            lane = self.lane[producer]
+            if self.occupant[lane] >= 0 and self.finish[lane] <= until:
+                return True
+        return False
+
+    def _stranger(self) -> int:
+        """The lane that has been idle longest: what just ended probably goes on there. A new one before one that is free just now."""
+        fresh = youngest = -1
+        oldest = -1
+        for lane, node in enumerate(self.occupant):
+            if node >= 0:
+                continue
+            since = self.since[lane]
+            if since < 0:
+                fresh = lane if fresh < 0 else fresh
+            elif since < self.now:
+                oldest = lane if oldest < 0 or since < self.since[oldest] else oldest
+            else:
+                youngest = lane if youngest < 0 else youngest
+        return oldest if oldest >= 0 else fresh if fresh >= 0 else youngest
+
+    def _launch(self, node: int, lane: int, when: float) -> None:
+        self.lane[node] = lane
+        self.occupant[lane] = node
+        self.idle -= 1
+        self._use(node, 1)
+        self.rate = max(1.0, *self.used)
+        self.finish[lane] = self.virtual + (when - self.now) / self.rate + self.work[node]
+        heappush(self.running, (self.finish[lane], node))

@@ -1,0 +1,197 @@
+"""Tries every way to assign streams in the simulator and says which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from msplit.graph import Ints
+from msplit.schedule.candidates import ALGORITHMS, LIST, ONE, Algorithm, Skipped
+from msplit.schedule.coarsen import coarsen
+from msplit.schedule.evaluate import Evaluation, evaluate
+from msplit.schedule.fold import canonical, fold
+from msplit.schedule.problem import Problem
+from msplit.schedule.refine import refine
+
+REFINED = "refined"
+
+TIE = 0.01
+"""One stream is kept unless something else is faster by more than this share."""
+
+EFFORT = 1_000_000
+"""Blocks that may be scheduled in all, candidate by candidate: a limit in work, so that results do not depend on the machine.
+It binds above some 50,000 blocks; the first `ALWAYS` candidates are tried in any case."""
+
+ALWAYS = 4
+
+WIDTHS = (2, 4, 8, 16)
+"""Numbers of streams for which list scheduling is tried, beside the most that there may be."""
+
+GRAINS = {"-coarse": 2.0, "-coarser": 5.0}
+"""What list scheduling works on instead of blocks: groups with side branches of up to so many fork-joins merged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One way to assign streams, and what the simulator says of it.
+
+    Attributes:
+        name: The algorithm's name, for list scheduling with its number of streams and its grain.
+        stream: Per block its stream, numbered without gaps; empty if it was skipped.
+        order: Record order of the blocks that the figures hold for.
+        makespan_us: Simulated time.
+        waits: Waits of its plan.
+        streams: Streams that it uses.
+        score_us: The makespan and a price per wait.
+        skipped: Why it was not tried, or None.
+    """
+
+    name: str
+    stream: Ints
+    order: Ints
+    makespan_us: float
+    waits: int
+    streams: int
+    score_us: float
+    skipped: str | None = None
+
+
+def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -> list[Candidate]:
+    """Simulates all candidates.
+
+    Args:
+        problem: The blocks.
+        streams: Most streams; what uses more is folded.
+        names: Keys of `ALGORITHMS` to try; by default all. One stream is always tried.
+
+    Returns:
+        All candidates, in the order in which they were tried; the last one is the best of them refined. `best` picks the winner.
+
+    Raises:
+        ValueError: There is no such algorithm, or no stream.
+    """
+    if streams < 1:
+        raise ValueError("there must be at least one stream")
+    unknown = [name for name in names or () if name not in ALGORITHMS]
+    if unknown:
+        raise ValueError(f"no algorithm is called {unknown[0]!r}; there are: {', '.join(ALGORITHMS)}")
+    effort = EFFORT
+    known: dict[bytes, Evaluation] = {}
+    results: list[tuple[Candidate, Evaluation | None]] = []
+    for number, (name, algorithm, width) in enumerate(_variants(problem, streams, names)):
+        if effort < len(problem) and number >= ALWAYS:
+            results.append((_skip(name, f"the graph is large and {EFFORT:,} blocks were scheduled already"), None))
+            continue
+        effort -= len(problem)
+        try:
+            stream = constrain(problem, fold(problem, algorithm(problem, width), streams), streams)
+        except Skipped as reason:
+            results.append((_skip(name, str(reason)), None))
+            continue
+        key = stream.tobytes()
+        if key not in known:
+            known[key] = evaluate(problem, stream)
+        results.append((_candidate(name, known[key]), known[key]))
+    winner = best([candidate for candidate, _ in results])
+    found = next(evaluation for candidate, evaluation in results if candidate is winner)
+    candidates = [candidate for candidate, _ in results]
+    if winner.name != ONE and found is not None:
+        candidates.append(_candidate(REFINED, refine(problem, found)))
+    return candidates
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate:
+    """The lowest score; one stream unless that is faster by more than `TIE`. Among equals fewer waits, fewer streams, tried first."""
+    tried = [candidate for candidate in candidates if candidate.skipped is None]
+    winner = min(tried, key=lambda candidate: (candidate.score_us, candidate.waits, candidate.streams))
+    one = next((candidate for candidate in tried if candidate.name == ONE), winner)
+    return one if one.score_us <= winner.score_us * (1 + TIE) else winner
+
+
+def constrain(problem: Problem, stream: Ints, streams: int) -> Ints:
+    """Makes an assignment keep to what is given: ties are on one stream, pinned blocks on theirs.
+
+    A group of tied blocks goes where its costliest block is, or where one of it is pinned. Where streams are pinned, the others are
+    numbered so that as much pinned work as possible is where the algorithm wanted it.
+    """
+    pinned = problem.pin >= 0
+    if pinned.any():
+        stream = _align(problem, stream, streams)
+    stream = np.where(pinned, problem.pin, stream).astype(np.int32)
+    tied = np.flatnonzero(problem.tie >= 0)
+    if len(tied):
+        order = tied[np.lexsort((tied, -problem.work_us[tied], ~pinned[tied], problem.tie[tied]))]
+        group, first = np.unique(problem.tie[order], return_index=True)
+        leader = stream[order[first]]
+        free = tied[~pinned[tied]]
+        stream[free] = leader[np.searchsorted(group, problem.tie[free])]
+    return stream if pinned.any() else canonical(problem, stream)
+
+
+def _align(problem: Problem, stream: Ints, streams: int) -> Ints:
+    pinned = np.flatnonzero(problem.pin >= 0)
+    count = int(stream.max(initial=-1)) + 1
+    shared: dict[tuple[int, int], float] = {}
+    for lane, pin, work in zip(
+        stream[pinned].tolist(), problem.pin[pinned].tolist(), problem.work_us[pinned].tolist(), strict=True
+    ):
+        shared[lane, pin] = shared.get((lane, pin), 0.0) + work
+    new: dict[int, int] = {}
+    for lane, pin in sorted(shared, key=lambda pair: (-shared[pair], pair)):
+        if lane not in new and pin not in new.values():
+            new[lane] = pin
+    unused = [number for number in range(max(streams, count)) if number not in new.values()]
+    for lane in range(count):
+        if lane not in new:
+            new[lane] = unused.pop(0)
+    return np.asarray([new[lane] for lane in range(count)], np.int32)[stream]
+
+
+def _variants(problem: Problem, streams: int, names: Sequence[str] | None) -> Iterator[tuple[str, Algorithm, int]]:
+    """(name, algorithm, streams to ask it for), what promises most first: on huge graphs the effort does not last for all."""
+    wanted = [name for name in ALGORITHMS if names is None or name in names or name == ONE]
+    yield ONE, ALGORITHMS[ONE], streams
+    grains: list[tuple[str, Algorithm]] = [(grain, _grained(factor)) for grain, factor in GRAINS.items()]
+    grains.insert(1, ("", ALGORITHMS[LIST]))
+    if LIST in wanted and streams > 1:
+        for grain, algorithm in grains:
+            yield f"{LIST}-{streams}{grain}", algorithm, streams
+    for name in wanted:
+        if name not in (ONE, LIST):
+            yield name, ALGORITHMS[name], streams
+    if LIST in wanted and streams > 1:
+        for width in (width for width in reversed(WIDTHS) if width < streams):
+            for grain, algorithm in grains:
+                yield f"{LIST}-{width}{grain}", algorithm, width
+
+
+def _grained(factor: float) -> Algorithm:
+    """List scheduling of groups of blocks."""
+
+    def algorithm(problem: Problem, streams: int) -> Ints:
+        group = coarsen(problem, factor * problem.machine.fork_join_us())
+        if not len(group):
+            return group
+        return ALGORITHMS[LIST](problem.grouped(group), streams)[group]
+
+    return algorithm
+
+
+def _candidate(name: str, found: Evaluation) -> Candidate:
+    return Candidate(
+        name=name,
+        stream=found.stream,
+        order=found.order,
+        makespan_us=found.simulation.makespan_us,
+        waits=found.plan.waits,
+        streams=len(np.unique(found.plan.stream[found.plan.stream >= 0])),
+        score_us=found.score_us,
+    )
+
+
+def _skip(name: str, reason: str) -> Candidate:
+    nothing = np.empty(0, np.int32)
+    return Candidate(name, nothing, nothing, inf, 0, 0, inf, reason)
