@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msplit.rules.auto import Auto
 from msplit.rules.base import Rule
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
@@ -20,5 +21,6 @@ RULES: dict[str, Callable[[Options], Rule]] = {
     Branch.key: Branch.from_options,
     Colocation.key: Colocation.from_options,
     Propagate.key: Propagate.from_options,
+    Auto.key: Auto.from_options,
 }
-"""Reads a rule's options, noting mistakes with `Options.problem`. Layers above this one (such as `auto`'s) add their own when imported."""
+"""Reads a rule's options, noting mistakes with `Options.problem`."""

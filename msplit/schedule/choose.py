@@ -39,7 +39,7 @@ class Candidate:
     """One way to assign streams, and what the simulator says of it.
 
     Attributes:
-        name: The algorithm's name, for list scheduling with its number of streams and its grain.
+        name: The algorithm's name, for list scheduling with its number of streams and its grain; "refined ..." for the last.
         stream: Per block its stream, numbered without gaps; empty if it was skipped.
         order: Record order of the blocks that the figures hold for.
         makespan_us: Simulated time.
@@ -99,7 +99,7 @@ def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -
     found = next(evaluation for candidate, evaluation in results if candidate is winner)
     candidates = [candidate for candidate, _ in results]
     if winner.name != ONE and found is not None:
-        candidates.append(_candidate(REFINED, refine(problem, found)))
+        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found)))
     return candidates
 
 

@@ -1,0 +1,129 @@
+"""The rule `auto`: streams by cost, from whichever algorithm does best in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from msplit.analysis.colocation import groups
+from msplit.assignment import UNASSIGNED, Assignment
+from msplit.cost.gpus import data_sheet
+from msplit.graph import Ints
+from msplit.rules.base import Context, Remark
+from msplit.rules.options import Options, nearest
+from msplit.rules.propagate import Propagate
+from msplit.schedule.candidates import ALGORITHMS, ONE
+from msplit.schedule.choose import Candidate, best, choose
+from msplit.schedule.machine import Machine
+from msplit.schedule.problem import Problem
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Assigns everything by cost. All algorithms are simulated; one stream is kept unless another is faster.
+
+    Nodes that earlier rules claimed stay where they are and count for the others. Nodes that launch nothing follow those that do. What must
+    share a stream (loops, colocation classes) does. Host nodes have no stream.
+
+    Attributes:
+        streams: Most streams to use; 0: as many as there are.
+        candidates: Algorithms to try; empty: all of them.
+        wait_us: What a wait for another stream costs, µs, from the end of one node to the start of the other; None: what the data sheet
+            of the GPU says.
+    """
+
+    key: ClassVar[str] = "auto"
+    streams: int = 0
+    candidates: tuple[str, ...] = ()
+    wait_us: float | None = None
+
+    @classmethod
+    def from_options(cls, options: Options) -> Auto:
+        """Read the options of the rule from YAML."""
+        names = []
+        for name, line in options.texts("candidates"):
+            if name in ALGORITHMS:
+                names.append(name)
+            else:
+                options.problem(
+                    f"auto.candidates: no algorithm is called '{name}'{nearest(name, ALGORITHMS)}",
+                    fix=f"choose from {', '.join(ALGORITHMS)}",
+                    at=line,
+                )
+        wait = options.number("wait_us", -1.0, 0.0)
+        streams = options.integer("streams", 0, 0, options.reading.streams)
+        return cls(streams, tuple(names), None if wait < 0 else wait)
+
+    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+        """Claim every node but host nodes."""
+        problem = self.problem(context, assignment)
+        if len(problem) == 0:
+            return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
+        streams = min(self.streams or context.streams, context.streams)
+        candidates = choose(problem, streams, self.candidates or None)
+        winner = best(candidates)
+        one = next(candidate for candidate in candidates if candidate.name == ONE)
+        ids = problem.spread(winner.stream)
+        why = _why(winner, one)
+        kernels = problem.block >= 0
+        claims = [
+            (np.flatnonzero(kernels & (ids == lane)).astype(np.int32), lane, why) for lane in np.unique(ids[kernels])
+        ]
+        assignment = assignment.claim_many([(nodes, int(lane), text) for nodes, lane, text in claims], self.key)
+        remarks = (
+            () if winner.name != ONE or streams < 2 else (Remark(self.key, "no-gain", _no_gain(problem, candidates)),)
+        )
+        return _claim_rest(context, assignment), remarks
+
+    def problem(self, context: Context, assignment: Assignment) -> Problem:
+        """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
+        machine = Machine.of(data_sheet(context.costs.gpu))
+        if self.wait_us is not None:
+            machine = replace(machine, wait_us=self.wait_us)
+        return Problem.from_flat(
+            context.flat,
+            context.costs,
+            tie=groups(context.flat, handles=False).of,
+            pin=np.where(assignment.ids == UNASSIGNED, -1, assignment.ids),
+            order=context.order,
+            machine=machine,
+        )
+
+
+def _why(winner: Candidate, one: Candidate) -> str:
+    if winner.name == ONE:
+        return "no assignment to more streams is faster in the simulator"
+    return (
+        f"'{winner.name}' is fastest in the simulator: {winner.makespan_us:.0f} µs on {winner.streams} streams "
+        f"with {winner.waits} wait{'s' * (winner.waits != 1)}, {one.makespan_us:.0f} µs on one"
+    )
+
+
+def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
+    serial, bound = float(problem.work_us.sum()), problem.bound_us()
+    most = serial / bound if bound > 0 else 1.0
+    tried = sum(candidate.skipped is None for candidate in candidates)
+    return (
+        f"none of {tried} assignments is faster than one stream: the kernels need {serial:.0f} µs one after the other, "
+        f"and no schedule needs less than {bound:.0f} µs ({most:.2f} times faster)"
+    )
+
+
+def _claim_rest(context: Context, assignment: Assignment) -> Assignment:
+    """Nodes without a kernel: with their last input, else with their consumers if these agree, else on the lowest consumer's stream."""
+    before = assignment
+    followed, _ = Propagate().apply(context, assignment)
+    ids: Ints = followed.ids.copy()
+    graph = context.flat.graph
+    rest = (ids == UNASSIGNED) & ~context.flat.host
+    consumers, starts, lanes = graph.out_dst.tolist(), graph.out_start.tolist(), ids.tolist()
+    for node in context.order[::-1][rest[context.order[::-1]]].tolist():
+        lane = min(
+            (lanes[other] for other in consumers[starts[node] : starts[node + 1]] if lanes[other] >= 0), default=0
+        )
+        lanes[node] = lane
+    ids = np.asarray(lanes, np.int32)
+    new = np.flatnonzero((before.ids == UNASSIGNED) & ~context.flat.host).astype(np.int32)
+    return before.claim(new, ids[new], Auto.key, "launches no kernel: follows its inputs or its consumers")
