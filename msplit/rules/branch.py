@@ -83,10 +83,10 @@ def _units(branches: Branches, pinned: Ints, min_cost_us: float, streams: int) -
     roots = [[branch] for branch in np.flatnonzero(~cheap).tolist()]
     for (fork, join), members in bundles.items():
         useful = branches.useful_us[members]
-        parts = min(streams, int(useful.sum() // min_cost_us)) if min_cost_us > 0 else streams
+        parts = min(streams, int(useful.sum() // min_cost_us))
         if parts and len(members) > 1:
             # Neighbours stay together, and each bundle gets an equal share of the time.
-            cut = ((np.cumsum(useful) - useful / 2) * parts / useful.sum()).astype(int)
+            cut = np.minimum((np.cumsum(useful) - useful / 2) * parts / useful.sum(), parts - 1).astype(int)
             roots += [[m for m, at in zip(members, cut.tolist(), strict=True) if at == part] for part in range(parts)]
         else:
             for branch in members:
