@@ -62,7 +62,7 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
 
     Returns:
         Costs. Where a shape is not known, or the number of turns of a loop, `known` is False: unknown sizes count as 1, a loop's body
-        as one turn, a branch as its costlier side, and no such node takes less than two launches.
+        as one turn, a branch as its costlier side, and no such kernel takes less than two launches.
 
     Raises:
         MsplitError: There is no such data sheet.
@@ -219,9 +219,11 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
         given = output_dtypes(op, attrs)
         which[node] = names.setdefault(given[0] if given else "", len(names))
-    # A loop or a branch holds kernels of both kinds: the faster one keeps the bound a bound.
-    product = np.fromiter((op in PRODUCTS or op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
-    return _lookup(list(names), which, product, sheet)
+    product = np.fromiter((op in PRODUCTS for op in graph.ops), np.bool_, len(graph))
+    result = _lookup(list(names), which, product, sheet)
+    # A loop or a branch holds kernels of many kinds: the fastest keeps the bound a bound.
+    mixed = np.fromiter((op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
+    return np.where(mixed, max(sheet.tflops.values()) * 1e6, result)
 
 
 def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:
@@ -237,7 +239,7 @@ def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:
 
 
 def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask) -> Costs:
-    """Puts the cost of their functions on `While`, `If` and calls: one turn of a loop, the costlier side of a branch."""
+    """Puts the cost of their functions on `While`, `If` and calls: a loop's turns, or one where they are not known, the costlier branch."""
     if not shapes.bodies:
         return costs
     flops, nbytes, time, share = (array.copy() for array in (costs.flops, costs.bytes, costs.time_us, costs.share))
@@ -265,5 +267,10 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask) -> Costs:
         area = sum(float((part.time_us * part.share).sum()) for part in inner)
         whole = float(totals[:, 2].sum())
         share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))
-        known[node] = "While" not in op and len(inner) == 1 and bool(inner[0].known.all())
+        whole_known = all(bool(part.known.all()) for part in inner)
+        turns = shapes.turns.get(node)
+        if turns is not None:
+            # The condition is asked once more than the body runs; that once is left out.
+            flops[node], nbytes[node], time[node] = chosen * turns
+        known[node] = whole_known and (turns is not None if "While" in op else len(inner) == 1)
     return replace(costs, flops=flops, bytes=nbytes, time_us=time, share=share, known=known)

@@ -11,6 +11,7 @@ from msplit.cost.shapes.dtypes import itemsize
 from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.cost.shapes.nn import layout
 from msplit.cost.shapes.registry import Node, Shape
+from msplit.cost.tensors import elements
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""
@@ -68,11 +69,6 @@ def formula(*ops: str) -> Callable[[Formula], Formula]:
 
 def _size(value: int | None) -> int:
     return 1 if value is None else value
-
-
-def elements(shape: Shape) -> float:
-    """Number of elements, with unknown sizes counted as 1: at least that many."""
-    return float(math.prod(_size(size) for size in shape or ()))
 
 
 def _product(rows: float, inner: float, columns: float, batch: float, sms: int, split: bool = True) -> Work:

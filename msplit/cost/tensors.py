@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msplit.cost.costs import Floats
 from msplit.cost.shapes.dtypes import is_float, itemsize, output_dtypes
 from msplit.cost.shapes.infer import Shapes
-from msplit.cost.shapes.registry import known
+from msplit.cost.shapes.registry import Shape, known
 from msplit.graph import CONTROL, Ints
 
 UNNAMED_ITEMSIZE = 4
@@ -60,10 +60,15 @@ class Tensors:
         return result
 
 
+def elements(shape: Shape) -> int:
+    """Number of elements, with unknown sizes counted as 1: at least that many. No more than fit in 64 bits."""
+    return min(math.prod(1 if size is None else size for size in shape or ()), 2**62)
+
+
 def tensors_of(shapes: Shapes) -> Tensors:
     """Measures every tensor of a graph."""
     graph = shapes.graph
-    counts, elements, is_known = _elements(shapes)
+    counts, counted, is_known = _elements(shapes)
     start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     sizes, floating, dtype, dtypes = _types(shapes, counts)
     edges = graph.edges
@@ -76,8 +81,8 @@ def tensors_of(shapes: Shapes) -> Tensors:
     _, first = np.unique(key, return_index=True)
     return Tensors(
         start=start,
-        elements=np.array(elements, dtype=np.float64),
-        nbytes=np.array(elements, dtype=np.float64) * np.array(sizes, dtype=np.float64),
+        elements=np.array(counted, dtype=np.float64),
+        nbytes=np.array(counted, dtype=np.float64) * np.array(sizes, dtype=np.float64),
         known=np.array(is_known, dtype=np.bool_),
         floating=np.array(floating, dtype=np.bool_),
         dtype=np.array(dtype, dtype=np.int32),
@@ -90,20 +95,20 @@ def tensors_of(shapes: Shapes) -> Tensors:
 
 def _elements(shapes: Shapes) -> tuple[list[int], list[int], list[bool]]:
     counts: list[int] = []
-    elements: list[int] = []
+    sizes: list[int] = []
     is_known: list[bool] = []
     seen: dict[int, tuple[list[int], list[bool]]] = {}
     for outputs in shapes.outputs:
         found = seen.get(id(outputs))
         if found is None:
             found = seen[id(outputs)] = (
-                [math.prod(1 if size is None else size for size in shape or ()) for shape in outputs],
+                [elements(shape) for shape in outputs],
                 [known(shape) for shape in outputs],
             )
         counts.append(len(found[0]))
-        elements += found[0]
+        sizes += found[0]
         is_known += found[1]
-    return counts, elements, is_known
+    return counts, sizes, is_known
 
 
 def _types(shapes: Shapes, counts: list[int]) -> tuple[list[int], list[bool], list[int], list[str]]:

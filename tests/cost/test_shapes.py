@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msplit.cost import estimate
 from msplit.cost.shapes import infer, registry
 from msplit.cost.shapes.registry import broadcast, join, merge
 from msplit.errors import MsplitError
 from msplit.formats.model import Endpoint
-from msplit.graph import Argument, Function, FunctionRef
+from msplit.graph import Argument, Edges, Function, FunctionRef, Graph
 from tests.cost.small import Builder
 
 sizes = st.lists(st.integers(1, 3), max_size=4)
@@ -191,6 +192,76 @@ def test_while_gives_the_shape_that_its_body_keeps(op: str, wanted: tuple[int | 
     assert shapes.bodies[loop]["body"].shape(function.results[0].node) == wanted
 
 
+def _counting(
+    limit: int | None, step: int = 1, start: int = 0, extra: str = ""
+) -> tuple[Builder, dict[str, Function], int]:
+    """A loop over (counter, limit, x) that runs while counter < limit; a limit of None is fed."""
+    arguments = ("counter", "limit", "x")
+    dtypes = ("int32", "int32", "float32")
+    cond, body = Builder(), Builder()
+    for part in (cond, body):
+        for name, dtype in zip(arguments, dtypes, strict=True):
+            part.add("_Arg", name=name, T=dtype)
+    less = cond.add("Less", 0, 1, T="int32")
+    if extra:
+        less = cond.add("LogicalAnd", less, cond.add(extra, 2))
+    test = cond.add("Identity", less, T="bool")
+    results = (
+        body.add("AddV2", body.add("Identity", 0), body.scalar(step), T="int32"),
+        body.add("Identity", 1, T="int32"),
+        body.add("Tanh", 2, T="float32"),
+    )
+    parameters = tuple(Argument(n, d, i) for i, (n, d) in enumerate(zip(arguments, dtypes, strict=True)))
+    functions = {
+        "cond": Function("cond", cond.graph(), parameters, (Argument("t", "bool", test),)),
+        "body": Function(
+            "body",
+            body.graph(),
+            parameters,
+            tuple(Argument(n, d, r) for n, d, r in zip(arguments, dtypes, results, strict=True)),
+        ),
+    }
+    b = Builder()
+    end = b.input("limit", (), "int32") if limit is None else b.scalar(limit)
+    loop = b.add(
+        "While",
+        b.scalar(start),
+        end,
+        b.input("x", (2, 4)),
+        T=dtypes,
+        cond=FunctionRef("cond"),
+        body=FunctionRef("body"),
+    )
+    return b, functions, loop
+
+
+@pytest.mark.parametrize(
+    ("limit", "step", "start", "turns"), [(12, 1, 0, 12), (12, 5, 0, 3), (12, 1, 10, 2), (3, 1, 7, 0)]
+)
+def test_turns_of_a_counting_loop_are_known(limit: int, step: int, start: int, turns: int) -> None:
+    b, functions, loop = _counting(limit, step, start)
+    shapes = infer(b.flat(functions=functions))
+    assert shapes.turns == {loop: turns}
+    assert shapes.shape(loop, 2) == (2, 4)
+
+
+@pytest.mark.parametrize("case", [{"limit": None}, {"limit": 12, "step": 0}, {"limit": 12, "extra": "Vendor>Stop"}])
+def test_turns_of_a_loop_that_may_end_otherwise_are_not_known(case: dict[str, object]) -> None:
+    b, functions, _ = _counting(**case)  # type: ignore[arg-type]
+    assert infer(b.flat(functions=functions)).turns == {}
+
+
+def test_turns_multiply_the_cost_of_the_body() -> None:
+    costs = []
+    for limit in (1, 12):
+        b, functions, loop = _counting(limit)
+        flat = b.flat(functions=functions)
+        found = estimate(flat, infer(flat))
+        assert found.known[loop]
+        costs.append(found.time_us[loop])
+    assert costs[1] == pytest.approx(12 * costs[0])
+
+
 def test_branches_of_different_shape_leave_unknown_what_differs() -> None:
     same, twice = _function("Tanh", "s"), _function("ConcatV2", "t")
     b = Builder()
@@ -221,6 +292,32 @@ def test_chain_of_a_hundred_thousand_nodes_needs_no_recursion() -> None:
     shapes = infer(b.flat())
     assert shapes.shape(node) == (1, 3)
     assert shapes.shape(filled) == (1,)
+
+
+def test_damaged_control_flow_is_unknown() -> None:
+    b, functions, loop = _counting(3)
+    b.add("Case", 0, 1, branches=5)
+    b.add("If", 0, then_branch=7, else_branch="cond", output_shapes=3)
+    cond = functions["cond"]
+    broken = [edge for edge in zip(*vars(cond.body.edges).values(), strict=True) if edge[2:] != (3, 1)]
+    edges = Edges.of(*zip(*broken, strict=True))
+    graph = Graph(cond.body.names, cond.body.ops, cond.body.devices, cond.body.attrs, edges)
+    functions["cond"] = Function("cond", graph, cond.parameters, cond.results)
+    shapes = infer(b.flat(functions=functions))
+    assert loop not in shapes.turns
+    assert shapes.unknown_ops["Case"] == 1
+    assert shapes.unknown_ops["If"] == 1
+
+
+def test_damaged_counts_and_types_are_no_statement() -> None:
+    b = Builder()
+    x = b.input("x", (2, 8))
+    parts = b.add("Split", b.scalar(1), x, num_split=2**40, T="float32")
+    cast = b.add("Cast", x, DstT=7)
+    reserve = b.add("Placeholder", shape=7)
+    shapes = infer(b.flat())
+    assert [shapes.shape(node) for node in (parts, reserve)] == [None, None]
+    assert shapes.dtype(cast) == ""
 
 
 def test_dtypes_come_from_attributes_and_the_op_table() -> None:

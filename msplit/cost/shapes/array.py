@@ -202,7 +202,7 @@ def split(node: Node) -> Outputs:
     even = node.op == "Split"
     shape = node.shape(1 if even else 0)
     axis = node.scalar(0 if even else 2)
-    count = int(node.attr("num_split"))
+    count = node.count("num_split")
     if shape is None or axis is None:
         return (None if shape is None else (None,) * len(shape),) * count
     place = axis_of(axis, len(shape))
@@ -234,7 +234,7 @@ def pack(node: Node) -> Outputs:
 @shape_function("Unpack")
 def unpack(node: Node) -> Outputs:
     """Takes an axis apart."""
-    shape, count = node.shape(0), int(node.attr("num", 0))
+    shape, count = node.shape(0), node.count("num")
     if shape is None:
         return (None,) * count
     place = axis_of(int(node.attr("axis", 0)), len(shape))

@@ -56,7 +56,7 @@ def switch(node: Node) -> Outputs:
 @shape_function("_SwitchN")
 def switch_n(node: Node) -> Outputs:
     """The same tensor on every output."""
-    return (node.shape(0),) * int(node.attr("num_outs", node.outputs))
+    return (node.shape(0),) * node.count("num_outs", node.outputs)
 
 
 @shape_function("Merge", "RefMerge")

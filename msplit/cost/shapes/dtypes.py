@@ -43,10 +43,15 @@ def output_dtypes(op: str, attrs: Mapping[str, Any]) -> tuple[str, ...]:
     rule = _rule(op)
     if rule is not None:
         fixed, attribute, default = rule
-        return (fixed or attrs.get(attribute) or default,)
-    known = optable.output_dtypes(op, attrs)
+        given = fixed or attrs.get(attribute)
+        return (given if isinstance(given, str) else default,)
+    try:
+        known = optable.output_dtypes(op, attrs)
+    except TypeError:
+        # An attribute that is not what the op says it is.
+        known = None
     if known is not None:
-        return tuple((dtype or "").removesuffix("_ref") for dtype in known)
+        return tuple(dtype.removesuffix("_ref") if isinstance(dtype, str) else "" for dtype in known)
     for name in ("Tout", "output_types", "out_type", "dtype", "T", "Tparams"):
         given = attrs.get(name)
         if isinstance(given, str) and given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.cost.shapes.registry import Handle, Node, Shape, join, merge
+from msplit.cost.shapes.registry import Handle, Node, Shape, as_ints, join, merge
 from msplit.cost.shapes.walk import FUNCTIONAL, Bound, Outcome, Result, State, run
 from msplit.graph import Function, FunctionRef, Graph
 
@@ -125,7 +125,10 @@ def loop(node: Node, state: State) -> Outcome | None:
     stated = node.attr("output_shapes") or ()
     if body is None or len(body.results) != len(node.inputs):
         return None
-    kept = [result.node == parameter.node for result, parameter in zip(body.results, body.parameters, strict=False)]
+    kept = [
+        _behind_identities(body.body, result.node) == parameter.node
+        for result, parameter in zip(body.results, body.parameters, strict=False)
+    ]
     carried = [
         Bound(bound.shape, bound.value if keep else None, bound.handle)
         for bound, keep in zip(_inputs(node), kept, strict=True)
@@ -151,9 +154,69 @@ def loop(node: Node, state: State) -> Outcome | None:
             break
     assert walked is not None
     bodies = {"body": (body.body, walked[1])}
+    turns = None
     if condition is not None and (tested := _walked(condition, carried, state)) is not None:
         bodies["cond"] = (condition.body, tested[1])
-    return Outcome(_stated(carried, stated), bodies)
+        turns = _turns(condition, tested[1], body, walked[1], node)
+    return Outcome(_stated(carried, stated), bodies, turns)
+
+
+def _turns(condition: Function, tested: Result, body: Function, walked: Result, node: Node) -> int | None:
+    """How often a loop runs whose condition is `counter < limit`, or several of these joined by "and"; None for any other loop.
+
+    The counter starts at a known value and the body adds a known amount to it; the limit is known and the loop does not change it.
+    """
+    waiting = [condition.results[0].node]
+    found: list[int] = []
+    unknown = False
+    while waiting:
+        place, graph = waiting.pop(), condition.body
+        sources = [source for source, _ in graph.inputs(place)]
+        op = graph.ops[place]
+        if op in ("Identity", "LogicalAnd"):
+            waiting += sources
+        elif op == "Less" and (turns := _counted(condition, tested, sources, body, walked, node)) is not None:
+            found.append(turns)
+        else:
+            unknown = True
+    # One side of an "and" that is not understood may end the loop sooner.
+    return None if unknown or not found else min(found)
+
+
+def _counted(
+    condition: Function, tested: Result, sources: list[int], body: Function, walked: Result, node: Node
+) -> int | None:
+    counter, limit = (_behind_identities(condition.body, source) for source in sources)
+    position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == counter), None)
+    if position is None:
+        return None
+    start, end = node.scalar(position), tested.value(limit)
+    step = _step(body, walked, position)
+    if start is None or step is None or step <= 0 or end is None or end.size != 1 or None in as_ints(end):
+        return None
+    last = as_ints(end)[0] or 0
+    return max(0, -(-(last - start) // step))
+
+
+def _step(body: Function, walked: Result, position: int) -> int | None:
+    """What the body adds to one of its arguments."""
+    graph = body.body
+    place = _behind_identities(graph, body.results[position].node)
+    if graph.ops[place] not in ("Add", "AddV2"):
+        return None
+    sources = [_behind_identities(graph, source) for source, _ in graph.inputs(place)]
+    counter = body.parameters[position].node
+    others = [source for source in sources if source != counter]
+    if len(others) != 1:
+        return None
+    value = walked.value(others[0])
+    return None if value is None or value.size != 1 else as_ints(value)[0]
+
+
+def _behind_identities(graph: Graph, node: int) -> int:
+    while graph.ops[node] == "Identity":
+        node = graph.inputs(node)[0][0]
+    return node
 
 
 FUNCTIONAL.update(

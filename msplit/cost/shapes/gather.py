@@ -124,7 +124,7 @@ def dynamic_partition(node: Node) -> Outputs:
     """As many rows in each part as the partition says."""
     data, parts = node.shape(0), node.shape(1)
     part = None if data is None or parts is None else (None, *data[len(parts) :])
-    return (part,) * int(node.attr("num_partitions"))
+    return (part,) * node.count("num_partitions")
 
 
 @shape_function("DynamicStitch", "ParallelDynamicStitch")
@@ -176,7 +176,7 @@ def sparse_result(node: Node) -> Outputs:
     if node.op == "SparseReorder":
         return (node.shape(0), node.shape(1))
     if node.op == "SparseSplit":
-        count = int(node.attr("num_split"))
+        count = node.count("num_split")
         return ((None, rank),) * count + ((None,),) * count + ((rank,),) * count
     return ((None, rank), (None,), (rank,))
 
@@ -265,7 +265,7 @@ def parse_example(node: Node) -> Outputs:
     serialized = node.shape(0)
     single = node.op == "ParseSingleExample" or serialized == ()
     batch = () if single else serialized or (None,)
-    sparse = int(node.attr("num_sparse", 0) or node.attr("Nsparse", 0) or 0)
+    sparse = node.count("num_sparse") or node.count("Nsparse")
     rank = 1 if single else 2
     dense = _dense(batch, node.attr("dense_shapes", ()))
     ragged = len(node.attr("ragged_value_types", ()) or ()), len(node.attr("ragged_split_types", ()) or ())

@@ -32,6 +32,7 @@ class Shapes:
         folded: Per node, whether its value is known before anything runs: shape arithmetic.
         assumed: What was taken for granted, one sentence each, such as an unknown batch size.
         bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
+        turns: For each `While` that counts to a limit known before it runs: how often its body runs.
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Shapes:
     folded: NDArray[np.bool_]
     assumed: tuple[str, ...] = ()
     bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
+    turns: Mapping[int, int] = field(default_factory=dict)
 
     def shape(self, node: int, port: int = 0) -> Shape:
         """Shape of a tensor; None where even its rank is unknown."""
@@ -120,4 +122,4 @@ def _finish(graph: Graph, result: Result, assumed: tuple[str, ...] = ()) -> Shap
         node: {name: _finish(body_graph, body) for name, (body_graph, body) in inner.items()}
         for node, inner in result.bodies.items()
     }
-    return Shapes(graph, result.outputs, folded, assumed, bodies)
+    return Shapes(graph, result.outputs, folded, assumed, bodies, result.turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msplit.cost.shapes.registry import Shape, merge
+from msplit.cost.shapes.registry import Shape, merge, plain_shape
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -84,9 +84,8 @@ def _attribute(flat: FlatGraph, tensor: Tensor) -> Shape:
     if flat.graph.ops[tensor.node] not in ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg"):
         return None
     attrs = flat.graph.attrs[tensor.node]
-    stated: Shape = attrs.get("shape")
-    hints = attrs.get("_output_shapes") or ()
-    return merge(stated, hints[0] if hints else None)
+    hints = attrs.get("_output_shapes")
+    return merge(plain_shape(attrs.get("shape")), plain_shape(hints[0]) if isinstance(hints, tuple) and hints else None)
 
 
 def _checked(tensor: Tensor, stated: Shape, given: tuple[int | None, ...]) -> Shape:

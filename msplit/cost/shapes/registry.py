@@ -27,6 +27,9 @@ Value = NDArray[Any]
 UNKNOWN = int(np.iinfo(np.int64).min)
 """Stands for an unknown element of an integer value."""
 
+MAX_OUTPUTS = 1_000_000
+"""Most outputs of a node that are believed: a damaged file must not fill the memory."""
+
 UNKNOWN_OUTPUT: Outputs = (None,)
 
 
@@ -78,6 +81,17 @@ class Node:
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or the default where the file leaves it out."""
         return self.attrs.get(name, default)
+
+    def count(self, name: str, default: int = 0) -> int:
+        """An attribute that says how many outputs there are.
+
+        Raises:
+            ValueError: It is negative, or more than any graph has.
+        """
+        number = int(self.attrs.get(name, default))
+        if not 0 <= number <= MAX_OUTPUTS:
+            raise ValueError(f"{name} is {number}")
+        return number
 
     def shape(self, index: int = 0) -> Shape:
         """Shape of an input; unknown rank where the node has no such input."""
@@ -185,6 +199,13 @@ def as_ints(value: Value) -> list[int | None]:
 def shape_from(sizes: Iterable[int | None] | None) -> Shape:
     """A shape given as a vector of sizes, where negative means unknown."""
     return None if sizes is None else tuple(None if size is None or size < 0 else size for size in sizes)
+
+
+def plain_shape(shape: Any) -> Shape:
+    """An attribute as a shape. Attributes of a damaged file may hold anything: what is not a shape is no statement."""
+    if not isinstance(shape, tuple):
+        return None
+    return tuple(int(size) if isinstance(size, int) and size >= 0 else None for size in shape)
 
 
 def known(shape: Shape) -> bool:

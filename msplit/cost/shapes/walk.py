@@ -21,6 +21,7 @@ from msplit.cost.shapes.registry import (
     ShapeFunction,
     Value,
     merge,
+    plain_shape,
 )
 from msplit.cost.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction, as_value
 from msplit.errors import LoadError
@@ -55,6 +56,7 @@ class Result:
         handles: What handles refer to.
         undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
         bodies: For each node with functions: body graph and result by the name of the attribute.
+        turns: For each loop that counts to a known limit: how often its body runs.
     """
 
     outputs: list[Outputs]
@@ -62,6 +64,7 @@ class Result:
     handles: dict[Key, Handle]
     undecoded: dict[Key, TensorValue] = field(default_factory=dict)
     bodies: dict[int, dict[str, tuple[Graph, Result]]] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
 
     def shape(self, node: int, port: int) -> Shape:
         """Shape of a tensor."""
@@ -109,6 +112,7 @@ class Outcome:
 
     outputs: list[Bound]
     bodies: dict[str, tuple[Graph, Result]]
+    turns: int | None = None
 
 
 Functional = Callable[[Node, State], Outcome | None]
@@ -307,21 +311,34 @@ class _Walk:
             except _CONTRADICTION:
                 outputs = None
         if outputs is None:
-            count = None if recipe.shape is not None else optable.output_count(view.op, view.attrs)
-            outputs = (None,) * max(self.used[node] if count is None else count, count if count is not None else 1)
+            outputs = (None,) * self._output_count(node, recipe, view)
         missing = self.used[node] - len(outputs)
         if missing > 0 and outputs:
             outputs = (*outputs, *((None,) * missing))
         self._store(node, outputs)
-        if any(shape is None or None in shape for shape in outputs):
+        if any(shape is None or None in shape for shape in self.result.outputs[node]):
             self.hint(node)
         if recipe.value is not None and (recipe.from_shape or any(value is not None for value in view.values)):
             self.evaluate(node, recipe, view)
         if recipe.handle is not None:
             self.refer(node, recipe.handle, view)
 
+    def _output_count(self, node: int, recipe: _Recipe, view: Node) -> int:
+        """Number of outputs of a node whose shapes nothing tells."""
+        used = self.used[node]
+        if recipe.shape is not None:
+            return used
+        try:
+            count = optable.output_count(view.op, view.attrs)
+        except _CONTRADICTION:
+            return used
+        return used if count is None or count > registry.MAX_OUTPUTS else count
+
     def _call(self, node: int, functional: Functional, view: Node) -> bool:
-        outcome = functional(view, self.state)
+        try:
+            outcome = functional(view, self.state)
+        except _CONTRADICTION:
+            return False
         if outcome is None:
             return False
         self._store(node, tuple(bound.shape for bound in outcome.outputs))
@@ -332,6 +349,8 @@ class _Walk:
             if bound.handle is not None:
                 self.result.handles[key] = bound.handle
         self.result.bodies[node] = outcome.bodies
+        if outcome.turns is not None:
+            self.result.turns[node] = outcome.turns
         self.hint(node)
         return True
 
@@ -374,12 +393,17 @@ class _Walk:
         if isinstance(hints, tuple):
             outputs = self.result.outputs[node]
             merged = tuple(
-                merge(shape, hints[port]) if port < len(hints) else shape for port, shape in enumerate(outputs)
+                merge(shape, plain_shape(hints[port])) if port < len(hints) else shape
+                for port, shape in enumerate(outputs)
             )
             self._store(node, merged)
 
     def _store(self, node: int, outputs: Outputs) -> None:
-        self.result.outputs[node] = self._shared.setdefault(outputs, outputs)
+        shared = self._shared.get(outputs)
+        if shared is None:
+            # Attributes may hold anything: what is not a shape is no statement.
+            shared = self._shared[outputs] = tuple(plain_shape(shape) for shape in outputs)
+        self.result.outputs[node] = shared
 
 
 _PENDING: Value = np.empty(0)
