@@ -1,0 +1,108 @@
+"""Which shipped rule set fits a graph, and whether streams can help at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.analysis.branches import Branches
+from msplit.analysis.columns import Column
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+
+_WORTH = 1.2
+_SHARE = 0.25
+_MOST = 0.5
+_CONVOLUTIONS = frozenset(
+    {"Conv2D", "DepthwiseConv2dNative", "Conv3D", "_FusedConv2D", "FusedBatchNormV3", "FusedBatchNorm"}
+)
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul"})
+_WEIGHTS = frozenset({"Const", "VarHandleOp", "Variable", "VariableV2"})
+_READS = frozenset({"Identity", "ReadVariableOp", "Cast"})
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to do with a graph.
+
+    Attributes:
+        rule_set: Name of the shipped rule set that fits.
+        helps: Whether more than one stream can gain something worth having.
+        why: One or two sentences.
+    """
+
+    rule_set: str
+    helps: bool
+    why: str
+
+
+def suggest(flat: FlatGraph, costs: Costs, branches: Branches, columns: tuple[Column, ...]) -> Suggestion:
+    """Choose a rule set by what takes the time.
+
+    Args:
+        flat: The graph.
+        costs: Cost of each node.
+        branches: Its branches.
+        columns: Its embedding columns.
+    """
+    times = np.where(flat.host, 0.0, costs.time_us)
+    work = float(times.sum())
+    if work <= 0:
+        return Suggestion("default", False, "Streams can not help: no node launches a kernel.")
+    name, why = _kind(flat, times, columns, work)
+    refusal = _refusal(branches, times, costs, work)
+    return Suggestion(name, not refusal, refusal or why)
+
+
+def _refusal(branches: Branches, times: np.ndarray, costs: Costs, work: float) -> str:
+    """Why streams can not help, or nothing."""
+    span = float(branches.blocks.finish_us.max())
+    if work < _WORTH * span:
+        return f"Streams can not help: {100 * span / work:.0f} % of the work is on one path, where each kernel waits for the one before."
+    busy = float((times * costs.share).sum())
+    if work < _WORTH * busy:
+        return f"Streams can not help: the kernels fill {100 * busy / work:.0f} % of the GPU already."
+    return ""
+
+
+def _kind(flat: FlatGraph, times: np.ndarray, columns: tuple[Column, ...], work: float) -> tuple[str, str]:
+    lookups = sum(column.time_us for column in columns)
+    if len(columns) > 1 and lookups >= _SHARE * work:
+        return "recsys", f"{len(columns)} embedding columns take {100 * lookups / work:.0f} % of the work."
+    ops = flat.graph.ops
+    convolutions = sum(time for op, time in zip(ops, times.tolist(), strict=True) if op in _CONVOLUTIONS)
+    if convolutions >= _SHARE * work:
+        return "vision", f"Convolutions take {100 * convolutions / work:.0f} % of the work."
+    steps = _unrolled(flat)
+    if steps:
+        return (
+            "rnn",
+            f"Most products share their weights with others, up to {steps} times: a recurrent network unrolled over time.",
+        )
+    return "default", "No kind of model stands out; the default rule set spreads all branches."
+
+
+def _unrolled(flat: FlatGraph) -> int:
+    """How many products use one weight at most, if most products share theirs with at least `_STEPS`; otherwise 0."""
+    graph = flat.graph
+    weight_of: dict[int, int] = {}
+    users: dict[int, int] = {}
+    products = 0
+    for node in graph.topological.tolist():
+        op = graph.ops[node]
+        if op in _WEIGHTS:
+            weight_of[node] = node
+        elif op in _READS:
+            producer = next(iter(graph.inputs(node)), (-1, 0))[0]
+            if producer in weight_of:
+                weight_of[node] = weight_of[producer]
+        elif op in _PRODUCTS:
+            products += 1
+            for producer, _ in graph.inputs(node)[1:2]:
+                if producer in weight_of:
+                    weight = weight_of[producer]
+                    users[weight] = users.get(weight, 0) + 1
+    often = [count for count in users.values() if count >= _STEPS]
+    return max(often) if products and sum(often) >= _MOST * products else 0
