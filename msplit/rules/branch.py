@@ -171,4 +171,4 @@ def _no_gain(branches: Branches, min_cost_us: float) -> str:
     worth = int((branches.useful_us >= min_cost_us).sum())
     if worth <= 1:
         return f"no second branch can overlap {min_cost_us:g} µs or more with others, so that streams can not help"
-    return "all branches stay on one stream: nothing else runs beside them"
+    return "all branches end on one stream, by earlier rules or because none runs beside another"

@@ -13,9 +13,6 @@ from msplit.graph import CONTROL, Graph
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import Options
 
-_ROUNDS = 4
-"""A forward and a backward pass settle all but graphs that zigzag; what is left then takes the default."""
-
 
 @dataclass(frozen=True)
 class Propagate:
@@ -41,20 +38,11 @@ class Propagate:
         ids: list[int] = seen.tolist()
         order = graph.topological
         finish = finish_times(graph, context.costs.time_us).tolist()
-        open_nodes = (seen == UNASSIGNED) & ~host
-        by_inputs: list[int] = []
-        by_consumers: list[int] = []
-        host_flags: list[bool] = host.tolist()
-        for _ in range(_ROUNDS):
-            waiting = order[open_nodes[order]].tolist()
-            forward = _forward(graph, waiting, ids, finish)
-            rest = [node for node in reversed(waiting) if ids[node] == UNASSIGNED]
-            backward = _backward(graph, rest, ids, host_flags)
-            by_inputs += forward
-            by_consumers += backward
-            if not forward and not backward:
-                break
-            open_nodes[forward] = open_nodes[backward] = False
+        waiting = order[((seen == UNASSIGNED) & ~host)[order]].tolist()
+        by_inputs = _forward(graph, waiting, ids, finish)
+        rest = [node for node in reversed(waiting) if ids[node] == UNASSIGNED]
+        # What this settles has settled consumers only, so that another pass forward would find nothing.
+        by_consumers = _backward(graph, rest, ids, host.tolist())
         final = np.asarray(ids, np.int32)
         for nodes, why in (
             (by_inputs, "follows the input that finishes last"),

@@ -150,6 +150,35 @@ def test_joints_do_not_multiply_edges():
     assert after.ids[flat.graph.index["n"]] == -1
 
 
+def test_a_joint_may_be_a_branch_of_its_own():
+    count = range(6)
+    text = "; ".join(
+        f"p{i}:MatMul@9us; x{i}:MatMul(p{i})@90us; z{i}:MatMul@30us; y{i}:AddV2(z{i},^n)@5us" for i in count
+    )
+    flat, after, _ = apply(f"{text}; n:NoOp({','.join(f'^p{i}' for i in count)})")
+    ids = by_name(flat, after.ids)
+    assert ids["n"] == -1
+    assert all(ids[f"z{i}"] == ids[f"y{i}"] for i in count)
+
+
+def test_a_graph_that_earlier_rules_put_on_one_stream_says_so():
+    _, after, remarks = apply("a:MatMul@20us; b:MatMul@20us; c:Relu(a)@3us", claims=[(1, "a", "b")])
+    assert after.ids.tolist() == [1, 1, 1]
+    assert "earlier rules" in remarks[0].text
+
+
+def test_loads_are_balanced_over_thousands_of_different_times():
+    count = 6000
+    names = [f"n{i}" for i in range(count)]
+    times = [10 + i * 0.001 for i in range(count)]
+    flat, costs = build(
+        [*names, "j"], ["MatMul"] * (count + 1), [(i, 0, count, i) for i in range(count)], [*times, 1.0]
+    )
+    _, after, _ = apply((flat, costs), streams=4)
+    loads = np.bincount(after.ids, costs.time_us)
+    assert loads.max() - loads.min() < 30
+
+
 def test_experts_spread_evenly():
     flat, after, _ = apply(mmoe(16), streams=4)
     used = [streams_of(flat, after, f"e{expert}/") for expert in range(16)]

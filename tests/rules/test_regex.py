@@ -108,6 +108,8 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path, content):
         ('{patterns: {true: ["a"]}}', "stream id True"),
         ('{patterns: {9: ["a"]}}', "stream id 9 is out of range: with 4 streams, ids are 0..3"),
         ("{patterns: {1: [3]}}", "regex.patterns.1 is a whole number 3"),
+        ("{file: 3}", "regex.file is a whole number 3"),
+        ("{patterns: {1: }}", "regex.patterns.1 is nothing"),
         ("{patterns: [a]}", "regex.patterns is a list"),
         ('{patterns: {1: ["a"]}, match: whole}', "regex.match is text 'whole'"),
         ('{patterns: {1: ["a"]}, mach: full}', "unknown key 'mach' in regex; did you mean 'match'"),

@@ -10,7 +10,7 @@ from msplit.formats import read
 from msplit.rules.registry import RULES
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-NAMES = ("default", "example", "recsys", "rnn", "vision")
+NAMES = ("auto", "default", "example", "recsys", "rnn", "vision")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_each_can_be_named_without_a_path(name):
     found = rules.load(name)
     assert found.source == f"{name} (shipped)"
     assert found.streams >= 4
-    assert {rule.key for rule in found.rules} >= {"manual", "branch", "colocation", "propagate"}
+    assert {rule.key for rule in found.rules} >= {"manual", "colocation", "propagate"}
 
 
 def test_the_example_shows_every_rule_and_every_option():
@@ -74,6 +74,7 @@ def test_each_runs_on_every_kind_of_model_and_is_settled_by_its_own_result(name,
 @pytest.mark.parametrize(
     ("name", "graph", "streams"),
     [
+        ("auto", "mmoe_small.pb", 4),
         ("recsys", "towers_small.pb", 6),
         ("default", "mmoe_small.pb", 4),
         ("rnn", "lstm_small.pb", 3),
@@ -89,7 +90,7 @@ def test_each_spreads_what_it_is_for(name, graph, streams, graphs):
 def test_a_name_that_is_nearly_right_gets_a_hint():
     with pytest.raises(RulesError, match="did you mean 'recsys'") as error:
         rules.load("recsis")
-    assert "default, example, recsys, rnn, vision" in error.value.fix
+    assert "auto, default, example, recsys, rnn, vision" in error.value.fix
 
 
 def test_a_file_beside_the_user_needs_its_suffix_or_a_folder(tmp_path, monkeypatch):
