@@ -99,7 +99,7 @@ def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -
     found = next(evaluation for candidate, evaluation in results if candidate is winner)
     candidates = [candidate for candidate, _ in results]
     if winner.name != ONE and found is not None:
-        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found)))
+        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams)))
     return candidates
 
 

@@ -207,7 +207,7 @@ class Problem:
             share=np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
             bytes=_sum(group, self.bytes, count),
             kernels=np.bincount(group, self.kernels, count).astype(np.int32),
-            block=np.where(self.block >= 0, group[np.maximum(self.block, 0)], -1).astype(np.int32),
+            block=self.spread(group),
             tie=self.tie[first],
             pin=self.pin[first],
             machine=self.machine,

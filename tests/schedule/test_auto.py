@@ -1,0 +1,186 @@
+"""The rule `auto` on flat graphs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from msplit.assignment import UNASSIGNED, Assignment
+from msplit.cost.costs import Costs
+from msplit.errors import RulesError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Edges
+from msplit.rules import ruleset
+from msplit.rules.auto import Auto
+from msplit.rules.base import Context, Remark
+from msplit.rules.run import assign, verify
+from msplit.schedule.check import check
+from msplit.schedule.choose import choose
+from msplit.schedule.dag import Dag
+from msplit.schedule.evaluate import evaluate, node_order
+from msplit.schedule.plan import make_plan
+from tests.graphs import build, by_name, parse
+
+THREE = "x:Placeholder; a:MatMul(x)@30us; b:MatMul(x)@30us; c:MatMul(x)@30us; j:AddN(a,b,c)@2us; y:Identity(j)"
+
+
+def run(
+    text: str, rule: Auto | None = None, streams: int = 4, start: Assignment | None = None
+) -> tuple[FlatGraph, Assignment, tuple[Remark, ...]]:
+    flat, costs = parse(text)
+    rule = rule or Auto()
+    context = Context(flat, costs, streams)
+    before = start or Assignment.empty(len(flat))
+    after, remarks = rule.apply(context, before)
+    verify(before, after, rule, context)
+    return flat, after, remarks
+
+
+def test_independent_branches_get_a_stream_each():
+    flat, found, remarks = run(THREE)
+    ids = by_name(flat, found.ids)
+    assert sorted([ids["a"], ids["b"], ids["c"]]) == [0, 1, 2]
+    assert remarks == ()
+    rule, why = found.why(flat.graph.index["a"]) or ("", "")
+    assert rule == "auto"
+    assert "µs on 3 streams with 2 waits, 92 µs on one" in why
+
+
+def test_every_node_has_an_id_but_host_nodes():
+    flat, found, _ = run(THREE + "; s:LookupTableFindV2 host; w:Const; k:MatMul(s,w)@3us; r:Reshape(k); n:NoOp")
+    for name, stream in by_name(flat, found.ids).items():
+        assert (stream == UNASSIGNED) == (name == "s")
+
+
+def test_nodes_that_launch_nothing_follow_their_inputs_or_consumers():
+    flat, found, _ = run(
+        "x:Placeholder; w:Const; a:MatMul(x,w)@30us; v:Const; b:MatMul(x,v)@30us; r:Reshape(b); s:Identity(r)"
+    )
+    ids = by_name(flat, found.ids)
+    assert ids["w"] == ids["a"] != ids["b"] == ids["v"] == ids["r"] == ids["s"]
+
+
+def test_one_stream_is_kept_where_nothing_is_gained():
+    flat, found, remarks = run("x:Placeholder; a:Relu(x)@10us; b:Relu(a)@10us; c:Relu(b)@10us")
+    assert set(found.ids.tolist()) == {0}
+    assert [remark.kind for remark in remarks] == ["no-gain"]
+    assert "30 µs" in remarks[0].text
+    assert found.why(flat.graph.index["a"]) == ("auto", "no assignment to more streams is faster in the simulator")
+
+
+def test_a_graph_without_kernels_is_left_alone():
+    _, found, remarks = run("x:Placeholder; y:Identity(x)")
+    assert (found.ids == UNASSIGNED).all()
+    assert remarks[0].text == "no node launches a kernel"
+
+
+def test_what_earlier_rules_claimed_stays_and_counts():
+    flat, _ = parse(THREE)
+    index = flat.graph.index
+    start = Assignment.empty(len(flat)).claim(np.asarray([index["a"], index["b"]]), 2, "manual", "on the graph")
+    _, found, _ = run(THREE, start=start)
+    ids = by_name(flat, found.ids)
+    assert ids["a"] == ids["b"] == 2
+    assert ids["c"] != 2
+    assert found.why(index["a"]) == ("manual", "on the graph")
+
+
+def test_regions_and_colocation_classes_stay_together():
+    text = (
+        "x:Placeholder; a:MatMul(x)@30us region=loop; b:MatMul(x)@30us region=loop; "
+        "c:MatMul(x)@30us; d:MatMul(x)@30us[_class=loc:@c]; e:MatMul(x)@30us"
+    )
+    flat, found, _ = run(text, streams=8)
+    ids = by_name(flat, found.ids)
+    assert ids["a"] == ids["b"]
+    assert ids["c"] == ids["d"]
+    assert len({ids["a"], ids["c"], ids["e"]}) == 3
+
+
+def test_options_limit_streams_and_algorithms():
+    branches = "; ".join(f"b{number}:MatMul(x)@30us" for number in range(8))
+    _, found, _ = run(f"x:Placeholder; {branches}", Auto(streams=2), streams=8)
+    assert set(found.ids.tolist()) == {0, 1}
+    _, found, _ = run(THREE, Auto(candidates=("opara",)))
+    assert "opara" in found.reasons[0][1]
+
+
+def test_dear_waits_keep_short_branches_together():
+    text = "x:Placeholder; p:Relu(x)@2us; a:Relu(p)@4us; b:Relu(p)@4us; j:AddV2(a,b)@2us"
+    assert len(set(run(text, Auto(wait_us=0.1))[1].ids.tolist())) == 2
+    assert len(set(run(text, Auto(wait_us=5.0))[1].ids.tolist())) == 1
+
+
+RULES = "version: 1\nstreams: 8\nrules:\n  - auto: {options}\n"
+
+
+def test_rules_files_name_it():
+    rules = ruleset.parse(RULES.replace("{options}", "{streams: 3, candidates: [opara, ios], wait_us: 2.5}"), "r.yaml")
+    assert rules.rules == (Auto(3, ("opara", "ios"), 2.5),)
+    flat, costs = parse(THREE)
+    ids = by_name(flat, assign(flat, costs, ruleset.parse(RULES.replace("{options}", "{}"), "r.yaml")).ids)
+    assert len({ids["a"], ids["b"], ids["c"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{candidates: [opra]}", "did you mean 'opara'"),
+        ("{wait_us: -1}", "wait_us"),
+        ("{streams: many}", "streams"),
+        ("{stream: 3}", "did you mean 'streams'"),
+    ],
+)
+def test_mistakes_in_options_are_named_with_their_line(options, message):
+    with pytest.raises(RulesError, match=message) as caught:
+        ruleset.parse(RULES.replace("{options}", options), "r.yaml")
+    assert "r.yaml:4" in str(caught.value)
+
+
+def test_the_order_of_the_file_does_not_matter():
+    results = []
+    for parts in (THREE.split("; "), THREE.split("; ")[::-1]):
+        flat, found, _ = run("; ".join(parts))
+        results.append(by_name(flat, found.ids))
+    assert results[0] == results[1]
+
+
+def test_the_plan_of_the_chosen_streams_is_proved_on_the_whole_graph():
+    flat, costs = parse(THREE + "; w:Const; k:MatMul(y,w)@4us; l:MatMul(x,w)@9us; m:AddV2(k,l)@1us")
+    rule, context = Auto(), Context(flat, costs, 4)
+    problem = rule.problem(context, Assignment.empty(len(flat)))
+    dag = Dag.from_graph(flat.graph)
+    for candidate in choose(problem, 4):
+        if candidate.skipped is None:
+            order = node_order(problem, evaluate(problem, candidate.stream).order, dag)
+            plan = make_plan(dag, problem.spread(candidate.stream), order)
+            assert check(plan, dag) == []
+            assert plan.waits == candidate.waits
+
+
+def large(count: int) -> tuple[FlatGraph, Costs]:
+    random = np.random.default_rng(0)
+    width = 200
+    node = np.arange(width, count)
+    first = node - random.integers(1, 2 * width, len(node))
+    second = node - random.integers(1, 2 * width, len(node))
+    use = [first >= 0, (second >= 0) & (random.random(len(node)) < 0.4)]
+    src = np.concatenate([first[use[0]], second[use[1]]])
+    dst = np.concatenate([node[use[0]], node[use[1]]])
+    slot = np.concatenate([np.zeros(use[0].sum()), np.ones(use[1].sum())])
+    time_us = np.where(random.random(count) < 0.5, random.gamma(2, 2, count) + 1, 0.0)
+    names = [f"n{number}" for number in range(count)]
+    return build(names, ["MatMul"] * count, Edges.of(src, np.zeros(len(src)), dst, slot), time_us)
+
+
+@pytest.mark.slow
+def test_100000_nodes_take_less_than_20_seconds():
+    flat, costs = large(100_000)
+    context, start = Context(flat, costs, 8), Assignment.empty(len(flat))
+    begin = time.process_time()
+    found, _ = Auto().apply(context, start)
+    assert time.process_time() - begin < 20
+    verify(start, found, Auto(), context)
+    assert len(np.unique(found.ids)) == 8

@@ -1,0 +1,240 @@
+"""The simulator obeys the laws of what it models, and reproduces what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.schedule.dag import Dag
+from msplit.schedule.evaluate import evaluate, node_order
+from msplit.schedule.machine import Machine
+from msplit.schedule.plan import Plan, make_plan
+from msplit.schedule.problem import Problem
+from msplit.schedule.simulate import plan_of, simulate
+from msplit.schedule.timed_order import timed_order
+from tests.schedule.problems import FREE, Builder, lstm, problems
+
+
+def assigned(problem: Problem, seed: int, streams: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, streams, len(problem)).astype(np.int32)
+
+
+CASES = {"problem": problems(), "seed": st.integers(0, 2**31), "streams": st.integers(1, 6)}
+
+
+@settings(max_examples=300)
+@given(**CASES)
+def test_no_plan_beats_the_bound_or_is_slower_than_everything_in_a_row(problem, seed, streams):
+    plan = plan_of(problem, assigned(problem, seed, streams))
+    found = simulate(problem, plan)
+    machine = problem.machine
+    assert found.makespan_us >= problem.bound_us() * (1 - 1e-9)
+    waiting = plan.waits * max(machine.wait_us, machine.join_us) + len(plan.join) * machine.join_us
+    assert found.makespan_us <= problem.work_us.sum() + waiting + 1e-6
+    assert found.busy_us <= found.makespan_us + 1e-6
+
+
+@settings(max_examples=200)
+@given(factor=st.sampled_from([0.25, 3.0, 1000.0]), **CASES)
+def test_scaling_all_costs_scales_the_makespan(problem, seed, streams, factor):
+    plan = plan_of(problem, assigned(problem, seed, streams))
+    machine = problem.machine
+    slower = replace(
+        problem,
+        time_us=problem.time_us * factor,
+        bytes=problem.bytes * factor,
+        machine=replace(
+            machine,
+            wait_us=machine.wait_us * factor,
+            join_us=machine.join_us * factor,
+            issue_us=machine.issue_us * factor,
+        ),
+    )
+    expected = simulate(problem, plan).makespan_us * factor
+    assert simulate(slower, plan).makespan_us == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@settings(max_examples=300)
+@given(**CASES)
+def test_everything_starts_after_what_it_needs_and_one_at_a_time_per_stream(problem, seed, streams):
+    stream = assigned(problem, seed, streams)
+    plan = plan_of(problem, stream)
+    found = simulate(problem, plan)
+    for waiter, event in zip(plan.wait_node, plan.wait_on, strict=True):
+        assert found.start_us[waiter] >= found.end_us[event] + problem.machine.wait_us - 1e-6
+    last: dict[int, float] = {}
+    for node in plan.order.tolist():
+        lane = int(stream[node])
+        assert found.start_us[node] >= last.get(lane, 0.0) - 1e-6
+        assert found.end_us[node] >= found.start_us[node] + problem.work_us[node] - 1e-6
+        last[lane] = found.end_us[node]
+    assert (found.start_us[problem.joints] == -1).all()
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**31), count=st.integers(2, 20))
+def test_more_edges_never_make_one_stream_faster(seed, count):
+    random = np.random.default_rng(seed)
+    src, dst = np.nonzero(np.triu(random.random((count, count)) < 0.3, 1))
+    time, share = random.random(count) + 0.1, random.random(count)
+    few = Problem.of(Dag.of(count, src[::2], dst[::2]), time, share, contracted=False)
+    many = Problem.of(Dag.of(count, src, dst), time, share, contracted=False)
+    one = np.zeros(count, np.int32)
+    assert simulate(many, plan_of(many, one)).makespan_us >= simulate(few, plan_of(few, one)).makespan_us - 1e-9
+
+
+@settings(max_examples=200)
+@given(problem=problems())
+def test_one_stream_takes_all_the_work_and_no_wait(problem):
+    plan = plan_of(problem, np.zeros(len(problem), np.int32))
+    assert plan.waits == 0
+    assert simulate(problem, plan).makespan_us == pytest.approx(problem.work_us.sum())
+
+
+def pair(share: float, bytes_us: float = 0.0, machine: Machine = FREE) -> float:
+    """Makespan of two equal kernels of 10 µs on two streams."""
+    problem = Problem.of(Dag.of(2, [], []), 10.0, share, bytes_us, machine=machine)
+    return simulate(problem, plan_of(problem, np.asarray([0, 1], np.int32))).makespan_us
+
+
+def test_small_kernels_run_side_by_side_and_large_ones_share():
+    assert pair(0.5) == pytest.approx(10.0)
+    assert pair(1.0) == pytest.approx(20.0)
+    assert pair(0.75) == pytest.approx(15.0)
+
+
+def test_bandwidth_is_shared_like_sms():
+    machine = replace(FREE, bandwidth=1e6)
+    assert pair(0.1, 10e6, machine) == pytest.approx(20.0)
+    assert pair(0.1, 5e6, machine) == pytest.approx(10.0)
+
+
+def test_what_is_left_runs_at_full_speed_again():
+    problem = Problem.of(Dag.of(2, [], []), [10.0, 4.0], 1.0, machine=FREE)
+    found = simulate(problem, plan_of(problem, np.asarray([0, 1], np.int32)))
+    assert found.end_us.tolist() == pytest.approx([14.0, 8.0])
+
+
+def test_a_wait_costs_only_who_is_waited_for_late():
+    machine = replace(FREE, wait_us=3.0)
+    #  a(10) -> c, b(2) -> c, c behind a: b has long ended
+    problem = Problem.of(Dag.of(3, [0, 1], [2, 2]), [10.0, 2.0, 1.0], 0.1, machine=machine)
+    assert simulate(problem, plan_of(problem, np.asarray([0, 1, 0], np.int32))).makespan_us == pytest.approx(11.0)
+    assert simulate(problem, plan_of(problem, np.asarray([1, 0, 0], np.int32))).makespan_us == pytest.approx(14.0)
+
+
+def fork_join(width: int, depth: int, repeat: int) -> float:
+    b = Builder()
+    node = b.kernel(time=1.085)
+    lanes = [0]
+    for _ in range(repeat):
+        ends = []
+        for lane in range(width):
+            end = node
+            for _ in range(depth):
+                end = b.kernel(end, time=1.085, share=0.01)
+                lanes.append(lane)
+            ends.append(end)
+        node = b.kernel(*ends, time=1.085, share=0.01)
+        lanes.append(0)
+    problem = b.problem(contracted=False)
+    return evaluate(problem, np.asarray(lanes, np.int32)).simulation.makespan_us
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "repeat", "measured"),
+    [
+        (1, 99, 10, 1085),
+        (1, 1, 20, 45),
+        (2, 1, 20, 67),
+        (4, 1, 20, 74),
+        (8, 1, 20, 111),
+        (16, 1, 20, 143),
+        (4, 10, 5, 71),
+    ],
+)
+def test_the_model_is_within_a_fifth_of_what_an_h200_took(width, depth, repeat, measured):
+    assert fork_join(width, depth, repeat) == pytest.approx(measured, rel=0.2)
+
+
+def test_a_wavefront_of_ten_layers_gains_about_what_was_measured():
+    problem = lstm(layers=10, steps=100, contracted=False)
+    kernels = np.flatnonzero(problem.block >= 0)
+    stream = np.zeros(len(problem), np.int32)
+    stream[problem.block[kernels]] = kernels // (len(problem.block) // 10)
+    gain = problem.work_us.sum() / evaluate(problem, stream).simulation.makespan_us
+    assert 6.3 < gain < 7.7  # 6.95 on an H200
+
+
+def test_a_plan_whose_streams_wait_in_a_circle_is_refused():
+    problem = Problem.of(Dag.of(4, [], []), 1.0)
+    circle = Plan(
+        stream=np.asarray([0, 0, 1, 1], np.int32),
+        order=np.asarray([0, 1, 2, 3], np.int32),
+        wait_node=np.asarray([0, 2], np.int32),
+        wait_on=np.asarray([3, 1], np.int32),
+        fork=np.empty(0, np.int32),
+        join=np.empty(0, np.int32),
+        streams=2,
+        edges=2,
+        merged_waits=2,
+    )
+    with pytest.raises(ValueError, match="circle"):
+        simulate(problem, circle)
+
+
+@settings(max_examples=300)
+@given(**CASES)
+def test_the_timed_order_is_topological(problem, seed, streams):
+    order = timed_order(problem, assigned(problem, seed, streams))
+    position = np.empty(len(problem), int)
+    position[order] = np.arange(len(order))
+    assert sorted(order.tolist()) == list(range(len(problem)))
+    assert (position[problem.dag.src] < position[problem.dag.dst()]).all()
+
+
+def test_the_timed_order_lets_nobody_be_held_up_by_what_is_not_ready():
+    #  slow(50) -> urgent(1) -> long(100); quick(5) shares urgent's stream but is ready at once
+    problem = Problem.of(
+        Dag.of(5, [0, 1, 0], [1, 2, 4]), [50.0, 1.0, 100.0, 5.0, 1.0], 0.1, machine=FREE, contracted=False
+    )
+    stream = np.asarray([0, 1, 1, 1, 0], np.int32)
+    order = timed_order(problem, problem_streams(problem, stream)).tolist()
+    blocks = problem.block.tolist()
+    assert order.index(blocks[3]) < order.index(blocks[1])
+    assert evaluate(problem, problem_streams(problem, stream)).simulation.makespan_us == pytest.approx(151.0)
+
+
+def problem_streams(problem: Problem, nodes: np.ndarray) -> np.ndarray:
+    stream = np.zeros(len(problem), np.int32)
+    stream[problem.block] = nodes
+    return stream
+
+
+@settings(max_examples=200)
+@given(problem=problems(contracted=True), seed=st.integers(0, 2**31))
+def test_the_order_of_blocks_gives_an_order_of_the_graph(problem, seed):
+    # The graph in any other numbering than the problem's.
+    count = len(problem.block)
+    nodes = Dag.of(count, [], [])
+    order = evaluate(problem, assigned(problem, seed, 3)).order
+    found = node_order(problem, order, nodes)
+    assert sorted(found.tolist()) == list(range(count))
+    blocks = [int(problem.block[node]) for node in found if problem.block[node] >= 0]
+    wanted = [block for block in order.tolist() if not problem.joints[block]]
+    assert list(dict.fromkeys(blocks)) == wanted
+
+
+def test_large_graphs_are_simulated():
+    count = 200_000
+    random = np.random.default_rng(0)
+    dst = np.repeat(np.arange(100, count), 2)
+    dag = Dag.of(count, dst - random.integers(1, 100, len(dst)), dst)
+    problem = Problem.of(dag, random.random(count) + 1, 0.2)
+    stream = (np.arange(len(problem)) % 8).astype(np.int32)
+    plan = make_plan(problem.dag, stream, timed_order(problem, stream))
+    assert simulate(problem, plan).makespan_us >= problem.bound_us()
