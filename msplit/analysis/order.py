@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from msplit.flatten.flat import FlatGraph
@@ -11,8 +13,9 @@ from msplit.graph import Ints
 def canonical(flat: FlatGraph) -> Ints:
     """The nodes in the order in which a depth-first walk from the outputs finishes them: inputs by slot, producers before consumers.
 
-    Decisions between equals are made by this order, so that renaming nodes or reordering a file does not change a partition, but for
-    graphs whose outputs have no order of their own.
+    Decisions between equals are made by this order, so that renaming nodes or reordering a file does not change a partition. Several
+    outputs are taken by depth, op and number of inputs; between those that are alike in all of these, names decide, the
+    shorter first.
 
     Returns:
         A topological order of all nodes.
@@ -22,7 +25,7 @@ def canonical(flat: FlatGraph) -> Ints:
     place = list(starts[:-1])
     seen = [False] * len(graph)
     order: list[int] = []
-    roots = [output.node for output in flat.outputs] + list(flat.targets)
+    roots = sorted({output.node for output in flat.outputs} | set(flat.targets), key=_by_structure(flat))
     stack: list[int] = []
     for root in (*roots, *range(len(graph))):
         if seen[root]:
@@ -42,3 +45,14 @@ def canonical(flat: FlatGraph) -> Ints:
                 seen[sources[at]] = True
                 stack.append(sources[at])
     return np.asarray(order, dtype=np.int32)
+
+
+def _by_structure(flat: FlatGraph) -> Callable[[int], tuple[int, str, int, int, str]]:
+    graph = flat.graph
+
+    def key(node: int) -> tuple[int, str, int, int, str]:
+        name = graph.names[node]
+        inputs = int(graph.in_start[node + 1] - graph.in_start[node])
+        return -int(graph.level[node]), graph.ops[node], inputs, len(name), name
+
+    return key

@@ -111,7 +111,7 @@ def test_the_canonical_order_is_topological_and_the_same_for_a_reordered_file(da
     def order(place):
         back = np.argsort(place)
         flat, _ = build(
-            [f"n{random.random()}" for _ in back],
+            [f"n{node}" for node in back],
             ["MatMul"] * count,
             [(place[s], p, place[d], k) for s, p, d, k in found],
             times,
@@ -129,6 +129,8 @@ def test_the_canonical_order_is_topological_and_the_same_for_a_reordered_file(da
 
 def test_nodes_that_no_output_needs_come_last():
     flat, _ = parse("a:MatMul; b:Relu(a); c:MatMul; d:Relu(c)", outputs=[3], targets=(1,))
-    assert [flat.graph.names[node] for node in canonical(flat)] == ["c", "d", "a", "b"]
+    assert [flat.graph.names[node] for node in canonical(flat)] == ["a", "b", "c", "d"]
+    flat, _ = parse("a:MatMul; b:Relu(a); c:MatMul; d:Relu(c); e:Relu(d)", outputs=[1, 4])
+    assert [flat.graph.names[node] for node in canonical(flat)] == ["c", "d", "e", "a", "b"]
     flat, _ = parse("a:MatMul; b:Relu(a); c:MatMul", outputs=[2])
     assert [flat.graph.names[node] for node in canonical(flat)] == ["c", "a", "b"]

@@ -1,3 +1,6 @@
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +71,54 @@ def test_each_runs_on_every_kind_of_model_and_is_settled_by_its_own_result(name,
         assert outcome.ids.min() >= 0
         assert outcome.ids.max() < ruleset.streams
         assert (outcome.ids[flat.host] == 0).all()
-        assert rules.assign(flat, costs, ruleset).ids.tolist() == outcome.ids.tolist()
+        annotated = replace(flat, graph=replace(flat.graph, attrs=Annotated(flat, outcome.ids)))
+        again = rules.assign(annotated, costs, ruleset)
+        assert again.ids.tolist() == outcome.ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["default", "recsys", "rnn", "vision"])
+@pytest.mark.parametrize("sample", ["lstm_small.pb", "mmoe_small.pb", "towers_small.pb"])
+def test_neither_the_order_of_the_file_nor_names_matter(name, sample, tmp_path):
+    model = read(SAMPLES / sample)
+    found = _ids(model, name)
+    shuffled = type(model.graph_def)()
+    shuffled.CopyFrom(model.graph_def)
+    order = list(shuffled.node)
+    random.Random(7).shuffle(order)
+    del shuffled.node[:]
+    shuffled.node.extend(order)
+    (tmp_path / "shuffled.pb").write_bytes(shuffled.SerializeToString())
+    assert _ids(read(tmp_path / "shuffled.pb"), name) == found
+    renamed = type(model.graph_def)()
+    renamed.CopyFrom(model.graph_def)
+    new = {node.name: f"n{number}" for number, node in enumerate(renamed.node)}
+    for node in renamed.node:
+        node.name = new[node.name]
+        for slot, source in enumerate(node.input):
+            producer, _, port = source.lstrip("^").partition(":")
+            node.input[slot] = ("^" if source.startswith("^") else "") + new[producer] + (f":{port}" if port else "")
+    (tmp_path / "renamed.pb").write_bytes(renamed.SerializeToString())
+    assert _ids(read(tmp_path / "renamed.pb"), name) == {new[node]: stream for node, stream in found.items()}
+
+
+def _ids(model, name):
+    flat = flatten(model)
+    outcome = rules.assign(flat, estimate(flat, infer(flat)), rules.load(name))
+    return dict(zip(flat.graph.names, outcome.ids.tolist(), strict=True))
+
+
+class Annotated(Sequence):
+    """The attributes of a graph that was assigned."""
+
+    def __init__(self, flat, ids):
+        self.flat, self.ids = flat, ids
+
+    def __len__(self):
+        return len(self.flat)
+
+    def __getitem__(self, node):
+        attrs = dict(self.flat.graph.attrs[node])
+        return attrs if self.flat.host[node] else {**attrs, "_stream_id": int(self.ids[node])}
 
 
 @pytest.mark.parametrize(
