@@ -28,7 +28,7 @@ def fold(problem: Problem, stream: Ints, streams: int) -> Ints:
     stream where they start first, preferably one that their first block's producers are on. This is what CANN's "LoadBalance:N"
     does with the paths of its path cover, with times in place of counts.
 
-    Source: Huawei CANN, graph engine, stream allocator (https://gitee.com/ascend/graphengine).
+    Source: CANN's graph engine (hicann/ge), docs/en/design/features/stream_allocator.md.
     """
     stream = canonical(problem, stream)
     count = int(stream.max(initial=-1)) + 1

@@ -29,7 +29,7 @@ class Machine:
     wait_us: float = 0.55
     join_us: float = 0.25
     node_us: float = 0.0
-    issue_us: float = 0.14
+    issue_us: float = 0.15
     bandwidth: float = 4.08e6
 
     @staticmethod

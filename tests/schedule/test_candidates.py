@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -388,3 +389,22 @@ def test_results_do_not_depend_on_the_hash_seed():
     }
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64
+
+
+def test_the_example_in_the_documentation_is_what_comes_out():
+    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text("utf-8")
+    # stem 0, a 1, b1 2, b2 3, c 4, c1 5, c2 6, d 7, join 8
+    src, dst = [0, 0, 2, 0, 4, 4, 0, 1, 3, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 8]
+    shares = [0.6, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.2]
+    problem = Problem.of(Dag.of(9, src, dst), [4, 9, 3, 5, 2, 4, 3, 1, 2], shares)
+    assert problem.rank.tolist() == [15, 11, 10, 8, 6, 5, 3, 2]
+    assert problem.bound_us() == 15
+    assert (problem.work_us * problem.share).sum() == pytest.approx(9.9)
+    found = by_name(choose(problem, 4))
+    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(rows) == 10
+    for name, makespan, waits, streams in rows:
+        assert f"{found[name].makespan_us:.2f}" == makespan, name
+        assert (found[name].waits, found[name].streams) == (int(waits), int(streams)), name
+    plan = plan_of(problem, found["list-4"].stream, found["list-4"].order)
+    assert (plan.edges, plan.waits) == (8, 6)
