@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.graph import Ints
 from msplit.schedule.evaluate import Evaluation, evaluate
@@ -66,6 +67,11 @@ def _neighbours(part: Ints, src: Ints, dst: Ints, stream: Ints) -> dict[int, Cou
     return links
 
 
+def _tied(problem: Problem, part: Ints) -> NDArray[np.bool_]:
+    """Parts with blocks that must share a stream with others, which may be in other parts: they stay where they are."""
+    return np.asarray(np.bincount(part, problem.tie >= 0) > 0)
+
+
 def _target(links: Counter[int]) -> int:
     return min(links, key=lambda lane: (-links[lane], lane))
 
@@ -74,6 +80,7 @@ def _without_small_parts(problem: Problem, stream: Ints, gate_us: float) -> Ints
     """All parts up to a size on the streams of their neighbours; of two neighbours only one moves."""
     part, src, dst = _parts(problem, stream)
     total = np.bincount(part, problem.work_us)
+    tied = _tied(problem, part)
     links = _neighbours(part, src, dst, stream)
     beside: dict[int, set[int]] = {}
     for first, second in zip(part[src].tolist(), part[dst].tolist(), strict=True):
@@ -83,7 +90,7 @@ def _without_small_parts(problem: Problem, stream: Ints, gate_us: float) -> Ints
     for number in np.argsort(total, kind="stable").tolist():
         if total[number] > gate_us:
             break
-        if number in links and not any(goes_to[other] >= 0 for other in beside[number]):
+        if number in links and not tied[number] and not any(goes_to[other] >= 0 for other in beside[number]):
             goes_to[number] = _target(links[number])
     return np.where(goes_to[part] >= 0, goes_to[part], stream).astype(np.int32)
 
@@ -95,8 +102,11 @@ def _part_by_part(problem: Problem, found: Evaluation, left: int) -> tuple[Evalu
         changed = False
         part, src, dst = _parts(problem, found.stream)
         total = np.bincount(part, problem.work_us)
+        tied = _tied(problem, part)
         links = _neighbours(part, src, dst, found.stream)
         for number in sorted(links, key=lambda part: (total[part] / links[part].total(), part)):
+            if tied[number]:
+                continue
             left -= len(problem)
             if left <= 0:
                 break

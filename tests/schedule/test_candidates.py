@@ -291,12 +291,14 @@ def test_numbering_starts_with_the_stream_that_does_most():
     assert canonical(problem, np.asarray([7, 5, 3], np.int32)).tolist() == [1, 2, 0]
 
 
-@settings(max_examples=60, deadline=None)
-@given(problem=problems(), seed=st.integers(0, 2**31), streams=st.integers(2, 4))
-def test_pinned_blocks_stay_and_tied_blocks_share_a_stream(problem, seed, streams):
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), seed=st.integers(0, 2**31), streams=st.integers(2, 4), pinning=st.sampled_from([0.0, 0.3]))
+def test_pinned_blocks_stay_and_tied_blocks_share_a_stream(problem, seed, streams, pinning):
     random = np.random.default_rng(seed)
     tie = random.integers(-1, 2, len(problem)).astype(np.int32)
-    pin = np.where(random.random(len(problem)) < 0.3, random.integers(0, streams, len(problem)), -1).astype(np.int32)
+    pin = np.where(random.random(len(problem)) < pinning, random.integers(0, streams, len(problem)), -1).astype(
+        np.int32
+    )
     for group in (0, 1):  # a group whose members are pinned differently can not be on one stream
         pinned = pin[(tie == group) & (pin >= 0)]
         pin[(tie == group) & (pin >= 0)] = pinned[0] if len(pinned) else -1
@@ -307,6 +309,18 @@ def test_pinned_blocks_stay_and_tied_blocks_share_a_stream(problem, seed, stream
             assert candidate.stream.max(initial=0) < streams
             for group in (0, 1):
                 assert len(set(candidate.stream[tie == group].tolist())) <= 1
+
+
+def test_refining_moves_no_block_away_from_those_it_is_tied_to():
+    #  0 -> {1, 2} -> 3, and 4 by itself; the short block 2 is tied to 4
+    dag = Dag.of(5, [0, 0, 1, 2], [1, 2, 3, 3])
+    problem = Problem.of(dag, [5, 3, 0.2, 5, 6], 0.1, tie=[-1, -1, 0, -1, 0], machine=Machine(wait_us=2.0))
+    stream = np.asarray([0, 0, 1, 0, 1], np.int32)
+    after = refine(problem, evaluate(problem, stream), 2)
+    assert after.stream[2] == after.stream[4]
+    free = replace(problem, tie=np.full(5, -1, np.int32))
+    after = refine(free, evaluate(free, stream), 2)
+    assert after.stream[2] != after.stream[4]  # it would have moved
 
 
 def test_an_algorithms_streams_are_numbered_after_the_pins():
