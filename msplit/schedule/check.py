@@ -42,7 +42,7 @@ def check(plan: Plan, dag: Dag, *, also: Iterable[tuple[int, int]] = (), limit: 
     Args:
         plan: The plan.
         dag: Data and control edges between all nodes, those without a stream included.
-        also: Further pairs (first, second) of nodes on streams that must not overlap, such as the last reader of a buffer and its next writer.
+        also: Further pairs (first, second) of nodes on streams that must not overlap: the last reader of a buffer, its next writer.
         limit: How many violations to collect.
     """
     rows = {int(node): row for row, node in enumerate(plan.order)}

@@ -1,0 +1,122 @@
+"""The `msplit` command: finds the subcommand, turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from msplit._version import __version__
+from msplit.errors import MsplitError
+
+COMMANDS = {
+    "analyze": "What is independent in a model, and what streams could gain.",
+    "assign": "Assign stream ids by rules and write the annotated model.",
+    "bench": "Run a model on its streams, verify the outputs, report the speed-up.",
+    "doctor": "What this machine can do, and why not more.",
+    "rules": "List the shipped rule sets, or print one.",
+    "sample": "Build one of the sample models.",
+}
+"""Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
+
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Imports a subcommand when it is needed, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"msplit.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as problem:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            if near:
+                problem.message += f" Did you mean {near[0]!r}?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="msplit")
+@click.option("--debug", is_flag=True, help="Show Python tracebacks of errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Only results and errors.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool, quiet: bool) -> None:
+    """Split TensorFlow graphs over GPU streams: find what is independent, assign streams, run, verify, measure."""
+    ctx.obj = {"debug": debug, "quiet": quiet}
+
+
+def entry(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0 fine, 1 findings, 2 usage, load or internal error, 130 interrupted."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    debug = "--debug" in arguments
+    # TensorFlow writes its log to stderr whatever one asks; at least its INFO lines stay away.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        result = cli.main(arguments, prog_name="msplit", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Abort:
+        return _say("interrupted", INTERRUPTED)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except click.ClickException as problem:
+        problem.show(sys.stderr)
+        return 2
+    except MsplitError as problem:
+        if debug:
+            traceback.print_exc()
+        return _say(f"error: {problem}", problem.exit_code)
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing more can be said, and flushing at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        return _say("error: out of memory\n  fix: use a machine with more memory, or cut the model with --outputs", 2)
+    except Exception as problem:
+        return _internal(problem, debug)
+
+
+def _say(text: str, code: int) -> int:
+    click.echo(text, err=True)
+    return code
+
+
+def _internal(problem: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    frame: Any = traceback.extract_tb(problem.__traceback__)[-1]
+    return _say(
+        f"error: internal error in msplit: {type(problem).__name__}: {problem}\n"
+        f"  at {frame.name} ({frame.filename}:{frame.lineno}); msplit {__version__}, Python {platform.python_version()}\n"
+        "  fix: this is a bug in msplit; run again with --debug and report what it prints",
+        2,
+    )

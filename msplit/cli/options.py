@@ -1,0 +1,159 @@
+"""Options that several commands share, and how their results go out."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msplit.errors import MsplitError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from msplit.flatten.flat import FlatGraph
+    from msplit.report.document import Document
+
+Decorated = Callable[..., Any]
+
+
+class Names(click.ParamType):
+    """A comma-separated list."""
+
+    name = "a,b,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Splits, dropping empty items."""
+        del param, ctx
+        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+class Numbers(click.ParamType):
+    """A comma-separated list of positive integers."""
+
+    name = "n,n,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parses, refusing what is not a positive integer."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 1,2,4", param, ctx)
+        if min(numbers) < 1:
+            self.fail("the number of streams is at least 1", param, ctx)
+        return numbers
+
+
+class Shape(click.ParamType):
+    """`name=1,224,224,3`."""
+
+    name = "name=d,d,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Splits into the name and its sizes."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, sizes = value.partition("=")
+        try:
+            shape = tuple(int(part) for part in sizes.replace("x", ",").split(",") if part.strip() != "")
+        except ValueError:
+            self.fail(f"{value!r}: sizes are numbers, as in input=1,224,224,3", param, ctx)
+        if not equals or not name or any(size < 0 for size in shape):
+            self.fail(f"{value!r}: write it as name=1,224,224,3", param, ctx)
+        return name, shape
+
+
+def model_options(command: Decorated) -> Decorated:
+    """MODEL and the choices that its file may leave open."""
+
+    @click.argument("model", type=click.Path(path_type=Path))
+    @click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several.")
+    @click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one).")
+    @click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs.")
+    @click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    return wrapped
+
+
+def cost_options(command: Decorated) -> Decorated:
+    """What sizes and prices the graph."""
+
+    @click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
+    @click.option("--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable.")
+    @click.option("--gpu", default="h200", show_default=True, help="GPU whose data sheet prices the nodes.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    return wrapped
+
+
+def format_option(command: Decorated) -> Decorated:
+    """--format table|json|md."""
+    return click.option(
+        "--format",
+        "style",
+        type=click.Choice(["table", "json", "md"]),
+        default="table",
+        show_default=True,
+        help="How to print the result.",
+    )(command)
+
+
+def load(
+    model: Path,
+    tags: Sequence[str] | None,
+    signature: str | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+) -> FlatGraph:
+    """Reads and flattens the model that the shared options name."""
+    from msplit import api
+
+    return api.load(model, tags=tags or None, signature=signature, inputs=inputs or None, outputs=outputs or None)
+
+
+def console(*, err: bool = False) -> Console:
+    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so."""
+    import os
+    import shutil
+
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        width = max(100, shutil.get_terminal_size((100, 24)).columns)
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def show(style: str, command: str, document: Document, payload: Callable[[], Mapping[str, Any]]) -> None:
+    """Prints a result on stdout in the style asked for."""
+    from msplit.report import jsonio, render
+
+    if style == "json":
+        click.echo(jsonio.dumps(command, payload()))
+    elif style == "md":
+        click.echo(render.to_markdown(document), nl=False)
+    else:
+        render.to_terminal(document, console())
+
+
+def existing(path: Path, what: str) -> Path:
+    """A path that must be there.
+
+    Raises:
+        MsplitError: It is not.
+    """
+    if not path.exists():
+        raise MsplitError(f"no such {what}", where=str(path), fix="check the path")
+    return path
