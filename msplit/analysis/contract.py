@@ -1,4 +1,4 @@
-"""Smaller graphs that ask the same questions: nodes that launch nothing are dropped, linear chains become one block."""
+"""The graph as analysis sees it: kernels, and blocks of kernels that no schedule gains by cutting."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from msplit.analysis.dag import Dag
 from msplit.analysis.order import canonical
+from msplit.contract import bypass, chains, quotient
 from msplit.cost.costs import Costs, Floats
+from msplit.dag import Dag
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
-
-_MAX_PRODUCT = 16
-"""A dropped node may be replaced by this many edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,72 +135,6 @@ class Blocks:
         order = np.argsort(self.dag.src, kind="stable")
         start = np.searchsorted(self.dag.src[order], np.arange(len(self) + 1)).astype(np.int32)
         return start, self.dag.dst()[order]
-
-
-def bypass(dag: Dag, free: NDArray[np.bool_]) -> tuple[Dag, NDArray[np.bool_]]:
-    """Take out free nodes and link their producers with their consumers, where that does not multiply edges.
-
-    Args:
-        dag: Numbered topologically.
-        free: Nodes that launch nothing.
-
-    Returns:
-        The graph in the same numbering, nodes taken out having no edges, and which nodes are left.
-    """
-    count = len(dag)
-    start, src, is_free = dag.start.tolist(), dag.src.tolist(), free.tolist()
-    fan_out = np.bincount(dag.src, minlength=count).tolist()
-    kept = [True] * count
-    producers: list[list[int]] = []
-    for node in range(count):
-        found: list[int] = []
-        for producer in src[start[node] : start[node + 1]]:
-            if kept[producer]:
-                found.append(producer)
-            else:
-                found += producers[producer]
-        if len(found) > 1:
-            found = sorted(dict.fromkeys(found))
-        if is_free[node] and (len(found) < 2 or fan_out[node] < 2 or len(found) * fan_out[node] <= _MAX_PRODUCT):
-            kept[node] = False
-        producers.append(found)
-    left = np.asarray(kept, dtype=bool)
-    new_start = np.zeros(count + 1, np.int64)
-    np.cumsum([len(found) if stays else 0 for found, stays in zip(producers, kept, strict=True)], out=new_start[1:])
-    new_src = [producer for found, stays in zip(producers, kept, strict=True) if stays for producer in found]
-    return Dag(new_start.astype(np.int32), np.asarray(new_src, dtype=np.int32)), left
-
-
-def quotient(dag: Dag, group: Ints, count: int) -> Dag:
-    """The graph between groups of nodes, each edge once, producers ascending.
-
-    Args:
-        dag: The graph.
-        group: Per node its group ``0..count-1``; -1 drops the node with its edges.
-        count: Number of groups.
-    """
-    src, dst = group[dag.src].astype(np.int64), group[dag.dst()].astype(np.int64)
-    kept = (src != dst) & (src >= 0) & (dst >= 0)
-    keys = np.unique(dst[kept] * count + src[kept])
-    dst, src = keys // max(count, 1), keys % max(count, 1)
-    start = np.searchsorted(dst, np.arange(count + 1)).astype(np.int32)
-    return Dag(start, src.astype(np.int32))
-
-
-def chains(dag: Dag) -> Ints:
-    """The head of the linear chain that each node is in: u and v are linked if v is all that u feeds and u is all that v reads.
-
-    Args:
-        dag: Numbered topologically, each edge once.
-    """
-    fan_in = np.diff(dag.start)
-    fan_out = np.bincount(dag.src, minlength=len(dag))
-    dst = dag.dst()
-    linked = (fan_in[dst] == 1) & (fan_out[dag.src] == 1)
-    head = list(range(len(dag)))
-    for producer, consumer in zip(dag.src[linked].tolist(), dst[linked].tolist(), strict=True):
-        head[consumer] = head[producer]
-    return np.asarray(head, dtype=np.int32)
 
 
 def _sums(group: Ints, values: Floats, count: int) -> Floats:

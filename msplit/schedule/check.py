@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 from msplit.schedule.plan import Plan
 
 _LANES_AT_ONCE = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import contract
 from msplit.cost.costs import Floats
 from msplit.graph import Ints
-from msplit.schedule import contract
 from msplit.schedule.problem import Problem
 
 ROUNDS = 12

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem

@@ -12,8 +12,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 
 
 def upward_rank(dag: Dag, weights: NDArray[np.float64], order: Ints) -> NDArray[np.float64]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from msplit import contract
 from msplit.cost.costs import Costs, Floats
+from msplit.dag import Dag
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
-from msplit.schedule import contract
-from msplit.schedule.dag import Dag
 from msplit.schedule.machine import Machine
 
 

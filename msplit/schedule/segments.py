@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 
 
 def cuts(dag: Dag) -> NDArray[np.bool_]:

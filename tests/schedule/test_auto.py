@@ -9,6 +9,7 @@ import pytest
 
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.cost.costs import Costs
+from msplit.dag import Dag
 from msplit.errors import RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Edges
@@ -18,7 +19,6 @@ from msplit.rules.base import Context, Remark
 from msplit.rules.run import assign, verify
 from msplit.schedule.check import check
 from msplit.schedule.choose import choose
-from msplit.schedule.dag import Dag
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.plan import make_plan
 from tests.graphs import build, by_name, parse

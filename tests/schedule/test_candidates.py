@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.dag import Dag
 from msplit.schedule import candidates as package
 from msplit.schedule import choose as choosing
 from msplit.schedule.candidates import ALGORITHMS, ONE, Skipped
@@ -24,7 +25,6 @@ from msplit.schedule.check import check
 from msplit.schedule.choose import Candidate, best, choose, constrain
 from msplit.schedule.closure import LARGEST, ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
-from msplit.schedule.dag import Dag
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.fold import canonical, fold, merge_idle
 from msplit.schedule.machine import Machine

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.dag import Dag
 from msplit.schedule.check import check
-from msplit.schedule.dag import Dag
 from msplit.schedule.order import record_order, topological, upward_rank
 from msplit.schedule.plan import Plan, make_plan
 
@@ -137,7 +137,9 @@ def test_more_streams_than_fit_one_pass_are_checked():
     assert plan.waits == count - 1
     assert check(plan, dag) == []
     keep = plan.wait_on != 140
-    assert [v.producer for v in check(replace(plan, wait_node=plan.wait_node[keep], wait_on=plan.wait_on[keep]), dag)] == [140]
+    assert [
+        v.producer for v in check(replace(plan, wait_node=plan.wait_node[keep], wait_on=plan.wait_on[keep]), dag)
+    ] == [140]
 
 
 def test_the_critical_child_is_recorded_first():

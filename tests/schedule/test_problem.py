@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.schedule import contract
+from msplit import contract
+from msplit.dag import Dag
 from msplit.schedule.closure import ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
-from msplit.schedule.dag import Dag
 from msplit.schedule.problem import Problem
 from msplit.schedule.segments import cuts
 from tests.schedule.problems import experts, lstm, problems, random_dag

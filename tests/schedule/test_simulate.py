@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.schedule.dag import Dag
+from msplit.dag import Dag
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan, make_plan

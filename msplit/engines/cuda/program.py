@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
 
 if TYPE_CHECKING:
     import torch

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.ops.conv import prepare_filter
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
 from msplit.engines.cuda.registry import Lowering, table
 from msplit.engines.cuda.tensors import to_numpy, to_torch
 from msplit.errors import EngineError
-from msplit.schedule.dag import Dag
 
 FILTER_OPS = ("Conv2D", "_FusedConv2D", "DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
 

@@ -1,4 +1,4 @@
-"""Dependencies as two arrays: all that scheduling needs to know of a graph."""
+"""Dependencies as two arrays: all that analysis and scheduling need to know of a graph."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Smaller graphs with the same schedules: nodes that launch nothing are dropped, linear chains become one block."""
+"""Smaller graphs with the same paths and schedules: nodes that launch nothing are dropped, linear chains become one block."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.graph import Ints
-from msplit.schedule.dag import Dag
+
+_MAX_PRODUCT = 16
+"""A dropped node may be replaced by this many edges."""
 
 
 def topological_numbers(dag: Dag) -> Ints:
@@ -76,7 +79,7 @@ def bypass(dag: Dag, free: NDArray[np.bool_]) -> tuple[Dag, NDArray[np.bool_]]:
                 found += producers[producer]
         if len(found) > 1:
             found = sorted(dict.fromkeys(found))
-        if is_free[node] and (len(found) < 2 or fan_out[node] < 2 or len(found) * fan_out[node] <= 16):
+        if is_free[node] and (len(found) < 2 or fan_out[node] < 2 or len(found) * fan_out[node] <= _MAX_PRODUCT):
             kept[node] = False
         producers.append(found)
     left = np.asarray(kept, dtype=bool)
@@ -86,18 +89,20 @@ def bypass(dag: Dag, free: NDArray[np.bool_]) -> tuple[Dag, NDArray[np.bool_]]:
     return Dag(new_start.astype(np.int32), np.asarray(new_src, dtype=np.int32)), left
 
 
-def chains(dag: Dag, label: Ints) -> Ints:
+def chains(dag: Dag, label: Ints | None = None) -> Ints:
     """The head of the linear chain that each node is in: u and v are linked if v is all that u feeds and u is all that v reads.
 
     Args:
         dag: Numbered topologically, each edge once.
-        label: Nodes with different labels are never linked.
+        label: Nodes with different labels are never linked. By default all are alike.
     """
     count = len(dag)
     fan_in = np.diff(dag.start)
     fan_out = np.bincount(dag.src, minlength=count)
     dst = dag.dst()
-    linked = (fan_in[dst] == 1) & (fan_out[dag.src] == 1) & (label[dst] == label[dag.src])
+    linked = (fan_in[dst] == 1) & (fan_out[dag.src] == 1)
+    if label is not None:
+        linked &= label[dst] == label[dag.src]
     head = list(range(count))
     for producer, consumer in zip(dag.src[linked].tolist(), dst[linked].tolist(), strict=True):
         head[consumer] = head[producer]
