@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,9 @@ def cost_options(command: Decorated) -> Decorated:
     """What sizes and prices the graph."""
 
     @click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
-    @click.option("--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable.")
+    @click.option(
+        "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+    )
     @click.option("--gpu", default="h200", show_default=True, help="GPU whose data sheet prices the nodes.")
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -157,3 +160,14 @@ def existing(path: Path, what: str) -> Path:
     if not path.exists():
         raise MsplitError(f"no such {what}", where=str(path), fix="check the path")
     return path
+
+
+@contextlib.contextmanager
+def needs_torch() -> Iterator[None]:
+    """Turns a missing PyTorch into a message."""
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        raise MsplitError(
+            "the cuda engine's kernel library, PyTorch, is not installed", fix="pip install 'msplit[cuda]'"
+        ) from problem

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 
@@ -27,7 +28,7 @@ class Job:
         ieee: Products and convolutions in IEEE float32 instead of TF32.
         options: What only one engine knows, such as ``{"capture": False}`` or ``{"xla": True}``.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
-        times: Cost of each node of `flat` in µs, to order what is ready; None where nothing is known.
+        costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
     """
 
     flat: FlatGraph
@@ -37,7 +38,7 @@ class Job:
     ieee: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     op_libraries: Sequence[Path] = ()
-    times: NDArray[Any] | None = None
+    costs: Costs | None = None
 
 
 class Executable(Protocol):
@@ -67,7 +68,10 @@ class Executable(Protocol):
 class Engine(Protocol):
     """Builds executables."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        ...
 
     def unavailable(self) -> str | None:
         """None where this machine can run it, else why not and what would help."""

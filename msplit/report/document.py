@@ -1,4 +1,4 @@
-"""What a command has to say, as plain data: the same document becomes a terminal table or Markdown. JSON comes from the results themselves."""
+"""What a command has to say, as plain data: one document becomes a terminal table or Markdown. JSON comes from the results."""
 
 from __future__ import annotations
 

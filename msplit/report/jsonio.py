@@ -40,4 +40,6 @@ def plain(value: Any) -> Any:
 
 def dumps(command: str, payload: Mapping[str, Any]) -> str:
     """The JSON text of one command's result."""
-    return json.dumps({"schema_version": SCHEMA_VERSION, "command": command, **plain(payload)}, indent=2, ensure_ascii=False)
+    return json.dumps(
+        {"schema_version": SCHEMA_VERSION, "command": command, **plain(payload)}, indent=2, ensure_ascii=False
+    )

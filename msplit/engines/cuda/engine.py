@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
 from msplit.errors import EngineError
 from msplit.schedule.check import check
+from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
+from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +71,7 @@ class CudaEngine:
         if device.type == "cuda" and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
         prepared = self._prepare(job, device)
-        plan = plan_for(prepared.program, job.ids, job.times)
+        plan = plan_for(prepared.program, job.ids, job.costs)
         capture = bool(job.options.get("capture", True))
         return _executable(job, prepared, plan, device, capture)
 
@@ -114,7 +117,7 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
 
 def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
     executable = _executable(
-        job, prepared, plan_for(prepared.program, np.zeros_like(job.ids), None), device, capture=True
+        job, prepared, plan_for(prepared.program, np.zeros_like(job.ids), job.costs), device, capture=True
     )
     try:
         times = executable.device_times(LAYOUT_RUNS)
@@ -124,30 +127,36 @@ def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> f
         executable.close()
 
 
-def plan_for(program: Program, ids: NDArray[np.int32], times: NDArray[Any] | None) -> Plan:
+def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
     """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
+
+    The record order is the better, in the simulator, of the order by rank and the timed order.
 
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
     lanes, _ = program.lanes(ids)
-    plan = make_plan(program.dag, lanes, record_order(program.dag, step_weights(program, times)))
+    problem = step_problem(program, costs, lanes)
+    chosen = evaluate(problem, problem.pin)
+    plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
     violations = check(plan, program.dag)
     if violations:
         raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
     return plan
 
 
-def step_weights(program: Program, times: NDArray[Any] | None) -> NDArray[np.float64]:
-    """Cost of each step from the costs of the nodes it covers; at least one µs for whatever launches a kernel."""
-    if times is None:
-        return np.asarray([float(step.launches) for step in program.steps])
-    return np.asarray(
-        [
-            max(1.0, float(sum(times[node] for node in step.op.covers))) if step.launches else 0.0
-            for step in program.steps
-        ]
-    )
+def step_problem(program: Program, costs: Costs | None, lanes: NDArray[np.int32]) -> Problem:
+    """The program's steps as a scheduling problem, each pinned to its stream."""
+    launches = np.asarray([step.launches for step in program.steps], dtype=bool)
+    times, shares, moved = launches * 1.0, np.full(len(launches), 0.1), np.zeros(len(launches))
+    if costs is not None:
+        for number, step in enumerate(program.steps):
+            if step.launches:
+                covers = np.asarray(step.op.covers)
+                times[number] = max(1.0, float(costs.time_us[covers].sum()))
+                shares[number] = float(costs.share[covers].max())
+                moved[number] = float(costs.bytes[covers].max())
+    return Problem.of(program.dag, times, shares, moved, launches=launches, pin=lanes)
 
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
@@ -186,7 +195,7 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
     """What the report says about a plan."""
     from msplit.engines.cuda.lanes import arrange
 
-    one = make_plan(program.dag, np.where(plan.stream >= 0, 0, -1).astype(np.int32), _all_in_order(program, plan))
+    one = make_plan(program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64)))
     return {
         "streams": plan.streams,
         "kernels": sum(step.launches for step in program.steps),
@@ -196,8 +205,3 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
         "peak_bytes_one_stream": arrange(program, one).peak_bytes,
         "weight_bytes": sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values()),
     }
-
-
-def _all_in_order(program: Program, plan: Plan) -> NDArray[np.int32]:
-    """A topological order of all steps: record order for those that launch, the others anywhere before their readers."""
-    return record_order(program.dag, step_weights(program, None)) if len(plan.order) else np.zeros(0, np.int32)

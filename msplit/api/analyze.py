@@ -1,0 +1,116 @@
+"""What is independent in a model, and what streams could gain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.analysis import census
+from msplit.analysis.branches import find
+from msplit.analysis.colocation import groups
+from msplit.analysis.columns import columns
+from msplit.analysis.contract import Blocks, Kernels
+from msplit.analysis.suggest import Suggestion, suggest
+from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
+from msplit.api.model import price
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
+from msplit.flatten.flat import FlatGraph
+from msplit.schedule.bounds import Bounds, bounds
+
+GAIN_STREAMS = (2, 4, 8)
+"""Stream counts that the gain is estimated for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What `analyze` finds. Times in µs, on the GPU that `costs` names.
+
+    Attributes:
+        flat: The graph.
+        shapes: Shapes of its tensors.
+        costs: Cost of its nodes.
+        ops: Nodes by op and side.
+        functions: Functions of the library.
+        parameters: Constants and variables.
+        tables: Embedding tables and what their lookups cost.
+        group_sizes: Nodes in each colocation group.
+        regions: Loops, conds and ref variables.
+        level_width: Most kernels on one level.
+        antichain: Largest set of kernels that are all independent of each other.
+        bounds: Work, critical path, and what bounds every schedule.
+        gains: Number of streams -> most they could gain over one.
+        branches: Branches that matter, largest first.
+        suggestion: Which shipped rule set fits, or why streams can not help.
+        unknown_shapes: Kernels whose shapes are not known, so that their cost is a guess.
+        unknown_ops: Ops behind that, by number of nodes.
+    """
+
+    flat: FlatGraph
+    shapes: Shapes
+    costs: Costs
+    ops: tuple[census.OpCount, ...]
+    functions: tuple[census.FunctionSize, ...]
+    parameters: tuple[census.Parameter, ...]
+    tables: tuple[census.TableUse, ...]
+    group_sizes: tuple[int, ...]
+    regions: tuple[census.RegionSize, ...]
+    level_width: LevelWidth
+    antichain: Antichain
+    bounds: Bounds
+    gains: Mapping[int, float]
+    branches: tuple[census.BranchSize, ...]
+    suggestion: Suggestion
+    unknown_shapes: int
+    unknown_ops: Mapping[str, int]
+
+    @property
+    def kernels(self) -> int:
+        """Nodes that launch a kernel."""
+        return int(np.count_nonzero(self.costs.time_us > 0))
+
+
+def analyze(
+    flat: FlatGraph,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+) -> Analysis:
+    """Analyzes a graph. Nothing of it is executed.
+
+    Args:
+        flat: From `load`.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+    """
+    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu)
+    kernels = Kernels.of(flat, costs)
+    branches = find(Blocks.from_kernels(kernels))
+    found = columns(flat, costs)
+    limits = bounds(flat, costs)
+    guessed = np.flatnonzero(~costs.known & (costs.time_us > 0))
+    return Analysis(
+        flat=flat,
+        shapes=sizes,
+        costs=costs,
+        ops=census.op_counts(flat, costs),
+        functions=census.functions(flat.model),
+        parameters=census.parameters(flat.graph),
+        tables=census.table_uses(found),
+        group_sizes=tuple(int(size) for size in census.group_sizes(groups(flat))),
+        regions=census.regions(flat, costs),
+        level_width=level_width(kernels),
+        antichain=max_antichain(branches),
+        bounds=limits,
+        gains={streams: limits.gain_at_most(streams) for streams in GAIN_STREAMS},
+        branches=census.branches_that_matter(branches),
+        suggestion=suggest(flat, costs, branches, found),
+        unknown_shapes=len(guessed),
+        unknown_ops=dict(Counter(flat.graph.ops[node] for node in guessed.tolist()).most_common()),
+    )

@@ -1,0 +1,253 @@
+"""Run a model on its streams: choose the engine, the variants to compare and the reference, and measure."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from msplit import formats
+from msplit.api.assign import assign, present_ids
+from msplit.api.model import price
+from msplit.bench.diagnose import hints
+from msplit.bench.fold import fold_ids
+from msplit.bench.inputs import make_inputs
+from msplit.bench.reference import Reference, load_reference, save_reference
+from msplit.bench.result import BenchResult, Settings
+from msplit.bench.run import Progress, Variant
+from msplit.bench.run import bench as measure
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
+from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+
+ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run and how to measure it.
+
+    Attributes:
+        streams: Numbers of streams to compare; 1 is always measured too.
+        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``default``.
+        engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        inputs: Files in NumPy's .npy format by input name.
+        gpu: Data sheet that prices the nodes.
+        seed: Of made-up inputs.
+        ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
+        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        layout: Memory layout of convolutions: ``auto`` measures.
+        device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
+        compare_tensorflow: Measure TensorFlow, as it is and with XLA, beside the cuda engine, where it sees the GPU.
+        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU.
+        save_reference: Where to save inputs and reference outputs.
+        op_libraries: Shared objects with custom TensorFlow ops.
+        settings: How to measure.
+        command: The command line, for the record.
+    """
+
+    streams: Sequence[int] = (1, 2, 4)
+    ruleset: str | None = None
+    engine: str | None = None
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    gpu: str = DEFAULT_GPU
+    seed: int = 0
+    ieee: bool = False
+    capture: bool = True
+    layout: str = "auto"
+    device: str = "cuda"
+    compare_tensorflow: bool = True
+    reference: Path | None = None
+    save_reference: Path | None = None
+    op_libraries: Sequence[Path] = ()
+    settings: Settings = field(default_factory=Settings)
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A measured model.
+
+    Attributes:
+        result: What was measured.
+        engine: Name of the engine.
+        why: Why this engine.
+        notes: What was done to the assignment, and what was not verified.
+    """
+
+    result: BenchResult
+    engine: str
+    why: str
+    notes: tuple[str, ...]
+
+
+def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
+    """Runs a model on one and on several streams, verifies that the outputs are equal, and measures what streams gain.
+
+    This executes the model.
+
+    Args:
+        flat: From `load`.
+        request: What to run; the defaults are those of `msplit bench`.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model; the message names what and the way out.
+        MsplitError: An input does not fit.
+    """
+    request = request or BenchRequest()
+    engine, why = choose_engine(request)
+    sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu)
+
+    def feeds_of(seed: int) -> Arrays:
+        return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
+
+    feeds = feeds_of(request.seed)
+    reference, unverified = _reference(flat, request, engine, feeds)
+    if reference is not None and request.reference is not None:
+        feeds = reference.feeds
+    if request.save_reference is not None:
+        outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
+        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
+    assignments, notes = assignments_for(flat, sizes, costs, request)
+    job = Job(
+        flat=flat,
+        ids=np.zeros(len(flat), np.int32),
+        streams=1,
+        feeds=feeds,
+        ieee=request.ieee,
+        op_libraries=request.op_libraries,
+        costs=costs,
+    )
+    variants = (
+        _tensorflow_variants(job, assignments)
+        if engine is TENSORFLOW
+        else _cuda_variants(job, assignments, request, engine)
+    )
+    result = measure(
+        variants,
+        fresh=feeds_of,
+        settings=request.settings,
+        reference=reference,
+        about=hints(flat, costs),
+        command=request.command,
+        progress=progress,
+    )
+    return Bench(result, engine.name, why, (*notes, *unverified))
+
+
+def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
+    """The engine to run on, and why.
+
+    Raises:
+        EngineError: The engine asked for can not run here.
+    """
+    if request.engine is not None:
+        if request.engine not in ENGINES:
+            raise MsplitError(f"there is no engine {request.engine!r}", fix=f"one of: {', '.join(ENGINES)}")
+        engine = ENGINES[request.engine]
+        why_not = engine.unavailable() if request.device == "cuda" or request.engine != "cuda" else None
+        if why_not:
+            raise EngineError(f"the {engine.name} engine can not run here: {why_not}", fix="see `msplit doctor`")
+        return engine, "asked for"
+    why_not = CUDA.unavailable()
+    if why_not is None:
+        return CUDA, "there are a CUDA device and PyTorch"
+    return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
+
+
+def assignments_for(
+    flat: FlatGraph, sizes: Shapes, costs: Costs, request: BenchRequest
+) -> tuple[list[tuple[int, Ints]], list[str]]:
+    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user."""
+    wanted = sorted({streams for streams in request.streams if streams > 1})
+    notes: list[str] = []
+    found: list[tuple[int, Ints]] = []
+    if request.ruleset is None and flat.graph.nodes_with(formats.STREAM_ID):
+        ids = present_ids(flat)
+        highest = int(ids.max(initial=0)) + 1
+        notes.append(f"the graph runs as it is annotated, on {highest} streams; --rules assigns anew")
+        for streams in sorted({min(streams, highest) for streams in wanted} or {highest}):
+            folded = fold_ids(ids, costs.time_us, streams)
+            if folded.note:
+                notes.append(folded.note)
+            found.append((folded.streams, folded.ids))
+        return found, notes
+    name = request.ruleset or "default"
+    for streams in wanted:
+        assigned = assign(flat, name, streams=streams, priced=(sizes, costs))
+        found.append((streams, assigned.ids))
+    notes.append(f"streams are assigned by the rule set {name}")
+    return found, notes
+
+
+def _tensorflow_variants(job: Job, assignments: Sequence[tuple[int, Ints]]) -> list[Variant]:
+    variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
+    for streams, ids in assignments:
+        variants.append(
+            Variant(f"TensorFlow, {streams} logical devices", TENSORFLOW, replace(job, ids=ids, streams=streams))
+        )
+    return variants
+
+
+def _cuda_variants(
+    job: Job, assignments: Sequence[tuple[int, Ints]], request: BenchRequest, engine: Engine
+) -> list[Variant]:
+    how = "CUDA graph" if request.capture else "eager"
+    variants = []
+    if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
+        variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
+        variants.append(
+            Variant("TensorFlow with XLA", TENSORFLOW, replace(job, options={"xla": True}), "TensorFlow", optional=True)
+        )
+    options = {"device": request.device, "layout": request.layout, "capture": request.capture}
+    one = f"msplit, 1 stream, {how}"
+    if request.capture and request.device == "cuda":
+        eager = replace(job, options={**options, "capture": False})
+        variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
+    variants.append(Variant(one, engine, replace(job, options=options)))
+    for streams, ids in assignments:
+        label = f"msplit, {streams} streams, {how}"
+        variants.append(Variant(label, engine, replace(job, ids=ids, streams=streams, options=options), one))
+    return variants
+
+
+def _tensorflow_sees_gpu() -> bool:
+    if importlib.util.find_spec("tensorflow") is None or TENSORFLOW.unavailable():
+        return False
+    try:
+        from msplit.engines.tensorflow import runtime
+
+        return runtime.has_gpu()
+    except (ImportError, EngineError):
+        return False  # only the protobuf modules are there
+
+
+def _reference(
+    flat: FlatGraph, request: BenchRequest, engine: Engine, feeds: Arrays
+) -> tuple[Reference | None, tuple[str, ...]]:
+    """What outputs are held against: a saved file, or TensorFlow on the CPU. TensorFlow itself is its own reference."""
+    if request.reference is not None:
+        return load_reference(request.reference), ()
+    if engine is TENSORFLOW:
+        return None, ()
+    try:
+        return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()
+    except ImportError:
+        return None, (
+            "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
+        )

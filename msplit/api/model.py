@@ -1,0 +1,85 @@
+"""Load, price and save a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from msplit import cost, formats
+from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import Conflict, to_ids
+from msplit.formats import WriteReport
+from msplit.graph import Ints
+
+
+def load(
+    path: str | Path,
+    *,
+    tags: Sequence[str] | None = None,
+    signature: str | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> FlatGraph:
+    """Reads a model, without TensorFlow, and makes the flat graph that everything works on.
+
+    Args:
+        path: A GraphDef (`.pb`, `.pbtxt`), a MetaGraphDef (`.meta`) or a SavedModel's folder; told apart by content.
+        tags: Tags of the SavedModel's graph, where it has several.
+        signature: Signature of the SavedModel; by default `serving_default`, or the only one.
+        inputs: Tensors to feed instead of the model's own inputs.
+        outputs: Tensors to fetch instead of the model's own outputs.
+
+    Raises:
+        LoadError: It can not be read, or leaves a choice open that must be made.
+        GraphError: It is not a valid graph; every defect is listed.
+    """
+    return flatten(formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs))
+
+
+def price(
+    flat: FlatGraph,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = cost.DEFAULT_GPU,
+) -> tuple[Shapes, Costs]:
+    """Shapes of all tensors and cost of all nodes on a GPU's data sheet.
+
+    Args:
+        flat: The graph.
+        batch: Size of unknown leading dimensions of inputs; 1 where it is not given.
+        shapes: Whole shapes by input name.
+        gpu: Name of a data sheet, see `cost.gpu_names`.
+    """
+    found = cost.infer(flat, batch=batch, shapes=shapes)
+    return found, cost.estimate(flat, found, gpu)
+
+
+def save(
+    flat: FlatGraph, ids: Ints, out: str | Path, *, costs: Costs | None = None, force: bool = False
+) -> tuple[WriteReport, tuple[Conflict, ...]]:
+    """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
+
+    Args:
+        flat: The graph.
+        ids: Stream id per node of `flat`.
+        out: File or folder to write; appears at once and whole, or not at all.
+        costs: Decides where call sites of one function want different ids for one node: the costlier wins.
+        force: Replace what is there.
+
+    Returns:
+        What was written, and the nodes of functions whose call sites wanted different ids.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    had = np.zeros(len(flat), dtype=bool)
+    had[flat.graph.nodes_with(formats.STREAM_ID)] = True
+    wanted = np.where(flat.host & ~had, -1, ids).astype(np.int32)
+    named, conflicts = to_ids(flat, wanted.tolist(), costs.time_us.tolist() if costs is not None else None)
+    return formats.write(flat.model, dict(named), Path(out), force=force), conflicts

@@ -1,0 +1,54 @@
+"""`msplit analyze`: what is independent in a model, and what streams could gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from msplit.cli import options
+
+VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
+
+
+@click.command()
+@options.model_options
+@click.option(
+    "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
+)
+@click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
+@options.cost_options
+@options.format_option
+def command(
+    model: Path,
+    tags: Sequence[str] | None,
+    signature: str | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    views: Sequence[str],
+    engine: str | None,
+    batch: int | None,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    gpu: str,
+    style: str,
+) -> None:
+    """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
+    from msplit import api
+    from msplit.report import analysis
+
+    flat = options.load(model, tags, signature, inputs, outputs)
+    found = api.analyze(flat, batch=batch, shapes=dict(shapes), gpu=gpu)
+    coverage = None
+    if engine == "cuda":
+        from msplit.engines.cuda.coverage import cover
+
+        with options.needs_torch():
+            coverage = cover(flat)
+    chosen = tuple(dict.fromkeys(views)) or ("summary",)
+    options.show(
+        style,
+        "analyze",
+        analysis.document(found, chosen, coverage),
+        lambda: analysis.payload(found, chosen, coverage),
+    )

@@ -1,0 +1,333 @@
+"""The report of `analyze`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from msplit.api.analyze import Analysis
+from msplit.report.document import Document, Table
+from msplit.report.text import count, micros, operations, percent, plural, ratio, shorten, size
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.coverage import Coverage
+
+NAME_WIDTH = 44
+_MOST_OPS = 12
+_MOST_BRANCHES = 20
+
+
+def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = None) -> Document:
+    """What the user asked to see.
+
+    Args:
+        found: The analysis.
+        views: Of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``.
+        coverage: What the cuda engine can run, where that was asked for.
+    """
+    everything = "all" in views
+    tables: list[Table] = []
+    facts: list[tuple[str, str]] = []
+    if everything or "summary" in views:
+        facts = _facts(found)
+        tables += [_gains(found), _ops(found)]
+    if everything or "branches" in views or "summary" in views:
+        tables.append(_branches(found, None if everything or "branches" in views else 5))
+    if everything or "embeddings" in views or ("summary" in views and found.tables):
+        tables.append(_embeddings(found, None if everything or "embeddings" in views else 5))
+    if everything or "regions" in views or ("summary" in views and found.regions):
+        tables.append(_regions(found))
+    if everything or "nodes" in views:
+        tables.append(_nodes(found))
+    if coverage is not None:
+        tables.append(_coverage(coverage))
+    return Document(
+        title=f"{found.flat.model.path} ({found.flat.model.format})",
+        facts=facts,
+        tables=tables,
+        notes=_notes(found, coverage),
+        warnings=_warnings(found),
+    )
+
+
+def _facts(found: Analysis) -> list[tuple[str, str]]:
+    flat, model = found.flat, found.flat.model
+    host = int(np.count_nonzero(flat.host))
+    weights = sum(parameter.bytes for parameter in found.parameters)
+    facts = []
+    if model.signature:
+        facts.append(("signature", model.signature))
+    facts += [
+        ("inputs", _endpoints(model.inputs)),
+        ("outputs", _endpoints(model.outputs)),
+        ("nodes", f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"),
+        ("kernels", f"{count(found.kernels)} nodes launch one or more"),
+        ("parameters", f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"),
+    ]
+    if found.functions:
+        facts.append(("functions", plural(len(found.functions), "function") + " in the library; calls are inlined"))
+    if found.group_sizes:
+        facts.append(
+            ("colocation", f"{plural(len(found.group_sizes), 'group')}, largest {count(max(found.group_sizes))} nodes")
+        )
+    facts += [
+        (
+            "work",
+            f"{micros(found.bounds.serial_us)} of kernels, {operations(float(found.costs.flops.sum()))}, "
+            f"{size(float(found.costs.bytes.sum()))} moved",
+        ),
+        ("critical path", f"{micros(found.bounds.critical_path_us)}, {plural(len(found.bounds.path), 'node')}"),
+        (
+            "work / path",
+            ratio(found.bounds.serial_us / found.bounds.critical_path_us) if found.bounds.critical_path_us else "-",
+        ),
+        (
+            "level width",
+            f"{found.level_width.width} kernels on level {found.level_width.level} of {found.level_width.levels}",
+        ),
+        ("max antichain", _antichain(found)),
+    ]
+    return facts
+
+
+def _antichain(found: Analysis) -> str:
+    if found.antichain.size is None:
+        return found.antichain.skipped
+    return f"{count(found.antichain.size)} mutually independent kernels"
+
+
+def _endpoints(endpoints: Any) -> str:
+    shown = []
+    for endpoint in endpoints[:6]:
+        shape = (
+            "?"
+            if endpoint.shape is None
+            else "×".join("?" if s is None else str(s) for s in endpoint.shape) or "scalar"
+        )
+        shown.append(f"{endpoint.name} {endpoint.dtype} {shape}".strip())
+    more = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
+    return "; ".join(shown) + more if shown else "none"
+
+
+def _gains(found: Analysis) -> Table:
+    limits = found.bounds
+    rows = [(str(streams), ratio(gain)) for streams, gain in found.gains.items()]
+    rows.append(("any", ratio(limits.max_gain)))
+    return Table(
+        f"What streams can gain at most over one (a bound on a {found.costs.gpu.upper()}, from its data sheet)",
+        (">streams", ">at most"),
+        rows,
+        f"bounds: critical path {micros(limits.critical_path_us)}, SM time {micros(limits.sm_time_us)}, "
+        f"bytes {micros(limits.bandwidth_us)}, FLOPs {micros(limits.flops_us)}; with fused kernels {micros(limits.fused_us)}",
+    )
+
+
+def _ops(found: Analysis) -> Table:
+    ops = sorted(found.ops, key=lambda op: (-op.time_us, -(op.gpu + op.host), op.op))
+    rows = [
+        (
+            op.op,
+            count(op.gpu),
+            count(op.host),
+            count(op.kernels),
+            micros(op.time_us),
+            percent(op.time_us, found.bounds.serial_us),
+        )
+        for op in ops[:_MOST_OPS]
+    ]
+    left = ops[_MOST_OPS:]
+    note = f"and {plural(len(left), 'more op')}, {count(sum(op.gpu + op.host for op in left))} nodes" if left else ""
+    return Table("Ops by cost", ("op", ">GPU", ">host", ">kernels", ">time", ">share"), rows, note)
+
+
+def _branches(found: Analysis, most: int | None) -> Table:
+    names = found.flat.graph.names
+    shown = found.branches[: most or len(found.branches)]
+    rows = [
+        (
+            shorten(names[int(branch.nodes[0])], NAME_WIDTH),
+            count(len(branch.nodes)),
+            micros(branch.time_us),
+            shorten(names[branch.fork], 28) if branch.fork is not None else "-",
+        )
+        for branch in shown
+    ]
+    left = len(found.branches) - len(shown)
+    return Table(
+        "Branches that matter, largest first",
+        ("first kernel", ">kernels", ">time", "forks at"),
+        rows,
+        f"and {left} more (--show branches)" if left else "",
+    )
+
+
+def _embeddings(found: Analysis, most: int | None) -> Table:
+    tables = sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name))
+    shown = tables[: most or len(tables)]
+    rows = [
+        (
+            shorten(use.table.name, NAME_WIDTH),
+            f"{count(use.table.rows)} × {use.table.columns}",
+            size(use.table.bytes),
+            count(use.lookups),
+            micros(use.time_us),
+        )
+        for use in shown
+    ]
+    left = len(tables) - len(shown)
+    return Table(
+        "Embedding tables",
+        ("table", ">rows × width", ">size", ">lookups", ">time"),
+        rows,
+        f"and {left} more (--show embeddings)" if left else "",
+    )
+
+
+def _regions(found: Analysis) -> Table:
+    rows = [
+        (region.region.kind, shorten(region.region.name, NAME_WIDTH), count(len(region.nodes)), micros(region.time_us))
+        for region in found.regions
+    ]
+    return Table("Regions that stay on one stream", ("kind", "name", ">nodes", ">time"), rows)
+
+
+def _nodes(found: Analysis) -> Table:
+    flat, costs = found.flat, found.costs
+    rows = [
+        (
+            flat.graph.names[node],
+            flat.graph.ops[node],
+            "host" if flat.host[node] else "GPU",
+            micros(float(costs.time_us[node])) + ("" if costs.known[node] or costs.time_us[node] == 0 else " ?"),
+        )
+        for node in range(len(flat))
+    ]
+    return Table("Nodes", ("name", "op", "side", ">time"), rows, "? marks a time guessed because a shape is unknown")
+
+
+def _coverage(coverage: Coverage) -> Table:
+    rows = [
+        (op, count(number), "dynamic: eager only" if op in coverage.dynamic else "yes")
+        for op, number in sorted(coverage.covered.items())
+    ]
+    rows += [
+        (op, count(len(names)), f"no (such as {shorten(names[0], 32)})")
+        for op, names in sorted(coverage.missing.items())
+    ]
+    return Table("Ops that the cuda engine can run", ("op", ">nodes", "covered"), rows)
+
+
+def _warnings(found: Analysis) -> list[str]:
+    lines = list(found.shapes.assumed)
+    if found.unknown_shapes:
+        ops = ", ".join(f"{op} ({number})" for op, number in list(found.unknown_ops.items())[:5])
+        lines.append(
+            f"{plural(found.unknown_shapes, 'kernel')} of {count(found.kernels)} have unknown shapes, so their cost is a guess: {ops}. "
+            "Give --batch and --shape."
+        )
+    return lines
+
+
+def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
+    suggestion = found.suggestion
+    if suggestion.helps:
+        lines = [f"Rule set that fits: {suggestion.rule_set}. {_sentence(suggestion.why)}"]
+    else:
+        lines = [f"Streams can not help this model. {_sentence(suggestion.why)}"]
+    if coverage is not None:
+        lines.append(
+            f"The cuda engine has no lowering for {plural(len(coverage.missing), 'op')}: use --engine tensorflow."
+            if coverage.missing
+            else "The cuda engine can run every op of this model."
+        )
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = None) -> dict[str, Any]:
+    """The analysis for JSON."""
+    flat, model, costs, limits = found.flat, found.flat.model, found.costs, found.bounds
+    names = flat.graph.names
+    result: dict[str, Any] = {
+        "model": {
+            "path": str(model.path),
+            "format": str(model.format),
+            "tags": model.tags,
+            "signature": model.signature,
+            "signatures": model.signatures,
+            "versions": dict(model.versions),
+            "inputs": [_endpoint(endpoint) for endpoint in model.inputs],
+            "outputs": [_endpoint(endpoint) for endpoint in model.outputs],
+        },
+        "gpu": costs.gpu,
+        "nodes": {"total": len(flat), "host": int(np.count_nonzero(flat.host)), "kernels": found.kernels},
+        "ops": list(found.ops),
+        "functions": list(found.functions),
+        "parameters": {"tensors": len(found.parameters), "bytes": sum(p.bytes for p in found.parameters)},
+        "colocation_groups": list(found.group_sizes),
+        "level_width": found.level_width.width,
+        "max_antichain": found.antichain.size,
+        "flops": float(costs.flops.sum()),
+        "bytes": float(costs.bytes.sum()),
+        "bounds_us": {
+            "serial": limits.serial_us,
+            "critical_path": limits.critical_path_us,
+            "bandwidth": limits.bandwidth_us,
+            "flops": limits.flops_us,
+            "sm_time": limits.sm_time_us,
+            "lower_bound": limits.lower_bound_us,
+            "fused": limits.fused_us,
+        },
+        "gain_at_most": {**{str(k): v for k, v in found.gains.items()}, "any": limits.max_gain},
+        "suggestion": found.suggestion,
+        "unknown_shapes": found.unknown_shapes,
+        "assumed": list(found.shapes.assumed),
+        "branches": [
+            {
+                "first": names[int(b.nodes[0])],
+                "kernels": len(b.nodes),
+                "time_us": b.time_us,
+                "fork": names[b.fork] if b.fork is not None else None,
+                "join": names[b.join] if b.join is not None else None,
+            }
+            for b in found.branches
+        ],
+        "embeddings": [
+            {
+                "table": use.table.name,
+                "rows": use.table.rows,
+                "width": use.table.columns,
+                "bytes": use.table.bytes,
+                "lookups": use.lookups,
+                "time_us": use.time_us,
+            }
+            for use in found.tables
+        ],
+        "regions": [
+            {"kind": r.region.kind, "name": r.region.name, "nodes": len(r.nodes), "time_us": r.time_us}
+            for r in found.regions
+        ],
+    }
+    if "nodes" in views or "all" in views:
+        result["node_list"] = [
+            {
+                "name": names[node],
+                "op": flat.graph.ops[node],
+                "host": bool(flat.host[node]),
+                "time_us": float(costs.time_us[node]),
+                "known": bool(costs.known[node]),
+            }
+            for node in range(len(flat))
+        ]
+    if coverage is not None:
+        result["coverage"] = coverage
+    return result
+
+
+def _endpoint(endpoint: Any) -> dict[str, Any]:
+    return {"name": endpoint.name, "tensor": endpoint.tensor, "dtype": endpoint.dtype, "shape": endpoint.shape}
