@@ -1,0 +1,226 @@
+"""Runs as Chrome traces: one track per stream, a slice per kernel, an arrow per wait. Perfetto and chrome://tracing open them.
+
+The format is that of the "Trace Event Format" document of the Chromium project. What Perfetto's importer complains about is avoided here:
+slices of one track that overlap, arrows whose ends lie on no slice, events out of order. So times are whole nanoseconds, an arrow starts
+in the last nanosecond of its slice, and of events at one time slices come first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from msplit.assignment import Assignment
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+from msplit.schedule.predict import Prediction
+
+PROCESS = 1
+FIRST_TRACK = 100
+"""Track of stream 0. Far from `PROCESS`, since viewers take a thread with the number of its process for its main thread."""
+
+_SLICE, _FLOW_START, _FLOW_END = 0, 1, 2
+"""Order of events at one time."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Something that ran on a stream.
+
+    Attributes:
+        name: What viewers write on it.
+        stream: Its stream id, 0 or more.
+        start_us: When it began, µs.
+        duration_us: How long it took, µs.
+        args: What viewers show when it is clicked: numbers and texts.
+    """
+
+    name: str
+    stream: int
+    start_us: float
+    duration_us: float
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def from_measured(
+    slices: Sequence[Slice], waits: Iterable[tuple[int, int]], *, title: str = "measured"
+) -> dict[str, Any]:
+    """The trace of a run.
+
+    Clocks are not exact: a slice that begins before the one before it on its stream has ended begins when that ends instead, and an
+    arrow that would point back in time is left out. `otherData` of the trace says how much of either there was.
+
+    Args:
+        slices: In any order.
+        waits: Pairs (waited for, waiting) of positions in `slices`.
+        title: Name of the process that viewers show the streams under.
+
+    Raises:
+        ValueError: A time is negative or not finite.
+    """
+    for piece in slices:
+        if not (np.isfinite(piece.start_us) and np.isfinite(piece.duration_us)) or piece.duration_us < 0:
+            raise ValueError(f"slice {piece.name!r} has no valid time: {piece.start_us} for {piece.duration_us} µs")
+    start, end, moved = _placed(slices)
+    events = [
+        (
+            int(start[number]),
+            _SLICE,
+            number,
+            {
+                "ph": "X",
+                "name": piece.name,
+                "cat": "kernel",
+                "pid": PROCESS,
+                "tid": FIRST_TRACK + piece.stream,
+                "ts": _micros(int(start[number])),
+                "dur": _micros(int(end[number] - start[number])),
+                "args": _plain(piece.args),
+            },
+        )
+        for number, piece in enumerate(slices)
+    ]
+    undrawn = 0
+    for number, (before, after) in enumerate(waits):
+        leaves = min(int(end[before]) - 1, int(start[after]))
+        if leaves < start[before]:
+            undrawn += 1
+            continue
+        common = {"name": "wait", "cat": "wait", "id": number + 1, "pid": PROCESS}
+        for phase, kind, at, owner in (
+            ("s", _FLOW_START, leaves, before),
+            ("f", _FLOW_END, int(start[after]), after),
+        ):
+            event = {"ph": phase, **common, "tid": FIRST_TRACK + slices[owner].stream, "ts": _micros(at)}
+            if phase == "f":
+                event["bp"] = "e"
+            events.append((at, kind, number, event))
+    events.sort(key=lambda entry: entry[:3])
+    streams = sorted({piece.stream for piece in slices})
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {"title": title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn},
+        "traceEvents": [*_names(title, streams), *(event for *_, event in events)],
+    }
+
+
+def from_simulation(
+    flat: FlatGraph,
+    costs: Costs,
+    prediction: Prediction,
+    assignment: Assignment | None = None,
+    *,
+    title: str | None = None,
+) -> dict[str, Any]:
+    """The trace of a simulated step: a slice per kernel, and one for the join of all streams at the end.
+
+    Args:
+        flat: The graph.
+        costs: Cost of each node.
+        prediction: Its simulated run.
+        assignment: Which rule decided each node, if that is known.
+        title: Name of the process that viewers show the streams under.
+    """
+    slices: list[Slice] = []
+    ends: list[tuple[int, int]] = []
+    for block in range(len(prediction.problem)):
+        first = len(slices)
+        slices += _block(flat, costs, prediction, assignment, block)
+        ends.append((first, len(slices) - 1))
+    plan = prediction.plan
+    waits = [
+        (ends[before][1], ends[after][0])
+        for before, after in zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
+    ]
+    if len(plan.join):
+        last = max(piece.start_us + piece.duration_us for piece in slices)
+        args = {"streams": len(plan.join)}
+        slices.append(Slice("join", int(prediction.lanes[0]), last, prediction.makespan_us - last, args))
+        waits += [(ends[block][1], len(slices) - 1) for block in plan.join.tolist()]
+    return from_measured(slices, waits, title=title or f"msplit: simulated on {costs.gpu}")
+
+
+def _block(
+    flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: Assignment | None, block: int
+) -> Iterable[Slice]:
+    """The kernels of a block. While it shares the GPU all of them take longer by one factor."""
+    nodes = prediction.node[prediction.start[block] : prediction.start[block + 1]].tolist()
+    if not nodes:
+        return
+    begin, end = float(prediction.simulation.start_us[block]), float(prediction.simulation.end_us[block])
+    done = np.cumsum(prediction.kernel_us[nodes])
+    edges = begin + (end - begin) * np.concatenate([[0.0], done / done[-1]])
+    stream = prediction.stream_of(block)
+    for node, left, right in zip(nodes, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        yield Slice(flat.graph.names[node], stream, left, right - left, node_args(flat, costs, node, assignment))
+
+
+def node_args(flat: FlatGraph, costs: Costs, node: int, assignment: Assignment | None = None) -> dict[str, Any]:
+    """What a slice of a node says about it: op, cost, and the rule that decided its stream."""
+    args: dict[str, Any] = {
+        "op": flat.graph.ops[node],
+        "cost_us": round(float(costs.time_us[node]), 3),
+        "flops": float(costs.flops[node]),
+        "bytes": float(costs.bytes[node]),
+        "share": round(float(costs.share[node]), 4),
+    }
+    if not costs.known[node]:
+        args["cost_is_a_guess"] = True
+    decided = assignment.why(node) if assignment is not None else None
+    if decided is not None:
+        args["rule"], args["why"] = decided
+    return args
+
+
+def to_bytes(trace: Mapping[str, Any]) -> bytes:
+    """The file's content."""
+    return (json.dumps(trace, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n").encode()
+
+
+def _placed(slices: Sequence[Slice]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Begin and end of each slice in ns, so that none overlaps on its stream and none is empty; and how far one was cut at most."""
+    count = len(slices)
+    start = np.array([round(piece.start_us * 1000) for piece in slices], np.int64)
+    end = np.array([round((piece.start_us + piece.duration_us) * 1000) for piece in slices], np.int64)
+    stream = np.array([piece.stream for piece in slices], np.int64)
+    moved = 0
+    before = -1
+    for number in np.lexsort((np.arange(count), end, start, stream)).tolist():
+        if before >= 0 and stream[before] == stream[number] and start[number] < end[before]:
+            moved = max(moved, int(end[before] - start[number]))
+            start[number] = end[before]
+        end[number] = max(end[number], start[number] + 1)
+        before = number
+    return start, end, moved
+
+
+def _names(title: str, streams: Sequence[int]) -> list[dict[str, Any]]:
+    events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": FIRST_TRACK, "args": {"name": title}}]
+    for stream in streams:
+        track = {"ph": "M", "pid": PROCESS, "tid": FIRST_TRACK + stream}
+        events.append({**track, "name": "thread_name", "args": {"name": f"stream {stream}"}})
+        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stream}})
+    return events
+
+
+def _micros(nanoseconds: int) -> float:
+    """Microseconds that are the same nanoseconds again for a reader that multiplies by 1000 and cuts off, as Perfetto does."""
+    value = nanoseconds / 1000
+    return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
+
+
+def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON knows them; infinities and NaN become text."""
+    result = {}
+    for key, value in args.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, float) and not np.isfinite(value):
+            value = str(value)
+        result[key] = value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    return result

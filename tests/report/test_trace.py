@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.assignment import Assignment
+from msplit.report import trace
+from msplit.report.trace import Slice
+from msplit.schedule.predict import predict
+from tests.graphs import parse
+from tests.report.perfetto import complaints
+
+FORK = """
+    x:Placeholder; a:MatMul(x)@10us; b1:MatMul(a)@20us; b2:Relu(b1)@5us; c1:MatMul(a)@18us; c2:Relu(c1)@4us; d:AddV2(b2,c2)@6us
+"""
+
+
+def simulated(text: str, lanes: list[int], assignment: Assignment | None = None) -> dict:
+    flat, costs = parse(text)
+    return trace.from_simulation(flat, costs, predict(flat, costs, np.asarray(lanes, np.int32)), assignment)
+
+
+def slices_of(found: dict) -> list[dict]:
+    return [event for event in found["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_simulated_fork_has_a_track_per_stream_a_slice_per_kernel_and_an_arrow_per_wait():
+    found = simulated(FORK, [0, 0, 0, 0, 3, 3, 0])
+    assert complaints(found) == []
+    names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert list(names.values()) == ["stream 0", "stream 3"]
+    by_track = {name: [e["name"] for e in slices_of(found) if names[e["tid"]] == name] for name in names.values()}
+    assert by_track == {"stream 0": ["a", "b1", "b2", "d"], "stream 3": ["c1", "c2"]}
+    flows = [(e["ph"], names[e["tid"]]) for e in found["traceEvents"] if e["ph"] in "sf"]
+    assert sorted(flows) == [("f", "stream 0"), ("f", "stream 3"), ("s", "stream 0"), ("s", "stream 3")]
+
+
+def test_the_trace_ends_with_the_predicted_time():
+    flat, costs = parse(FORK + "; e:MatMul(a)@90us")
+    prediction = predict(flat, costs, np.asarray([0, 0, 0, 0, 1, 1, 0, 2], np.int32))
+    found = trace.from_simulation(flat, costs, prediction)
+    assert complaints(found) == []
+    assert max(e["ts"] + e["dur"] for e in slices_of(found)) == pytest.approx(prediction.makespan_us, abs=0.002)
+    assert slices_of(found)[-1]["name"] == "join"
+
+
+def test_slices_carry_the_rule_and_the_cost():
+    flat, _ = parse(FORK)
+    claimed = Assignment.empty(len(flat)).claim(np.asarray([4, 5]), 1, "branch", "a branch from 'a'")
+    found = simulated(FORK, [0, 0, 0, 0, 1, 1, 0], claimed)
+    args = {e["name"]: e["args"] for e in slices_of(found)}
+    assert args["c1"]["rule"] == "branch"
+    assert args["c1"]["why"] == "a branch from 'a'"
+    assert args["c1"]["cost_us"] == 18.0
+    assert args["c1"]["op"] == "MatMul"
+    assert "rule" not in args["a"]
+
+
+def test_a_graph_without_kernels_gives_an_empty_trace():
+    found = simulated("x:Placeholder; y:Identity(x)", [0, 0])
+    assert slices_of(found) == []
+    assert complaints(found) == []
+
+
+def test_overlapping_clocks_are_cut_and_told():
+    found = trace.from_measured([Slice("a", 0, 0.0, 5.0), Slice("b", 0, 4.9, 3.0), Slice("c", 1, 0.0, 9.0)], [])
+    assert complaints(found) == []
+    assert found["otherData"]["clipped_us"] == pytest.approx(0.1)
+
+
+def test_a_wait_that_would_point_back_in_time_is_left_out_and_counted():
+    found = trace.from_measured([Slice("late", 0, 10.0, 5.0), Slice("early", 1, 0.0, 3.0)], [(0, 1)])
+    assert complaints(found) == []
+    assert found["otherData"]["waits_not_drawn"] == 1
+
+
+@pytest.mark.parametrize(("start", "duration"), [(0.0, -1.0), (math.nan, 1.0), (0.0, math.inf)])
+def test_impossible_times_are_refused(start: float, duration: float):
+    with pytest.raises(ValueError, match="no valid time"):
+        trace.from_measured([Slice("a", 0, start, duration)], [])
+
+
+def test_the_file_is_plain_json_whatever_the_arguments_are():
+    found = trace.from_measured(
+        [Slice('</script>"\u2028', 0, 0.0, 1.0, {"x": math.inf, "n": np.int64(3), "t": (1, 2)})], []
+    )
+    args = slices_of(json.loads(trace.to_bytes(found)))[0]["args"]
+    assert args == {"x": "inf", "n": 3, "t": "(1, 2)"}
+
+
+def test_the_validator_finds_what_it_is_there_for():
+    good = simulated(FORK, [0, 0, 0, 0, 1, 1, 0])
+    for fault, what in (
+        (lambda events: events.append({**events[-1], "ph": "s", "id": 99}), "starts on no slice|never ends"),
+        (lambda events: events.reverse(), "out of order"),
+        (lambda events: [e.update(dur=e["dur"] + 0.5) for e in events if e["name"] == "b1"], "overlaps"),
+        (lambda events: [e.update(dur=0) for e in events if e["name"] == "b1"], "no duration"),
+        (lambda events: events.remove(next(e for e in events if e["ph"] == "s")), "without a start"),
+        (lambda events: events.remove(next(e for e in events if e["ph"] == "f")), "never ends"),
+    ):
+        broken = json.loads(json.dumps(good))
+        fault(broken["traceEvents"])
+        assert any(part in text for text in complaints(broken) for part in what.split("|")), what
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[Slice], list[tuple[int, int]]]:
+    """Slices as a careless clock gives them, and waits between any two."""
+    times = st.floats(0, 1e6, allow_nan=False)
+    pieces = draw(
+        st.lists(
+            st.builds(Slice, st.text(max_size=3), st.integers(0, 3), times, st.floats(0, 1e3)), min_size=1, max_size=30
+        )
+    )
+    number = st.integers(0, len(pieces) - 1)
+    pairs = draw(st.lists(st.tuples(number, number).filter(lambda pair: pair[0] != pair[1]), max_size=20))
+    return pieces, pairs
+
+
+@given(runs())
+@settings(max_examples=200, deadline=None)
+def test_no_run_gives_a_trace_that_viewers_complain_about(run: tuple[list[Slice], list[tuple[int, int]]]):
+    pieces, pairs = run
+    found = trace.from_measured(pieces, pairs)
+    assert complaints(found) == []
+    arrows = sum(event["ph"] == "s" for event in found["traceEvents"])
+    assert arrows + found["otherData"]["waits_not_drawn"] == len(pairs)
+    assert len(slices_of(found)) == len(pieces)
