@@ -34,7 +34,7 @@ class Groups:
         return np.split(order, np.searchsorted(self.of[order], np.arange(1, self.count))) if self.count else []
 
 
-def groups(flat: FlatGraph, *, handles: bool = True) -> Groups:
+def groups(flat: FlatGraph, *, classes: bool = True, regions: bool = True, handles: bool = True) -> Groups:
     """Close all that ties nodes together, transitively.
 
     Tied are: the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the graph any
@@ -42,9 +42,13 @@ def groups(flat: FlatGraph, *, handles: bool = True) -> Groups:
 
     Args:
         flat: The graph.
+        classes: Whether ``_class`` ties.
+        regions: Whether regions tie.
         handles: Whether handles are tied to their users.
     """
-    pairs = _classes(flat) + _regions(flat) + (_handle_users(flat) if handles else [])
+    pairs = _classes(flat) if classes else []
+    pairs += _regions(flat) if regions else []
+    pairs += _handle_users(flat) if handles else []
     parent = {node: node for pair in pairs for node in pair}
     for first, second in pairs:
         one, other = _root(parent, first), _root(parent, second)

@@ -1,0 +1,265 @@
+"""Plans as JSON, keyed by node names: `msplit assign --emit plan` writes them, `msplit check --plan` proves them.
+
+    {"schema_version": 1, "kind": "plan", "graph_hash": "…", "streams": 2,
+     "order": [["x/MatMul", 0], ["y/MatMul", 1], …],     record order, each node with its stream
+     "waits": [["join", "y/MatMul"], …],                 the first waits for the event that the second records
+     "fork": ["y/MatMul"], "join": [],                   see `plan.Plan`
+     "edges": 3, "merged_waits": 2,
+     "made_for": {"gpu": "h200", "batch": 128}}
+
+A file may come from anybody: it is bounded in size, and every mistake in it is an error that says where it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import graph_hash
+from msplit.graph import Ints
+from msplit.schedule.plan import Plan
+
+SCHEMA_VERSION = 1
+KIND = "plan"
+MAX_STREAMS = 1024
+MAX_BYTES = 1 << 30
+"""Longest plan file: a million nodes with long names and as many waits."""
+
+_KEYS = (
+    "schema_version",
+    "kind",
+    "graph_hash",
+    "streams",
+    "order",
+    "waits",
+    "fork",
+    "join",
+    "edges",
+    "merged_waits",
+    "made_for",
+)
+_FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan as a file holds it.
+
+    Attributes:
+        source: The file.
+        graph_hash: `formats.graph_hash` of the model that it was made for, "" where the file does not say.
+        streams: Number of streams.
+        order: (node, stream) in record order, each node once.
+        waits: (node that waits, node whose event it waits for).
+        fork: See `Plan`.
+        join: See `Plan`.
+        edges: See `Plan`.
+        merged_waits: See `Plan`.
+        made_for: What else it depends on, such as the GPU and the batch.
+    """
+
+    source: str
+    graph_hash: str
+    streams: int
+    order: tuple[tuple[str, int], ...]
+    waits: tuple[tuple[str, str], ...]
+    fork: tuple[str, ...] = ()
+    join: tuple[str, ...] = ()
+    edges: int = 0
+    merged_waits: int = 0
+    made_for: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, flat: FlatGraph) -> tuple[Plan, tuple[str, ...]]:
+        """The plan over the nodes of a graph.
+
+        Args:
+            flat: The graph that it is to order.
+
+        Returns:
+            The plan without what names no node of the graph, and the names that name none, in the order of the file.
+        """
+        index = flat.graph.index
+        stream = np.full(len(flat), -1, np.int32)
+        for name, lane in self.order:
+            if name in index:
+                stream[index[name]] = lane
+        waits = [(index[one], index[other]) for one, other in self.waits if one in index and other in index]
+        named = (
+            *(name for name, _ in self.order),
+            *(name for pair in self.waits for name in pair),
+            *self.fork,
+            *self.join,
+        )
+        unknown = tuple(dict.fromkeys(name for name in named if name not in index))
+
+        def nodes(names: tuple[str, ...]) -> Ints:
+            return np.asarray([index[name] for name in names if name in index], dtype=np.int32)
+
+        plan = Plan(
+            stream=stream,
+            order=nodes(tuple(name for name, _ in self.order)),
+            wait_node=np.asarray([one for one, _ in waits], np.int32),
+            wait_on=np.asarray([other for _, other in waits], np.int32),
+            fork=nodes(self.fork),
+            join=nodes(self.join),
+            streams=self.streams,
+            edges=self.edges,
+            merged_waits=self.merged_waits,
+        )
+        return plan, unknown
+
+
+def dump(plan: Plan, flat: FlatGraph, *, made_for: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A plan as plain data for JSON.
+
+    Args:
+        plan: Over the nodes of `flat`.
+        flat: The graph.
+        made_for: What else the plan depends on, such as the GPU and the batch; plain data.
+    """
+    names = flat.graph.names
+
+    def named(nodes: Ints) -> list[str]:
+        return [names[node] for node in nodes.tolist()]
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "graph_hash": graph_hash(flat.model) if flat.model.graph_def is not None else "",
+        "streams": plan.streams,
+        "order": [
+            [names[node], lane]
+            for node, lane in zip(plan.order.tolist(), plan.stream[plan.order].tolist(), strict=True)
+        ],
+        "waits": [list(pair) for pair in zip(named(plan.wait_node), named(plan.wait_on), strict=True)],
+        "fork": named(plan.fork),
+        "join": named(plan.join),
+        "edges": plan.edges,
+        "merged_waits": plan.merged_waits,
+        "made_for": dict(made_for or {}),
+    }
+
+
+def load(path: str | os.PathLike[str]) -> PlanFile:
+    """Reads a plan file.
+
+    Raises:
+        MsplitError: It can not be read, or is no plan.
+    """
+    where = os.fspath(path)
+    try:
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise MsplitError(f"the plan is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX)
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise MsplitError(f"the plan can not be read: {error.strerror}", where=where, fix="check the path") from None
+    except ValueError:
+        raise MsplitError("the plan is not UTF-8 text", where=where, fix=_FIX) from None
+    return parse(text, where)
+
+
+def parse(text: str, source: str) -> PlanFile:
+    """Reads the text of a plan file.
+
+    Args:
+        text: JSON.
+        source: Its name, for messages.
+
+    Raises:
+        MsplitError: It is no plan.
+    """
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise MsplitError("the plan is nested too deep", where=source, fix=_FIX) from None
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise MsplitError(f"the plan is not valid JSON: {reason}", where=f"{source}{line}", fix=_FIX) from None
+    if not isinstance(data, dict):
+        raise _wrong("the plan is not an object", source)
+    unknown = [key for key in data if key not in _KEYS]
+    if unknown:
+        raise _wrong(f"a plan has no key {unknown[0]!r}", source)
+    if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
+        raise _wrong(f"this is not a plan of version {SCHEMA_VERSION}", source)
+    streams = _count(data, "streams", source)
+    if streams > MAX_STREAMS:
+        raise _wrong(f"`streams` is {streams}; there are {MAX_STREAMS} at most", source)
+    hashed, made_for = data.get("graph_hash", ""), data.get("made_for", {})
+    if not isinstance(hashed, str) or not isinstance(made_for, dict):
+        raise _wrong("`graph_hash` is text and `made_for` an object", source)
+    return PlanFile(
+        source=source,
+        graph_hash=hashed,
+        streams=streams,
+        order=_order(data, streams, source),
+        waits=_waits(data, source),
+        fork=_names(data, "fork", source),
+        join=_names(data, "join", source),
+        edges=_count(data, "edges", source),
+        merged_waits=_count(data, "merged_waits", source),
+        made_for=made_for,
+    )
+
+
+def _order(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[str, int], ...]:
+    seen: dict[str, int] = {}
+    for place, entry in enumerate(_list(data, "order", source)):
+        match entry:
+            case [str(name), int(lane)] if not isinstance(lane, bool):
+                pass
+            case _:
+                raise _wrong(f"`order` entry {place} is not [node, stream]", source)
+        if not 0 <= lane < streams:
+            raise _wrong(
+                f"`order` entry {place}: node '{name}' is on stream {lane}, but `streams` is {streams}", source
+            )
+        if name in seen:
+            raise _wrong(f"`order` entry {place}: node '{name}' is there twice", source)
+        seen[name] = lane
+    return tuple(seen.items())
+
+
+def _waits(data: Mapping[str, Any], source: str) -> tuple[tuple[str, str], ...]:
+    waits = []
+    for place, entry in enumerate(_list(data, "waits", source)):
+        match entry:
+            case [str(waiter), str(event)]:
+                waits.append((waiter, event))
+            case _:
+                raise _wrong(f"`waits` entry {place} is not [node that waits, node it waits for]", source)
+    return tuple(waits)
+
+
+def _names(data: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
+    names = _list(data, key, source)
+    if not all(isinstance(name, str) for name in names):
+        raise _wrong(f"`{key}` is not a list of node names", source)
+    return tuple(names)
+
+
+def _list(data: Mapping[str, Any], key: str, source: str) -> list[Any]:
+    value = data.get(key, [])
+    if not isinstance(value, list):
+        raise _wrong(f"`{key}` is not a list", source)
+    return value
+
+
+def _count(data: Mapping[str, Any], key: str, source: str) -> int:
+    value = data.get(key, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _wrong(f"`{key}` is not a number of 0 or more", source)
+    return value
+
+
+def _wrong(what: str, source: str) -> MsplitError:
+    return MsplitError(what, where=source, fix=_FIX)

@@ -1,0 +1,104 @@
+import json
+
+import numpy as np
+import pytest
+
+from msplit import cost, rules
+from msplit.dag import Dag
+from msplit.errors import MsplitError
+from msplit.flatten import flatten
+from msplit.formats import graph_hash, read
+from msplit.schedule import planfile
+from msplit.schedule.check import check
+from msplit.schedule.order import record_order
+from msplit.schedule.plan import make_plan
+from tests.graphs import parse
+
+FORK = "x:Placeholder; a:MatMul(x)@9us; b:MatMul(x)@8us; c:MatMul(b)@7us; j:AddV2(a,c)@2us"
+
+
+def plan_of(flat, costs, ids):
+    dag = Dag.from_graph(flat.graph)
+    return make_plan(dag, np.where(costs.time_us > 0, ids, -1).astype(np.int32), record_order(dag, costs.time_us))
+
+
+def fork():
+    flat, costs = parse(FORK)
+    return flat, plan_of(flat, costs, np.asarray([0, 0, 1, 1, 0], np.int32))
+
+
+def text(data):
+    return json.dumps(data)
+
+
+def test_a_plan_comes_back_as_it_was():
+    flat, plan = fork()
+    found = planfile.parse(text(planfile.dump(plan, flat, made_for={"gpu": "h200", "batch": 2})), "p.json")
+    again, unknown = found.on(flat)
+    assert unknown == ()
+    assert found.made_for == {"gpu": "h200", "batch": 2}
+    for name in ("stream", "order", "wait_node", "wait_on", "fork", "join"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(plan, name), err_msg=name)
+    assert (again.streams, again.edges, again.merged_waits) == (plan.streams, plan.edges, plan.merged_waits)
+    assert planfile.dump(again, flat, made_for=found.made_for) == planfile.dump(plan, flat, made_for=found.made_for)
+
+
+def test_a_plan_of_a_sample_is_proven_after_a_round_trip_and_knows_its_graph():
+    flat = flatten(read("sample_graphs/mmoe_small.pb"))
+    costs = cost.estimate(flat, cost.infer(flat))
+    made = plan_of(flat, costs, rules.assign(flat, costs, rules.load("default")).ids)
+    found = planfile.parse(text(planfile.dump(made, flat)), "p.json")
+    assert found.graph_hash == graph_hash(flat.model)
+    plan, unknown = found.on(flat)
+    assert unknown == ()
+    assert plan.waits > 0
+    assert check(plan, Dag.from_graph(flat.graph)) == []
+
+
+def test_names_that_the_graph_lacks_are_left_out_and_told():
+    flat, plan = fork()
+    found = planfile.parse(text(planfile.dump(plan, flat)), "p.json")
+    other, _ = parse(FORK.replace("b:MatMul", "bb:MatMul").replace("(b)", "(bb)"))
+    again, unknown = found.on(other)
+    assert unknown == ("b",)
+    assert again.stream[other.graph.index["bb"]] == -1
+    assert "b" not in [other.graph.names[node] for node in (*again.order, *again.wait_node, *again.fork)]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"order": [["a", 2]]}, "stream 2, but `streams` is 2"),
+        ({"order": [["a", 0], ["a", 1]]}, "there twice"),
+        ({"order": [["a", True]]}, "entry 0 is not"),
+        ({"order": {"a": 0}}, "not a list"),
+        ({"waits": [["a"]]}, "entry 0 is not"),
+        ({"fork": [1]}, "not a list of node names"),
+        ({"streams": -1}, "0 or more"),
+        ({"streams": 10**9}, "at most"),
+        ({"kind": "recipe"}, "not a plan"),
+        ({"schema_version": 7}, "not a plan"),
+        ({"strems": 2}, "no key 'strems'"),
+        ({"made_for": 3}, "object"),
+    ],
+)
+def test_mistakes_are_named(change, why):
+    flat, plan = fork()
+    with pytest.raises(MsplitError, match=why.replace("(", r"\(")) as error:
+        planfile.parse(text({**planfile.dump(plan, flat), **change}), "p.json")
+    assert error.value.where == "p.json"
+    assert error.value.fix
+
+
+@pytest.mark.parametrize("junk", ["", "{", "[]", "nul", "[" * 100_000, '{"streams": 1e999}'])
+def test_junk_gives_one_clear_error(junk):
+    with pytest.raises(MsplitError):
+        planfile.parse(junk, "p.json")
+
+
+def test_files_that_are_not_there_or_not_text_are_errors(tmp_path):
+    with pytest.raises(MsplitError, match="can not be read"):
+        planfile.load(tmp_path / "no.json")
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(MsplitError, match="UTF-8"):
+        planfile.load(tmp_path / "b.json")
