@@ -1,8 +1,8 @@
 """What the commands do, as functions: the library's front door. The command line adds only options and printing."""
 
-from msplit.api.analyze import Analysis, analyze
-from msplit.api.assign import Assigned, StreamLoad, assign, emit
-from msplit.api.bench import BenchRequest, bench
+from msplit.api.analysis import Analysis, analyze
+from msplit.api.assignment import Assigned, StreamLoad, assign, emit
+from msplit.api.benchmark import BenchRequest, bench
 from msplit.api.model import load, price, save
 
 __all__ = [

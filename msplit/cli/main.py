@@ -51,7 +51,7 @@ class _Commands(click.Group):
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
             if near:
-                problem.message += f" Did you mean {near[0]!r}?"
+                raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx) from problem
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

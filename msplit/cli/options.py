@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 Decorated = Callable[..., Any]
 
+if TYPE_CHECKING:
+    Parameter = click.ParamType[Any]
+else:
+    Parameter = click.ParamType  # generic from click 8.2 on only
 
-class Names(click.ParamType):
+
+class Names(Parameter):
     """A comma-separated list."""
 
     name = "a,b,…"
@@ -33,7 +38,7 @@ class Names(click.ParamType):
         return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-class Numbers(click.ParamType):
+class Numbers(Parameter):
     """A comma-separated list of positive integers."""
 
     name = "n,n,…"
@@ -51,7 +56,7 @@ class Numbers(click.ParamType):
         return numbers
 
 
-class Shape(click.ParamType):
+class Shape(Parameter):
     """`name=1,224,224,3`."""
 
     name = "name=d,d,…"

@@ -42,7 +42,7 @@ def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed:
             f"{name} has no such size: {problem}", fix="see the builder's parameters in docs/samples.md"
         ) from problem
     graph_def = samples.strip(sample.graph_def) if strip else sample.graph_def
-    formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force)
+    formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
     click.echo(f"{output}: {len(graph_def.node)} nodes", err=True)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.api.analyze import Analysis
+from msplit.api.analysis import Analysis
 from msplit.report.document import Document, Table
 from msplit.report.text import count, micros, operations, percent, plural, ratio, shorten, size
 

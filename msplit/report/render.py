@@ -25,7 +25,8 @@ def to_terminal(document: Document, console: Console) -> None:
         console.print(Padding(grid, (0, 0, 0, 2)))
     for table in document.tables:
         console.print()
-        console.print(Text(table.title, style="bold"))
+        if table.title:
+            console.print(Text(table.title, style="bold"))
         if table.rows:
             console.print(_rich_table(table))
         else:

@@ -21,6 +21,8 @@ def size(value: float) -> str:
 
 def micros(value: float) -> str:
     """Microseconds: 0.42 -> "0.42 µs", 12345 -> "12.3 ms"."""
+    if 0 < value < 0.01:
+        return "<0.01 µs"
     if value < 1000:
         return f"{value:.3g} µs" if value < 100 else f"{value:.0f} µs"
     if value < 1e6:

@@ -46,6 +46,17 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _shipped().glob(f"*{_SUFFIX}")))
 
 
+def text_of(name: str) -> str:
+    """The text of a shipped rule set.
+
+    Raises:
+        RulesError: There is none of this name.
+    """
+    if name not in available():
+        raise RulesError(f"no rule set called '{name}' ships with msplit", fix=f"one of: {', '.join(available())}")
+    return (_shipped() / f"{name}{_SUFFIX}").read_text("utf-8")
+
+
 def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wrap: bool = False) -> RuleSet:
     """Read a rules file.
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.bench.fold import fold_ids
+from msplit.measure.fold import fold_ids
 
 
 @given(

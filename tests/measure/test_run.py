@@ -6,13 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from msplit.bench.diagnose import Hints, diagnose, hints
-from msplit.bench.reference import Reference
-from msplit.bench.result import Settings
-from msplit.bench.run import Variant, bench
 from msplit.cost.costs import Costs
 from msplit.engines.base import Job
 from msplit.errors import EngineError
+from msplit.measure.diagnose import Hints, diagnose, hints
+from msplit.measure.reference import Reference
+from msplit.measure.result import Settings
+from msplit.measure.run import Variant, bench
 
 from .graphs import flat_of, placeholder
 

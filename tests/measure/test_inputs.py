@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from msplit.bench.inputs import make_inputs
 from msplit.errors import LoadError, MsplitError
+from msplit.measure.inputs import make_inputs
 
 from .graphs import const, flat_of, placeholder
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from msplit.bench import stats
+from msplit.measure import stats
 
 
 def noise(rng, count, kind):

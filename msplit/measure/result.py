@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msplit.bench.stats import Ratio, Summary
-from msplit.bench.verify import Comparison
+from msplit.measure.stats import Ratio, Summary
+from msplit.measure.verify import Comparison
 
 SCHEMA_VERSION = 1
 

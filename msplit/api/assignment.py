@@ -16,11 +16,11 @@ from msplit.assignment import UNASSIGNED
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
+from msplit.dag import Dag
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
 from msplit.rules import Outcome, RuleSet, streamfile
-from msplit.dag import Dag
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
 

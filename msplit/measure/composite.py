@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.bench.ids import use_of
 from msplit.flatten.flat import FlatGraph
+from msplit.measure.ids import use_of
 
 _PER_ROW = 2
 _INTEGERS = ("int64", "int32")

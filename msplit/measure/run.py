@@ -16,14 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.bench import stats
-from msplit.bench.diagnose import Hints, diagnose
-from msplit.bench.environment import environment
-from msplit.bench.reference import Reference
-from msplit.bench.result import BenchResult, Check, Settings, VariantResult
-from msplit.bench.verify import Comparison, compare
 from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.errors import EngineError
+from msplit.measure import stats
+from msplit.measure.diagnose import Hints, diagnose
+from msplit.measure.environment import environment
+from msplit.measure.reference import Reference
+from msplit.measure.result import BenchResult, Check, Settings, VariantResult
+from msplit.measure.verify import Comparison, compare
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""

@@ -10,15 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from msplit import formats
-from msplit.api.assign import assign, present_ids
+from msplit.api.assignment import assign, present_ids
 from msplit.api.model import price
-from msplit.bench.diagnose import hints
-from msplit.bench.fold import fold_ids
-from msplit.bench.inputs import make_inputs
-from msplit.bench.reference import Reference, load_reference, save_reference
-from msplit.bench.result import BenchResult, Settings
-from msplit.bench.run import Progress, Variant
-from msplit.bench.run import bench as measure
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
@@ -29,6 +22,13 @@ from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
+from msplit.measure.diagnose import hints
+from msplit.measure.fold import fold_ids
+from msplit.measure.inputs import make_inputs
+from msplit.measure.reference import Reference, load_reference, save_reference
+from msplit.measure.result import BenchResult, Settings
+from msplit.measure.run import Progress, Variant
+from msplit.measure.run import bench as measure
 
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 

@@ -2,8 +2,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from msplit.bench.reference import Reference, load_reference, save_reference
 from msplit.errors import LoadError, WriteError
+from msplit.measure.reference import Reference, load_reference, save_reference
 
 
 def reference():

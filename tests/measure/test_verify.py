@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.bench.verify import compare
+from msplit.measure.verify import compare
 
 
 def one(got, expected, **more):

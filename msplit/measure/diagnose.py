@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.bench.result import VariantResult
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
+from msplit.measure.result import VariantResult
 
 _HOST_BOUND = 2.0
 _NOTHING_TO_OVERLAP = 1.15

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import optable
-from msplit.bench.composite import Spec, structure
-from msplit.bench.ids import Use, use_of
 from msplit.cost.shapes.inputs import input_shapes
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
+from msplit.measure.composite import Spec, structure
+from msplit.measure.ids import Use, use_of
 
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""

@@ -1,0 +1,190 @@
+"""What this machine can do, and why not more. Nothing is changed; TensorFlow is asked in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+OK, LIMITED, MISSING = "ok", "limited", "missing"
+
+_ASK_TENSORFLOW = """
+import json, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+print(json.dumps({
+    "version": tf.__version__,
+    "gpus": len(tf.config.list_physical_devices("GPU")),
+    "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: What it is about.
+        status: "ok", "limited" or "missing".
+        text: What was found.
+        fix: How to get more, "" where nothing is missing.
+    """
+
+    subject: str
+    status: str
+    text: str
+    fix: str = ""
+
+
+def examine() -> list[Finding]:
+    """Looks at everything that msplit can use."""
+    findings = [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), _compiler()]
+    return [*findings, _conclusion(findings)]
+
+
+def _python() -> Finding:
+    return Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _query(what: str, fields: str) -> list[list[str]] | None:
+    """Rows of `nvidia-smi --query-…`, None where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, f"--query-{what}={fields}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def _gpus() -> list[Finding]:
+    rows = _query("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu")
+    if rows is None:
+        return [
+            Finding(
+                "gpu",
+                MISSING,
+                "no NVIDIA driver answers",
+                "install the driver, or run where there is a GPU; all but `bench` needs none",
+            )
+        ]
+    if not rows:
+        return [Finding("gpu", MISSING, "a driver, but no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES")]
+    return [
+        Finding("gpu", OK, f"{name}, driver {driver}, {free} of {total} MiB free, {busy} % busy")
+        for name, driver, total, free, busy in (row[:5] for row in rows if len(row) >= 5)
+    ]
+
+
+def _processes() -> list[Finding]:
+    rows = _query("compute-apps", "pid,process_name,used_memory")
+    if not rows:
+        return []
+    shown = "; ".join(f"{row[1]} (pid {row[0]}, {row[2]} MiB)" for row in rows[:5] if len(row) >= 3)
+    return [
+        Finding(
+            "other processes",
+            LIMITED,
+            f"{len(rows)} on the card: {shown}",
+            "stop them before you measure: they take time from what is measured",
+        )
+    ]
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("pytorch", MISSING, "not installed: the cuda engine needs it", "pip install 'msplit[cuda]'")
+    import torch
+
+    if torch.version.cuda is None:
+        return Finding(
+            "pytorch", LIMITED, f"PyTorch {torch.__version__}, a build without CUDA", "install a CUDA build of PyTorch"
+        )
+    if not torch.cuda.is_available():
+        return Finding(
+            "pytorch",
+            LIMITED,
+            f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} sees no device",
+            "check that the driver is new enough for this CUDA (nvidia-smi shows what it supports) and CUDA_VISIBLE_DEVICES",
+        )
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    return Finding(
+        "pytorch", OK, f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, sees {names} (sm {capability})"
+    )
+
+
+def _tensorflow() -> Finding:
+    try:
+        version = metadata.version("tensorflow")
+    except metadata.PackageNotFoundError:
+        version = ""
+    try:
+        done = subprocess.run([sys.executable, "-c", _ASK_TENSORFLOW], capture_output=True, text=True, timeout=120)
+        known = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        known = None
+    if known is None:
+        if version:
+            return Finding(
+                "tensorflow",
+                LIMITED,
+                f"TensorFlow {version} is installed but does not start",
+                "python -c 'import tensorflow' says why",
+            )
+        protos = importlib.util.find_spec("tensorflow") is not None
+        text = (
+            "only its protobuf modules are here: models load, but nothing runs on TensorFlow"
+            if protos
+            else "not installed"
+        )
+        return Finding("tensorflow", LIMITED if protos else MISSING, text, "pip install tensorflow")
+    if known["gpus"]:
+        return Finding(
+            "tensorflow",
+            OK,
+            f"TensorFlow {known['version']} (built for CUDA {known['cuda']}) sees {known['gpus']} GPU(s)",
+        )
+    return Finding(
+        "tensorflow",
+        LIMITED,
+        f"TensorFlow {known['version']} sees no GPU: it serves for references on the CPU",
+        f"it was built for CUDA {known['cuda']}: pip install 'tensorflow[and-cuda]' brings those libraries"
+        if known["cuda"]
+        else "",
+    )
+
+
+def _compiler() -> Finding:
+    if importlib.util.find_spec("triton") is None:
+        return Finding(
+            "triton", LIMITED, "not installed: gathers with checked indices take several kernels", "pip install triton"
+        )
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return Finding(
+            "triton", LIMITED, "installed, but there is no C compiler for its launchers", "install gcc or clang"
+        )
+    return Finding("triton", OK, f"Triton {metadata.version('triton')}")
+
+
+def _conclusion(findings: list[Finding]) -> Finding:
+    state = {finding.subject: finding.status for finding in findings}
+    if state.get("pytorch") == OK and state.get("gpu") == OK:
+        return Finding("so", OK, "`msplit bench` runs on the cuda engine")
+    if state.get("tensorflow") in (OK, LIMITED):
+        return Finding("so", LIMITED, "`msplit bench` runs on the tensorflow engine; the cuda engine can not run here")
+    return Finding("so", LIMITED, "analyze, assign and check work; nothing here can run `msplit bench`")

@@ -1,0 +1,85 @@
+"""`msplit assign`: stream ids by rules, and the annotated model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from msplit.cli import options
+
+EMITS = ("stream-file", "placement", "json", "yaml", "plan")
+
+
+@click.command()
+@options.model_options
+@click.option(
+    "--rules", "ruleset", default="default", show_default=True, help="A rules file, or the name of a shipped rule set."
+)
+@click.option("--streams", type=click.IntRange(1, 4096), help="Number of streams (default: what the rules say).")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the annotated model.")
+@click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
+@click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
+@click.option("--explain", metavar="NODE", help="Say which rule decided this node's stream, and why.")
+@click.option(
+    "--emit",
+    "emits",
+    type=(click.Choice(EMITS), click.Path(path_type=Path)),
+    multiple=True,
+    metavar="KIND PATH",
+    help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
+)
+@click.option(
+    "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
+)
+@click.option("--force", is_flag=True, help="Replace existing outputs.")
+@options.cost_options
+@options.format_option
+def command(
+    model: Path,
+    tags: Sequence[str] | None,
+    signature: str | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    ruleset: str,
+    streams: int | None,
+    output: Path | None,
+    dry_run: bool,
+    diff: bool,
+    explain: str | None,
+    emits: Sequence[tuple[str, Path]],
+    wrap: bool,
+    force: bool,
+    batch: int | None,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    gpu: str,
+    style: str,
+) -> None:
+    """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes; the model is not executed."""
+    if output is None and not (dry_run or explain or emits or diff):
+        raise click.UsageError("nothing to write: give -o OUT, or --dry-run to see what would be assigned.")
+    from msplit import api
+    from msplit.report import assignment
+
+    flat = options.load(model, tags, signature, inputs, outputs)
+    assigned = api.assign(flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu)
+    if explain is not None:
+        document = assignment.explain(assigned, explain)
+        options.show(style, "assign", document, lambda: {"node": explain, "facts": dict(document.facts)})
+        return
+    written, notes = "", []
+    if not dry_run:
+        if output is not None:
+            report, conflicts = api.save(flat, assigned.ids, output, costs=assigned.costs, force=force)
+            written = f"{report.path}: {report.set:,} stream ids written"
+            notes = [*assignment.conflict_notes(conflicts), *report.notes]
+        for kind, path in emits:
+            api.emit(assigned, kind, path, force=force)
+            notes.append(f"{path}: {kind}")
+    options.show(
+        style,
+        "assign",
+        assignment.document(assigned, written=written, notes=notes, diff=diff),
+        lambda: assignment.payload(assigned, written=written, notes=notes),
+    )

@@ -1,0 +1,165 @@
+"""`msplit bench`: run, verify, measure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from msplit.cli import options
+from msplit.errors import MsplitError
+
+if TYPE_CHECKING:
+    from msplit.measure.run import Progress
+
+
+@click.command()
+@options.model_options
+@click.option(
+    "--streams", type=options.Numbers(), default=(1, 2, 4), show_default="1,2,4", help="Numbers of streams to compare."
+)
+@click.option("--rules", "ruleset", help="Rules for a graph without ids (default: default), or in place of its ids.")
+@click.option(
+    "--engine",
+    type=click.Choice(["cuda", "tensorflow"]),
+    help="What runs it (default: cuda where it can, else tensorflow).",
+)
+@click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable.")
+@click.option(
+    "--duration", default=3.0, show_default=True, type=click.FloatRange(0), help="Seconds of measuring, in all."
+)
+@click.option(
+    "--warmup", default=0.2, show_default=True, type=click.FloatRange(0), help="Seconds of warming up, per variant."
+)
+@click.option("--min-iters", default=10, show_default=True, type=click.IntRange(1), help="Fewest rounds.")
+@click.option(
+    "--builds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How often everything is built anew while measuring.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
+@click.option(
+    "--precision",
+    type=click.Choice(["tf32", "ieee"]),
+    default="tf32",
+    show_default=True,
+    help="Of products, on every engine.",
+)
+@click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph.")
+@click.option(
+    "--layout",
+    type=click.Choice(["auto", "nhwc", "nchw"]),
+    default="auto",
+    show_default=True,
+    help="cuda: of convolutions.",
+)
+@click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    help="Relative and absolute tolerance of outputs (default: by type and precision).",
+)
+@click.option(
+    "--reference", type=click.Path(path_type=Path), help="Verify against this .npz instead of TensorFlow on the CPU."
+)
+@click.option("--save-reference", type=click.Path(path_type=Path), help="Save inputs and reference outputs as .npz.")
+@click.option(
+    "--op-library",
+    "op_libraries",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Custom TensorFlow ops. Repeatable.",
+)
+@options.cost_options
+@options.format_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: Path,
+    tags: Sequence[str] | None,
+    signature: str | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    streams: tuple[int, ...],
+    ruleset: str | None,
+    engine: str | None,
+    given: Sequence[str],
+    duration: float,
+    warmup: float,
+    min_iters: int,
+    builds: int,
+    seed: int,
+    precision: str,
+    no_capture: bool,
+    layout: str,
+    no_tensorflow: bool,
+    tolerance: float | None,
+    reference: Path | None,
+    save_reference: Path | None,
+    op_libraries: Sequence[Path],
+    batch: int | None,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    gpu: str,
+    style: str,
+) -> None:
+    """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model."""
+    from msplit.api.benchmark import BenchRequest, bench
+    from msplit.measure.result import Settings
+    from msplit.report import benchmark
+
+    flat = options.load(model, tags, signature, inputs, outputs)
+    request = BenchRequest(
+        streams=streams,
+        ruleset=ruleset,
+        engine=engine,
+        batch=batch,
+        shapes=dict(shapes),
+        inputs=dict(_input(text) for text in given),
+        gpu=gpu,
+        seed=seed,
+        ieee=precision == "ieee",
+        capture=not no_capture,
+        layout=layout,
+        compare_tensorflow=not no_tensorflow,
+        reference=reference,
+        save_reference=save_reference,
+        op_libraries=tuple(op_libraries),
+        settings=Settings(
+            duration=duration, warmup=warmup, min_rounds=min_iters, builds=builds, seed=seed, tolerance=tolerance
+        ),
+        command=("msplit", *sys.argv[1:]),
+    )
+    quiet = bool((ctx.obj or {}).get("quiet"))
+    with _progress(quiet) as progress:
+        found = bench(flat, request, progress=progress)
+    options.show(style, "bench", benchmark.document(flat, found), lambda: benchmark.payload(flat, found))
+    if found.result.failed:
+        click.echo(f"error: outputs differ\n{found.result.describe_failures()}", err=True)
+        ctx.exit(1)
+
+
+def _input(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise MsplitError(f"--input {text!r}: write it as name=file.npy")
+    return name, Path(path)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    """A bar on stderr where that is a terminal, nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(TextColumn("{task.description}"), BarColumn(), console=options.console(err=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
