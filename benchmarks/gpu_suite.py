@@ -1,0 +1,105 @@
+"""The whole GPU suite in one visit: every benchmark model on the cuda engine, TensorFlow and XLA beside it, one table last.
+
+    python benchmarks/gpu_suite.py GRAPHS --out OUT [--models a,b] [--streams 1,2,4,8,16] [--duration 2] [--batch small|large|both]
+
+GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/h200.json (every raw time) and OUT/h200.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+from msplit import api
+from msplit.measure.result import Settings
+from msplit.report import benchmark, jsonio, render
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--models", default=",".join(models.BATCHES))
+    parser.add_argument("--streams", default="1,2,4,8,16")
+    parser.add_argument("--duration", type=float, default=2.0)
+    parser.add_argument("--builds", type=int, default=1)
+    parser.add_argument("--batch", choices=["small", "large", "both"], default="both")
+    parser.add_argument("--rules", help="one rule set for all models (default: the one that fits each)")
+    parser.add_argument("--no-tensorflow", action="store_true")
+    parser.add_argument("--precision", choices=["tf32", "ieee"], default="tf32")
+    parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
+    parser.add_argument("--name", default="h200")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    start = time.time()
+    rows: list[dict[str, Any]] = []
+    raw = []
+    for name in arguments.models.split(","):
+        batches = models.BATCHES[name]
+        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
+            if time.time() - start > arguments.seconds:
+                print(f"--- out of time before {name} batch {batch}", flush=True)
+                continue
+            print(f"--- {name} batch {batch} at {time.time() - start:.0f} s", flush=True)
+            try:
+                found, flat = run(arguments, name, batch)
+            except Exception as problem:
+                traceback.print_exc()
+                rows.append({"model": name, "batch": batch, "error": str(problem).splitlines()[0]})
+                continue
+            rows.append(row(name, batch, found))
+            raw.append({"model": name, "batch": batch, **benchmark.payload(flat, found)})
+            print(render.to_markdown(benchmark.document(flat, found)), flush=True)
+            gc.collect()
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(jsonio.plain({"schema_version": 1, "runs": raw})))
+    table = markdown(rows)
+    (arguments.out / f"{arguments.name}.md").write_text(table)
+    print(table)
+
+
+def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]:
+    path = models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch)
+    flat = api.load(path)
+    request = api.BenchRequest(
+        streams=tuple(int(number) for number in arguments.streams.split(",")),
+        ruleset=arguments.rules or models.RULES[name],
+        engine="cuda",
+        batch=batch,
+        ieee=arguments.precision == "ieee",
+        compare_tensorflow=not arguments.no_tensorflow,
+        settings=Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),
+        command=tuple(sys.argv),
+    )
+    return api.bench(flat, request), flat
+
+
+def row(name: str, batch: int, found: Any) -> dict[str, Any]:
+    result: dict[str, Any] = {"model": name, "batch": batch}
+    for variant in found.result.variants:
+        label = variant.label.replace("msplit, ", "").replace(", CUDA graph", "")
+        if variant.host is None:
+            result[label] = "wrong" if variant.failed else "-"
+            continue
+        device = f" ({variant.device.median * 1e6:.0f})" if variant.device else ""
+        result[label] = f"{variant.host.median * 1e6:.0f}{device}"
+    return result
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for entry in rows for key in entry))
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(str(entry.get(column, "")) for column in columns) + " |" for entry in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

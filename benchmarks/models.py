@@ -1,0 +1,77 @@
+"""The benchmark models: which, in what size, at which batch. Writes them stripped, with inputs, for a machine without TensorFlow.
+
+python benchmarks/models.py FOLDER          build every model (needs TensorFlow), weights left out
+(on the other machine) `load(FOLDER, name)` puts the weights back, and needs no TensorFlow
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+BATCHES: dict[str, tuple[int, ...]] = {
+    "mmoe": (1, 128),
+    "towers": (1, 128),
+    "deepfm": (1, 128),
+    "dlrm": (1, 128),
+    "inception_v3": (1, 16),
+    "googlenet": (1, 16),
+    "nasnet_mobile": (1, 16),
+    "lstm": (1, 16),
+    "bert": (1, 16),
+    "squeezenet": (1, 16),
+}
+"""Model -> batch sizes of the tables: one example, and a larger batch."""
+
+FIXED_BATCH = {"lstm"}
+"""Models whose batch is part of the graph."""
+
+RULES = {
+    "mmoe": "default",
+    "towers": "recsys",
+    "deepfm": "recsys",
+    "dlrm": "recsys",
+    "inception_v3": "vision",
+    "googlenet": "vision",
+    "nasnet_mobile": "vision",
+    "lstm": "rnn",
+    "bert": "default",
+    "squeezenet": "vision",
+}
+"""The shipped rule set that fits each."""
+
+
+def file_name(name: str, batch: int) -> str:
+    """File of a model at a batch."""
+    return f"{name}_{batch}.pb" if name in FIXED_BATCH else f"{name}.pb"
+
+
+def write(folder: Path) -> None:
+    """Builds every model and writes it without weights."""
+    from msplit import samples
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, batches in BATCHES.items():
+        for batch in batches if name in FIXED_BATCH else batches[:1]:
+            sizes: dict[str, Any] = {"batch": batch} if name in FIXED_BATCH else {}
+            sample = samples.build(name, **sizes)
+            (folder / file_name(name, batch)).write_bytes(
+                samples.strip(sample.graph_def).SerializeToString(deterministic=True)
+            )
+
+
+def fill(folder: Path, into: Path, name: str, batch: int) -> Path:
+    """Puts the weights back and writes the whole graph, once."""
+    target = into / file_name(name, batch)
+    if not target.exists():
+        from msplit import proto, samples
+
+        graph = proto.graph_pb2.GraphDef.FromString((folder / file_name(name, batch)).read_bytes())
+        into.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(samples.fill(graph).SerializeToString())
+    return target
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
