@@ -19,6 +19,8 @@ COMMANDS = {
     "assign": "Assign stream ids by rules and write the annotated model.",
     "bench": "Run a model on its streams, verify the outputs, report the speed-up.",
     "doctor": "What this machine can do, and why not more.",
+    "diff": "What changed between two annotated models.",
+    "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
     "sample": "Build one of the sample models.",
 }
