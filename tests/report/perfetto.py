@@ -1,4 +1,4 @@
-"""What Perfetto's importer of Chrome JSON would complain about, as a function. It reads times as whole nanoseconds, cutting off the rest."""
+"""What the importer of Perfetto would complain about, as a function. It reads times as whole nanoseconds, cutting off the rest."""
 
 from __future__ import annotations
 

@@ -1,0 +1,216 @@
+"""What changed between two annotated models: streams of nodes, why, and what that does to the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from msplit import formats, rules
+from msplit.cost.costs import Costs
+from msplit.errors import AssignError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+from msplit.rules import RuleSet
+from msplit.rules.manual import Manual
+from msplit.schedule.predict import Prediction, predict
+
+_MOST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two models.
+
+    Attributes:
+        flat: The graph.
+        costs: Cost of each node.
+        prediction: The simulated run with the ids that the file holds.
+    """
+
+    flat: FlatGraph
+    costs: Costs
+    prediction: Prediction
+
+    @staticmethod
+    def of(flat: FlatGraph, costs: Costs) -> Side:
+        """Reads the ids of a model and simulates it.
+
+        Raises:
+            AssignError: A node has an id that is none.
+        """
+        return Side(flat, costs, predict(flat, costs, annotated_ids(flat)))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that is in both models, on different streams.
+
+    Attributes:
+        name: Its name.
+        op: Its op.
+        old: Stream id before.
+        new: Stream id now.
+        time_us: What its kernel takes now.
+        rule: Key of the rule that gives it the new id; "" if no rules were given, "graph" if none of them does.
+        why: The rule's reason.
+    """
+
+    name: str
+    op: str
+    old: int
+    new: int
+    time_us: float
+    rule: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is in only one of the models, or that has another op in the other.
+
+    Attributes:
+        name: Its name.
+        op: Its op.
+        stream: Its stream id.
+        time_us: What its kernel takes.
+        was: Its op before, for a node that is in both.
+    """
+
+    name: str
+    op: str
+    stream: int
+    time_us: float
+    was: str = ""
+
+
+Entry = TypeVar("Entry", Move, Node)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What changed.
+
+    Attributes:
+        old: The model before.
+        new: The model now.
+        moved: Nodes of both on different streams, by cost, the costliest first.
+        added: Nodes that only the new one has, likewise.
+        removed: Nodes that only the old one has, likewise.
+        replaced: Nodes that have another op now, likewise.
+        explained: Whether rules were given, so that `Move.rule` means something.
+    """
+
+    old: Side
+    new: Side
+    moved: tuple[Move, ...]
+    added: tuple[Node, ...]
+    removed: tuple[Node, ...]
+    replaced: tuple[Node, ...]
+    explained: bool
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing changed."""
+        return not (self.moved or self.added or self.removed or self.replaced)
+
+    @cached_property
+    def moved_us(self) -> float:
+        """Time of the kernels that changed their stream."""
+        return sum(move.time_us for move in self.moved)
+
+    @cached_property
+    def groups(self) -> Mapping[tuple[int, int, str, str], Sequence[Move]]:
+        """Moves by (old stream, new stream, rule, why); the costliest group first."""
+        found: dict[tuple[int, int, str, str], list[Move]] = {}
+        for move in self.moved:
+            found.setdefault((move.old, move.new, move.rule, move.why), []).append(move)
+        order = sorted(found, key=lambda key: (-sum(move.time_us for move in found[key]), -len(found[key]), key))
+        return {key: found[key] for key in order}
+
+
+def annotated_ids(flat: FlatGraph) -> Ints:
+    """The stream ids that a model holds; 0 for a node without one.
+
+    Raises:
+        AssignError: One is not an integer, or out of range.
+    """
+    ids = np.zeros(len(flat), np.int32)
+    for node in flat.graph.nodes_with(formats.STREAM_ID):
+        value = flat.graph.attrs[node].get(formats.STREAM_ID)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_ID:
+            raise AssignError(
+                f"its `{formats.STREAM_ID}` is no stream id: {value!r}",
+                where=f"node '{flat.graph.names[node]}'",
+                fix="run `msplit check` to see all of these, and mend or remove them",
+            )
+        ids[node] = value
+    return ids
+
+
+def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
+    """Matches the nodes of two models by name and compares their streams.
+
+    Args:
+        old: The model before.
+        new: The model now.
+        ruleset: What the new ids come from. It is applied to the new model without looking at the ids there, and where it gives a node the
+            id that it has, its reason is the explanation.
+
+    Raises:
+        AssignError: The rules contradict each other on the new model.
+    """
+    reasons = _Reasons(new, ruleset)
+    index = old.flat.graph.index
+    moved, added, replaced, seen = [], [], [], np.zeros(len(old.flat), np.bool_)
+    for node, name in enumerate(new.flat.graph.names):
+        before = index.get(name)
+        if before is None:
+            added.append(_node(new, node))
+            continue
+        seen[before] = True
+        was = old.flat.graph.ops[before]
+        if was != new.flat.graph.ops[node]:
+            replaced.append(replace(_node(new, node), was=was))
+        ids = int(old.prediction.ids[before]), int(new.prediction.ids[node])
+        if ids[0] != ids[1]:
+            time = float(new.prediction.kernel_us[node])
+            moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reasons.of(node)))
+    removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
+    return Comparison(
+        old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
+    )
+
+
+class _Reasons:
+    """Why nodes of the new model have their ids."""
+
+    def __init__(self, side: Side, ruleset: RuleSet | None) -> None:
+        self._ids = side.prediction.ids
+        self._outcome = None
+        if ruleset is not None:
+            # The ids on the graph came from the rules: as claims of `manual` they would explain themselves.
+            others = tuple(rule for rule in ruleset.rules if not isinstance(rule, Manual))
+            self._outcome = rules.assign(side.flat, side.costs, replace(ruleset, rules=others))
+
+    def of(self, node: int) -> tuple[str, str]:
+        if self._outcome is None:
+            return "", ""
+        given = int(self._outcome.ids[node])
+        if given != self._ids[node]:
+            return "graph", f"the id is on the graph; the rules alone give {given}"
+        return self._outcome.assignment.why(node) or ("default", "no rule claims it")
+
+
+def _node(side: Side, node: int) -> Node:
+    graph = side.flat.graph
+    return Node(
+        graph.names[node], graph.ops[node], int(side.prediction.ids[node]), float(side.prediction.kernel_us[node])
+    )
+
+
+def _costly(entries: list[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(entries, key=lambda entry: -entry.time_us))

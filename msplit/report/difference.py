@@ -1,0 +1,158 @@
+"""A comparison of two models for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.report.compare import Comparison, Node, Side
+from msplit.report.document import Document, Table
+from msplit.report.text import count, micros, plural, ratio, shorten
+
+SHOWN = 30
+"""Nodes and groups that a table lists unless more are asked for; JSON has all."""
+
+
+def document(found: Comparison, limit: int | None = SHOWN) -> Document:
+    """The comparison for people.
+
+    Args:
+        found: The comparison.
+        limit: Most rows of each table of nodes; None: all.
+    """
+    old, new = found.old, found.new
+    title = f"{old.flat.model.path} → {new.flat.model.path}"
+    if found.same:
+        return Document(title, _facts(found), notes=("Nothing changed: the same nodes on the same streams.",))
+    tables = [_plan_table(old, new), _load_table(old, new)]
+    if found.moved:
+        tables += [_group_table(found, limit), _move_table(found, limit)]
+    for entries, what in ((found.added, "added"), (found.removed, "removed"), (found.replaced, "with another op now")):
+        if entries:
+            tables.append(_node_table(entries, what, limit))
+    return Document(title, _facts(found), tables, notes=(_conclusion(old, new),), warnings=_warnings(found))
+
+
+def _facts(found: Comparison) -> list[tuple[str, str]]:
+    changed = f"{plural(len(found.moved), 'node')}, {micros(found.moved_us)} of kernels"
+    return [
+        ("nodes", f"{count(len(found.old.flat))} → {count(len(found.new.flat))}"),
+        ("added", count(len(found.added))),
+        ("removed", count(len(found.removed))),
+        ("stream changed", changed if found.moved else "0"),
+    ]
+
+
+def _warnings(found: Comparison) -> list[str]:
+    common = len(found.new.flat) - len(found.added)
+    if not common:
+        return ["The two models have no node name in common, so there is nothing to compare."]
+    return []
+
+
+def _plan_table(old: Side, new: Side) -> Table:
+    def row(name: str, before: float, now: float, *, time: bool = False) -> tuple[str, str, str, str]:
+        text = micros if time else (lambda value: count(int(value)))
+        sign = "+" if now > before else "-" if now < before else ""
+        return name, text(before), text(now), sign + text(abs(now - before)) if sign else "="
+
+    was, now = old.prediction, new.prediction
+    rows = [
+        row("streams in use", len(was.lanes), len(now.lanes)),
+        row("edges cut", was.plan.edges, now.plan.edges),
+        row("waits", was.plan.waits, now.plan.waits),
+        row("predicted step", was.makespan_us, now.makespan_us, time=True),
+        row("predicted on one stream", was.one_us, now.one_us, time=True),
+        ("predicted gain", ratio(was.gain), ratio(now.gain), ""),
+    ]
+    return Table("The plan", ("", ">before", ">now", ">change"), rows, f"simulated on a {new.costs.gpu.upper()}")
+
+
+def _load_table(old: Side, new: Side) -> Table:
+    before, now = old.prediction.load_us(), new.prediction.load_us()
+    rows = []
+    for stream in sorted(before.keys() | now.keys()):
+        was, is_ = before.get(stream, 0.0), now.get(stream, 0.0)
+        change = "=" if abs(is_ - was) < 1e-9 else f"{'+' if is_ > was else '-'}{micros(abs(is_ - was))}"
+        rows.append((str(stream), micros(was), micros(is_), change))
+    return Table("Cost per stream", (">stream", ">before", ">now", ">change"), rows)
+
+
+def _group_table(found: Comparison, limit: int | None) -> Table:
+    rows = []
+    for (before, now, rule, why), moves in list(found.groups.items())[:limit]:
+        reason = (f"{rule}: {why}",) if found.explained else ()
+        total = micros(sum(move.time_us for move in moves))
+        rows.append((f"{before} → {now}", count(len(moves)), total, *reason))
+    columns = ("stream", ">nodes", ">cost", *(("why",) if found.explained else ()))
+    note = _more(len(found.groups), limit, "group")
+    return Table(
+        "What moved", columns, rows, note or ("" if found.explained else "give --rules to see which rule moved them")
+    )
+
+
+def _move_table(found: Comparison, limit: int | None) -> Table:
+    rows = [
+        (shorten(move.name, 60), move.op, f"{move.old} → {move.new}", micros(move.time_us))
+        + ((move.rule,) if found.explained else ())
+        for move in found.moved[:limit]
+    ]
+    columns = ("node", "op", "stream", ">cost", *(("rule",) if found.explained else ()))
+    return Table("Nodes whose stream changed", columns, rows, _more(len(found.moved), limit, "node"))
+
+
+def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
+    rows = [
+        (
+            shorten(node.name, 60),
+            f"{node.was} → {node.op}" if node.was else node.op,
+            str(node.stream),
+            micros(node.time_us),
+        )
+        for node in entries[:limit]
+    ]
+    return Table(f"Nodes {what}", ("node", "op", ">stream", ">cost"), rows, _more(len(entries), limit, "node"))
+
+
+def _more(number: int, limit: int | None, what: str) -> str:
+    left = number - limit if limit is not None else 0
+    return f"and {plural(left, f'more {what}')} (--all)" if left > 0 else ""
+
+
+def _conclusion(old: Side, new: Side) -> str:
+    before, now = old.prediction.makespan_us, new.prediction.makespan_us
+    change = now - before
+    if abs(change) <= 0.005 * max(before, now):
+        return f"The prediction stays at {micros(now)}."
+    share = f" ({100 * abs(change) / before:.0f} %)" if before > 0 else ""
+    return f"The prediction says {micros(abs(change))}{share} {'slower' if change > 0 else 'faster'}: {micros(before)} → {micros(now)}."
+
+
+def payload(found: Comparison) -> dict[str, Any]:
+    """The comparison for JSON."""
+    return {
+        "old": _side(found.old),
+        "new": _side(found.new),
+        "same": found.same,
+        "moved_us": found.moved_us,
+        "moved": list(found.moved),
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "replaced": list(found.replaced),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    found = side.prediction
+    return {
+        "path": side.flat.model.path,
+        "nodes": len(side.flat),
+        "gpu": side.costs.gpu,
+        "streams": found.lanes,
+        "edges_cut": found.plan.edges,
+        "waits": found.plan.waits,
+        "load_us": found.load_us(),
+        "predicted_us": found.makespan_us,
+        "predicted_one_stream_us": found.one_us,
+        "predicted_gain": found.gain,
+    }
