@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,14 +226,11 @@ def _cuda_variants(
 
 
 def _tensorflow_sees_gpu() -> bool:
-    if importlib.util.find_spec("tensorflow") is None or TENSORFLOW.unavailable():
+    if TENSORFLOW.unavailable():
         return False
-    try:
-        from msplit.engines.tensorflow import runtime
+    from msplit.engines.tensorflow import runtime
 
-        return runtime.has_gpu()
-    except (ImportError, EngineError):
-        return False  # only the protobuf modules are there
+    return runtime.has_gpu()
 
 
 def _reference(
@@ -245,9 +241,8 @@ def _reference(
         return load_reference(request.reference), ()
     if engine is TENSORFLOW:
         return None, ()
-    try:
-        return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()
-    except ImportError:
+    if TENSORFLOW.unavailable():
         return None, (
             "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
         )
+    return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()

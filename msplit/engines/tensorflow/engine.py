@@ -32,8 +32,11 @@ class TensorFlowEngine:
 
     def unavailable(self) -> str | None:
         """None where TensorFlow is installed, else what would help."""
-        if importlib.util.find_spec("tensorflow") is None:
+        spec = importlib.util.find_spec("tensorflow")
+        if spec is None:
             return "TensorFlow is not installed; pip install tensorflow"
+        if spec.origin is None:  # a namespace: no __init__.py
+            return "only TensorFlow's protobuf modules are installed; pip install tensorflow"
         return None
 
     def prepare(self, streams: int) -> None:
