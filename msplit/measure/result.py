@@ -82,9 +82,11 @@ class VariantResult:
         checks: How its outputs compare.
         skipped: Why it did not run; "" where it did.
         host: A user's step, by the host's clock.
+        launch: A step on inputs that are on the device already, by the host's clock; None where there is no device clock.
         device: Back-to-back steps by the device's own clock, None where there is no such clock.
         ratios: How many times faster it is, and over what.
         host_times: Every measured step, seconds.
+        launch_times: Likewise.
         device_times: Likewise.
     """
 
@@ -95,9 +97,11 @@ class VariantResult:
     checks: tuple[Check, ...] = ()
     skipped: str = ""
     host: Summary | None = None
+    launch: Summary | None = None
     device: Summary | None = None
     ratios: tuple[Ratio, ...] = ()
     host_times: tuple[float, ...] = ()
+    launch_times: tuple[float, ...] = ()
     device_times: tuple[float, ...] = ()
 
     @property
@@ -120,9 +124,11 @@ class VariantResult:
             "failed": self.failed,
             "skipped": self.skipped or None,
             "host": self.host.to_dict() if self.host else None,
+            "launch": self.launch.to_dict() if self.launch else None,
             "device": self.device.to_dict() if self.device else None,
             "ratios": [ratio.to_dict() for ratio in self.ratios],
             "host_times": list(self.host_times),
+            "launch_times": list(self.launch_times),
             "device_times": list(self.device_times),
         }
 

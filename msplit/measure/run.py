@@ -95,6 +95,7 @@ class _Running:
     burst: int = 1
     host: list[list[list[float]]] = field(default_factory=list)
     device: list[list[list[float]]] = field(default_factory=list)
+    launch: list[float] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -351,6 +352,12 @@ def _step(one: _Running) -> float:
     return time.perf_counter() - start
 
 
+def _timed(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress, build: int) -> None:
     duration = settings.duration / settings.builds
     least = -(-settings.min_rounds // settings.builds)
@@ -378,6 +385,7 @@ def _measure(measured: Sequence[_Running], settings: Settings, tell: Progress, b
                 device = one.running.device_times(max(2, one.burst))
                 if device:
                     one.device[-1].append(list(device))
+                    one.launch += [_timed(one.running.launch) for _ in range(one.burst)]
             rounds += 1
     finally:
         if collecting:
@@ -389,6 +397,7 @@ def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running]
     wrong = not all(check.passed for check in one.checks)
     host = [] if wrong else [value for build in one.host for burst in build for value in burst]
     device = [] if wrong else [value for build in one.device for burst in build for value in burst]
+    launch = [] if wrong else one.launch
     return VariantResult(
         label=one.variant.label,
         engine=one.variant.engine.name,
@@ -397,9 +406,11 @@ def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running]
         checks=tuple(one.checks),
         skipped=one.skipped,
         host=stats.summarize(host) if host else None,
+        launch=stats.summarize(launch) if launch else None,
         device=stats.summarize(device) if device else None,
         ratios=tuple(_ratios(one, running, baseline)) if host else (),
         host_times=tuple(host),
+        launch_times=tuple(launch),
         device_times=tuple(device),
     )
 

@@ -39,6 +39,11 @@ def document(flat: FlatGraph, found: Bench) -> Document:
     )
 
 
+def _machine(gpus: Any, cpu: Any) -> str:
+    processor = f"{cpu.get('model') or 'unknown CPU'}, {cpu.get('usable_cores')} cores"
+    return ", ".join([*(str(gpu.get("name")) for gpu in gpus), processor])
+
+
 def _precision(variants: tuple[VariantResult, ...]) -> str:
     kinds = {check.precision for variant in variants for check in variant.checks}
     return " and ".join(sorted(kinds)) + " (see verified)" if kinds else "float32"
@@ -60,17 +65,17 @@ def _times(variants: tuple[VariantResult, ...], baseline: str) -> Table:
     device = any(variant.device for variant in variants)
     for variant in variants:
         if variant.host is None:
-            rows.append((variant.label, "wrong outputs" if variant.failed else "skipped", *[""] * (4 + device)))
+            rows.append((variant.label, "wrong outputs" if variant.failed else "skipped", *[""] * (4 + 2 * device)))
             continue
         row = [variant.label, _micros(variant.host.median), _micros(variant.host.p90), _micros(variant.host.p99)]
         if device:
-            row.append(_micros(variant.device.median) if variant.device else "-")
+            row += [_micros(clock.median) if clock else "-" for clock in (variant.launch, variant.device)]
         row += [_spread(variant.host), _gains(variant, baseline)]
         rows.append(tuple(row))
-    columns = ["", ">median", ">p90", ">p99", *([">device"] if device else []), ">spread", "times faster"]
+    columns = ["", ">median", ">p90", ">p99", *([">launch", ">device"] if device else []), ">spread", "times faster"]
     note = "median, p90, p99: a user's step by the host's clock, copies of inputs and outputs included"
     if device:
-        note += "; device: back-to-back steps by the GPU's own clock"
+        note += "; launch: the same on inputs that are on the GPU already; device: back-to-back steps by the GPU's own clock"
     return Table("One step", columns, rows, note + "; ranges are confidence intervals")
 
 

@@ -17,6 +17,7 @@ from msplit.engines.cuda import streams as pool
 from msplit.engines.cuda.lanes import Lanes, poison_memory, run_step
 from msplit.engines.cuda.program import Key, Program
 from msplit.engines.cuda.staging import Pack
+from msplit.engines.cuda.tensors import to_numpy
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class CudaExecutable:
         self._capture = capture
         self._ready = False
         with self._on_origin():
-            for name, view in self._inputs.on_host.items():
-                view.copy_(feeds[name])
+            self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.device.copy_(self._inputs.host)
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             results = self._record()
@@ -92,25 +92,29 @@ class CudaExecutable:
             start.record(self._origin)
         for view in self.lanes.first_views:
             run_step(self.program, view, values)
+        current = self._origin
         for action in self.lanes.actions:
             stream = self._streams[action.lane]
             if start is not None and action.step in self.lanes.fork:
                 stream.wait_event(start)
             for other in action.waits:
                 stream.wait_event(events[other])
-            with torch.cuda.stream(stream):
-                if self._torture.delay_cycles:
-                    torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
-                run_step(self.program, action.step, values)
-                for view in action.views:
-                    run_step(self.program, view, values)
-                if action.records:
-                    events[action.step] = torch.cuda.Event()
-                    events[action.step].record(stream)
-                for key in action.releases:
-                    if self._torture.poison and key in values and values[key].numel():
-                        poison_memory(values[key])
-                    values.pop(key, None)
+            if current is not stream:
+                torch.cuda.set_stream(stream)
+                current = stream
+            if self._torture.delay_cycles:
+                torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
+            run_step(self.program, action.step, values)
+            for view in action.views:
+                run_step(self.program, view, values)
+            if action.records:
+                events[action.step] = torch.cuda.Event()
+                events[action.step].record(stream)
+            for key in action.releases:
+                if self._torture.poison and key in values and values[key].numel():
+                    poison_memory(values[key])
+                values.pop(key, None)
+        torch.cuda.set_stream(self._origin)
         for last in self.lanes.join:
             self._origin.wait_event(events[last])
         constants = self.program.constants
@@ -139,8 +143,7 @@ class CudaExecutable:
         """One step: host inputs in, host outputs back."""
         self._inputs.fill(feeds)
         if self._capture:
-            with torch.cuda.stream(self._origin):
-                self._graphs[True].replay()
+            self._replay(self._graphs[True])
         else:
             with self._on_origin():
                 self._inputs.device.copy_(self._inputs.host, non_blocking=True)
@@ -148,10 +151,13 @@ class CudaExecutable:
         self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.stream(self._origin):
+            graph.replay()
+
     def _enqueue(self) -> None:
         if self._capture:
-            with torch.cuda.stream(self._origin):
-                self._graphs[False].replay()
+            self._replay(self._graphs[False])
         else:
             with self._on_origin():
                 self._record()
