@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.engines.cuda import coverage
+from msplit.engines.cuda.ops import identity
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import Lowering, Node, Unsupported, table
 from msplit.engines.cuda.tensors import to_numpy, to_torch
@@ -18,11 +19,11 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import FunctionRef, TensorValue
 
-HANDLES = ("VarHandleOp", "VariableV2", "Variable", "VarHandle")
-PASS_THROUGH = ("ReadVariableOp",)
-"""Reads a variable: in a graph without assignments its value is the variable's."""
 LARGEST_FOLDED = 1 << 28
 """Bytes: a constant expression that would grow beyond this (a Fill, a Tile) is computed in the run instead."""
+
+_HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)
+"""Lowerings that give their inputs back: such ops vanish."""
 
 
 def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
@@ -30,43 +31,54 @@ def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
 
     Args:
         flat: The graph.
-        fed: Values that come from outside: the model's inputs, and what the host part hands over.
+        fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
+            outputs need must have a lowering: see `coverage.refuse`.
 
     Raises:
-        EngineError: Ops that have no lowering, all of them, with their nodes.
+        EngineError: A constant expression can not be evaluated.
     """
-    if flat.targets:
-        names = ", ".join(flat.graph.names[node] for node in flat.targets[:3])
-        raise EngineError(
-            f"the graph has steps that are run for their effect ({names}): the cuda engine runs inference only",
-            fix="use --engine tensorflow, or name the tensors to compute with --outputs",
-        )
-    fetches = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
-    needed = coverage.needed(flat, set(fed.values()))
-    coverage.refuse(flat, needed)
-    source = Source(ops={}, constants={}, feeds=dict(fed), fetches=fetches)
-    outside = set(fed.values())
+    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat))
+    names: dict[Key, Key] = {}
+    for name, key in fed.items():
+        # A number of its own: the node may be needed too, for another output or because it is fed with a default.
+        source.feeds[name] = names[key] = (source.fresh(), 0)
     variables: list[int] = []
-    for node in needed:
+    for node in coverage.needed(flat, set(fed.values())):
         op = flat.graph.ops[node]
-        if op in HANDLES:
+        inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
+        if op in formats.VARIABLE_OPS:
             variables.append(node)
         elif op == "Const":
             source.constants[node, 0] = _constant(flat, node)
-        elif not all((node, port) in outside for port in (0,)):
-            attrs = {
-                key: value
-                for key, value in flat.graph.attrs[node].items()
-                if not isinstance(value, TensorValue | FunctionRef) and not key.startswith("_output_shapes")
-            }
-            inputs = flat.graph.inputs(node)
-            source.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
+        elif op in coverage.READS_A_VARIABLE:
+            # Nothing assigns: a variable has one value, and reading it is the value.
+            names.setdefault((node, 0), inputs[0])
+        elif table()[op].function in _HANDS_ON or _casts_to_itself(flat, node):
+            for port, key in enumerate(inputs):
+                names.setdefault((node, port), key)
+        else:
+            source.ops[node] = Op(node, flat.graph.names[node], op, _attributes(flat, node), inputs, [node])
+    for tensor in flat.outputs:
+        source.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
     if variables:
         values = formats.variables(flat.model, [flat.graph.names[node] for node in variables])
         source.constants |= {(node, 0): values[flat.graph.names[node]] for node in variables}
     fold(source)
     source.prune()
     return source
+
+
+def _attributes(flat: FlatGraph, node: int) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in flat.graph.attrs[node].items()
+        if not isinstance(value, TensorValue | FunctionRef) and not key.startswith("_output_shapes")
+    }
+
+
+def _casts_to_itself(flat: FlatGraph, node: int) -> bool:
+    attrs = flat.graph.attrs[node]
+    return flat.graph.ops[node] == "Cast" and attrs.get("SrcT") == attrs.get("DstT")
 
 
 def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
@@ -79,35 +91,28 @@ def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
 def fold(source: Source) -> None:
     """Evaluates on the CPU, once, every op whose inputs are all constants."""
     for number, op in list(source.ops.items()):
-        if op.op in PASS_THROUGH and op.inputs[0] in source.constants:
-            source.constants[number, 0] = source.constants[op.inputs[0]]
-            del source.ops[number]
-            continue
-        if not all(key in source.constants for key in op.inputs):
-            continue
-        lowering = table()[op.op]
-        if lowering.dynamic and not op.inputs:
-            continue
-        results = evaluate(lowering, op, [source.constants[key] for key in op.inputs])
-        if (
-            sum(result.nbytes for result in results)
-            > LARGEST_FOLDED
-            > sum(source.constants[key].nbytes for key in op.inputs)
-        ):
-            continue
-        source.constants |= {(number, port): result for port, result in enumerate(results)}
-        del source.ops[number]
+        if all(key in source.constants for key in op.inputs):
+            results = evaluate(op, [source.constants[key] for key in op.inputs])
+            if results is not None:
+                source.constants |= {(number, port): result for port, result in enumerate(results)}
+                del source.ops[number]
 
 
-def evaluate(lowering: Lowering, op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Runs one lowering on the CPU, on values that are known."""
+def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
+    """Runs one op on the CPU, on values that are known; None if its results are too large to keep on the host."""
+    lowering = table()[op.op]
     static = positions(lowering, len(inputs))
     arguments = [
         value if slot in static else to_torch(np.asarray(value), torch.device("cpu"))
         for slot, value in enumerate(inputs)
     ]
     with torch.no_grad():
-        return [to_numpy(result) for result in as_tuple(call(lowering, op, arguments))]
+        results = as_tuple(call(lowering, op, arguments))
+    size = sum(result.numel() * result.element_size() for result in results)
+    if size > LARGEST_FOLDED > sum(value.nbytes for value in inputs):
+        return None
+    # A copy of what is broadcast: a view of stride zero is no array that can be laid side by side with others.
+    return [to_numpy(result.contiguous()) for result in results]
 
 
 def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False) -> Any:
@@ -120,7 +125,7 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
         ) from problem
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as problem:
         raise EngineError(
-            f"{op.op} failed: {str(problem).splitlines()[0]}",
+            f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",
             where=f"node {op.name}",
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem

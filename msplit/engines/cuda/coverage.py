@@ -1,18 +1,36 @@
-"""What of a graph the cuda engine can run, known before anything runs."""
+"""What of a graph the cuda engine can run, known before anything runs.
+
+Three kinds of nodes: those with a lowering, which run on the device; host nodes (strings, tables, parsing), which TensorFlow runs on
+the CPU before the device starts, so that they may depend on inputs only; and what can not run at all.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from msplit import optable
+from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import table
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL
+from msplit.formats import VARIABLE_OPS
+from msplit.graph import CONTROL, TensorValue
 
-BY_THE_ENGINE = ("Placeholder", "PlaceholderV2", "Const", "VarHandleOp", "VariableV2", "Variable", "ReadVariableOp")
+READS_A_VARIABLE = ("ReadVariableOp",)
+BY_THE_ENGINE = frozenset({"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE})
 """Ops that need no lowering: they are inputs, constants or variables."""
+
+_NO_TENSOR = ("string", "variant", "resource")
+_HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
+"""Work for the device: what depends on it is in the middle of the model, not in front of it."""
+_WRITES = re.compile(
+    r"Assign\w*|Resource(Sparse)?Apply\w+|(Sparse)?Apply\w+|Resource\w*Scatter\w+|Scatter(?!Nd$)\w+|\w*CountUpTo"
+)
+"""Ops that change a variable."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +41,39 @@ class Coverage:
         covered: Op -> number of nodes.
         missing: Op -> names of its nodes, for ops without a lowering.
         dynamic: Op -> names of its nodes, for ops whose output shape depends on values: they run eagerly, not captured.
-        host: Op -> names of nodes without a lowering that only depend on inputs, so that they run before, through TensorFlow on the CPU.
+        host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
+        stuck: Op -> names of its nodes, for host nodes that depend on what the device computes, and so can not run before it.
     """
 
     covered: dict[str, int]
     missing: dict[str, list[str]]
     dynamic: dict[str, list[str]]
+    host: dict[str, list[str]] = field(default_factory=dict)
+    stuck: dict[str, list[str]] = field(default_factory=dict)
 
 
-def needed(flat: FlatGraph, outside: set[tuple[int, int]]) -> list[int]:
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Who runs which of the needed nodes.
+
+    Attributes:
+        device: Nodes with a lowering, in topological order; constants and variables that they read included.
+        host: Nodes that run before, in topological order.
+        frontier: Values that the host makes and the device reads.
+        fetched: Outputs that the host makes, by name.
+        missing: Nodes that nobody can run.
+        stuck: Host nodes that depend on the device.
+    """
+
+    device: tuple[int, ...]
+    host: tuple[int, ...]
+    frontier: tuple[Key, ...]
+    fetched: Mapping[str, Key]
+    missing: tuple[int, ...]
+    stuck: tuple[int, ...]
+
+
+def needed(flat: FlatGraph, outside: set[Key]) -> list[int]:
     """Nodes that the outputs need through data edges, in topological order; the walk stops at values from outside.
 
     Control edges order effects. Nothing that the engine runs has an effect, so a node needed only for control is left out.
@@ -40,43 +82,170 @@ def needed(flat: FlatGraph, outside: set[tuple[int, int]]) -> list[int]:
     seen = np.zeros(len(graph), dtype=bool)
     stack = [tensor.node for tensor in flat.outputs if (tensor.node, tensor.port) not in outside]
     seen[stack] = True
-    edges = graph.edges
+    start, src, ports = graph.in_start.tolist(), graph.edges.src.tolist(), graph.edges.port.tolist()
     while stack:
-        for edge in graph.in_edges(stack.pop()):
-            producer, port = int(edges.src[edge]), int(edges.port[edge])
+        node = stack.pop()
+        for edge in range(start[node], start[node + 1]):
+            producer, port = src[edge], ports[edge]
             if port != CONTROL and not seen[producer] and (producer, port) not in outside:
                 seen[producer] = True
                 stack.append(producer)
-    return [int(node) for node in graph.topological if seen[node]]
+    return [node for node in graph.topological.tolist() if seen[node]]
 
 
-def cover(flat: FlatGraph, nodes: list[int] | None = None) -> Coverage:
-    """Which ops of a graph have a lowering."""
-    known = table()
+def divide(flat: FlatGraph) -> Division:
+    """Divides what the outputs need between the host and the device."""
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
+    nodes = needed(flat, outside)
+    inputs = {node: flat.graph.inputs(node) for node in nodes}
+    known = table()
+    no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
+    forced, missing, stuck = [], [], []
+    behind_device: set[int] = set()  # nodes that depend on work for the device
+    for node in nodes:
+        op = flat.graph.ops[node]
+        reads = [key for key in inputs[node] if key in no_tensor]
+        covered = op in BY_THE_ENGINE or op in known
+        if op == "Const":
+            value = flat.graph.attrs[node].get("value")
+            if isinstance(value, TensorValue) and value.dtype == "string":
+                no_tensor.add((node, 0))
+        elif not covered or reads:
+            no_tensor |= {
+                (node, port) for port in range(_outputs(flat, node)) if _dtype(flat, (node, port)) in _NO_TENSOR
+            }
+            late = any(key[0] in behind_device and key not in outside for key in inputs[node])
+            if not covered and not flat.host[node]:
+                missing.append(node)
+            elif late:
+                stuck.append(node)
+            else:
+                forced.append(node)
+        if (
+            op in VARIABLE_OPS
+            or _HEAVY.fullmatch(op)
+            or any(key[0] in behind_device and key not in outside for key in inputs[node])
+        ):
+            behind_device.add(node)
+    for tensor in flat.outputs:
+        # A string that is an output as it is: a constant, or an input handed on.
+        key = (tensor.node, tensor.port)
+        if key in no_tensor and key not in outside and flat.graph.ops[tensor.node] == "Const":
+            forced.append(tensor.node)
+    host = _with_ancestors(forced, inputs, outside)
+    constants = {node for node in host if flat.graph.ops[node] == "Const"}
+    on_device = _device_nodes(flat, inputs, host - constants, outside)
+    frontier: dict[Key, None] = {}
+    for node in nodes:
+        if node in on_device:
+            frontier |= {key: None for key in inputs[node] if key[0] in host - constants and key not in outside}
+    fetched = {}
+    for tensor in flat.outputs:
+        key = (tensor.node, tensor.port)
+        if (key[0] in host and key[0] not in on_device and key not in outside) or (key in outside and key in no_tensor):
+            fetched[tensor.name] = key
+    return Division(
+        device=tuple(node for node in nodes if node in on_device),
+        host=tuple(node for node in nodes if node in host),
+        frontier=tuple(frontier),
+        fetched=fetched,
+        missing=tuple(missing),
+        stuck=tuple(stuck),
+    )
+
+
+def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:
+    found, stack = set(roots), list(roots)
+    while stack:
+        for key in inputs[stack.pop()]:
+            if key not in outside and key[0] not in found:
+                found.add(key[0])
+                stack.append(key[0])
+    return found
+
+
+def _device_nodes(flat: FlatGraph, inputs: Mapping[int, list[Key]], host: set[int], outside: set[Key]) -> set[int]:
+    """What the outputs need when the walk stops at the host's values."""
+    roots = [tensor.node for tensor in flat.outputs if (tensor.node, tensor.port) not in outside]
+    found: set[int] = set()
+    stack = [node for node in roots if node not in host]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        stack.extend(key[0] for key in inputs[node] if key not in outside and key[0] not in host)
+    return found
+
+
+def _dtype(flat: FlatGraph, key: Key) -> str | None:
+    attrs = flat.graph.attrs[key[0]]
+    found = optable.output_dtype(flat.graph.ops[key[0]], attrs, key[1]) or attrs.get("dtype")
+    return found if isinstance(found, str) else None
+
+
+def _outputs(flat: FlatGraph, node: int) -> int:
+    return optable.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
+
+
+def cover(flat: FlatGraph) -> Coverage:
+    """What of a graph the engine can run, by op."""
+    division = divide(flat)
+    unable = {*division.missing, *division.stuck}
     covered: dict[str, int] = {}
-    missing: dict[str, list[str]] = {}
     dynamic: dict[str, list[str]] = {}
-    for node in nodes if nodes is not None else needed(flat, outside):
-        op, name = flat.graph.ops[node], flat.graph.names[node]
-        if op in BY_THE_ENGINE or op in known:
+    for node in division.device:
+        op = flat.graph.ops[node]
+        if node not in unable:
             covered[op] = covered.get(op, 0) + 1
-            if op in known and known[op].dynamic:
-                dynamic.setdefault(op, []).append(name)
-        else:
-            missing.setdefault(op, []).append(name)
-    return Coverage(covered, missing, dynamic)
+            if op in table() and table()[op].dynamic:
+                dynamic.setdefault(op, []).append(flat.graph.names[node])
+    return Coverage(
+        covered,
+        _by_op(flat, division.missing),
+        dynamic,
+        _by_op(flat, tuple(node for node in division.host if node not in unable)),
+        _by_op(flat, division.stuck),
+    )
 
 
-def refuse(flat: FlatGraph, nodes: list[int]) -> None:
-    """Raises an EngineError that lists every op without a lowering, if there is one."""
-    missing = cover(flat, nodes).missing
-    if missing:
-        lines = [
-            f"  {op}: {len(names)} node{'s' if len(names) > 1 else ''}, such as {names[0]}"
-            for op, names in sorted(missing.items())
-        ]
+def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = {}
+    for node in nodes:
+        result.setdefault(flat.graph.ops[node], []).append(flat.graph.names[node])
+    return result
+
+
+def refuse(flat: FlatGraph, division: Division) -> None:
+    """Raises what stands in the way of running a graph, if anything does.
+
+    Raises:
+        EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
+    """
+    writers = [node for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
+    if flat.targets or writers:
+        names = ", ".join(flat.graph.names[node] for node in [*flat.targets, *writers][:3])
         raise EngineError(
-            "\n".join(["the cuda engine has no lowering for:", *lines]),
+            f"the graph has steps that are run for their effect ({names}): the cuda engine runs inference only",
+            fix="use --engine tensorflow, or name the tensors to compute with --outputs",
+        )
+    lines = []
+    if division.missing:
+        lines += ["the cuda engine has no lowering for:", *_lines(_by_op(flat, division.missing))]
+    if division.stuck:
+        lines += [
+            "these run on the host only, and depend on what the device computes, so that they can not run before it:",
+            *_lines(_by_op(flat, division.stuck)),
+        ]
+    if lines:
+        raise EngineError(
+            "\n".join(lines),
             fix="use --engine tensorflow, or cut the model with --inputs and --outputs so that these nodes are outside",
         )
+
+
+def _lines(nodes: Mapping[str, list[str]]) -> list[str]:
+    return [
+        f"  {op}: {len(names)} node{'s' if len(names) > 1 else ''}, such as {names[0]}"
+        for op, names in sorted(nodes.items())
+    ]

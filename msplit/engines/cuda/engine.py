@@ -23,6 +23,7 @@ from msplit.schedule.problem import Problem
 if TYPE_CHECKING:
     import torch
 
+    from msplit.engines.cuda.lower import Lowered
     from msplit.engines.cuda.program import Program
 
 LAYOUT_RUNS = 30
@@ -35,6 +36,7 @@ class Prepared:
 
     program: Program
     layout: str
+    lowered: Lowered
 
 
 class CudaEngine:
@@ -90,25 +92,25 @@ ENGINE = CudaEngine()
 
 def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
     """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
-    from msplit.engines.cuda.build import build
     from msplit.engines.cuda.executable import precision
-    from msplit.engines.cuda.rewrites import CONVOLUTIONS, rewrite
+    from msplit.engines.cuda.lower import lower
+    from msplit.engines.cuda.ops.conv import FILTERS
     from msplit.engines.cuda.trace import trace
 
-    fed = {tensor.name: (tensor.node, tensor.port) for tensor in job.flat.inputs}
-    source = build(job.flat, fed)
-    rewrite(source)
+    with precision(job.ieee):
+        lowered = lower(job.flat, job.feeds, device, op_libraries=job.op_libraries)
     has_choice = any(
-        op.op in (*CONVOLUTIONS, "_FusedConv2D") and op.attrs.get("data_format", "NHWC") == "NHWC"
-        for op in source.ops.values()
+        op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
+        for op in lowered.source.ops.values()
     )
     wanted = {"nhwc": [False], "nchw": [True]}.get(layout, [False, True])
     if not has_choice or device.type != "cuda":
         wanted = wanted[:1]
     with precision(job.ieee):
         candidates = [
-            Prepared(trace(source, job.feeds, device, nchw=nchw), "nchw" if nchw else "nhwc" if has_choice else "none")
+            Prepared(trace(lowered.source, lowered.feeds, device, nchw=nchw), layout_name, lowered)
             for nchw in wanted
+            for layout_name in ["nchw" if nchw else "nhwc" if has_choice else "none"]
         ]
     if len(candidates) == 1:
         return candidates[0]
@@ -117,7 +119,11 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
 
 def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
     executable = _executable(
-        job, prepared, plan_for(prepared.program, np.zeros_like(job.ids), job.costs), device, capture=True
+        job,
+        prepared,
+        plan_for(prepared.program, np.zeros_like(job.ids), job.costs),
+        device,
+        capture=not prepared.program.dynamic,
     )
     try:
         times = executable.device_times(LAYOUT_RUNS)
@@ -160,13 +166,22 @@ def step_problem(program: Program, costs: Costs | None, lanes: NDArray[np.int32]
 
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
+    """The executable, its host part in front of it where there is one."""
+    from msplit.engines.cuda.host import WithHost
+
+    executable = _device_executable(job, prepared, plan, device, capture)
+    host = prepared.lowered.host
+    return executable if host is None else WithHost(host, executable)
+
+
+def _device_executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
     from msplit.engines.cuda.executable import CudaExecutable
     from msplit.engines.cuda.lanes import arrange
     from msplit.engines.cuda.simulated import SimulatedExecutable
     from msplit.engines.cuda.tensors import to_torch
 
     program = prepared.program
-    if capture and device.type == "cuda" and program.dynamic:
+    if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(
             f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
@@ -178,7 +193,7 @@ def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, 
         return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})
     import torch
 
-    feeds = {name: to_torch(np.array(job.feeds[name]), torch.device("cpu")) for name in program.feeds}
+    feeds = {name: to_torch(np.array(prepared.lowered.feeds[name]), torch.device("cpu")) for name in program.feeds}
     return CudaExecutable(
         program,
         lanes,
@@ -195,7 +210,9 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
     """What the report says about a plan."""
     from msplit.engines.cuda.lanes import arrange
 
-    one = make_plan(program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64)))
+    one = make_plan(
+        program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
+    )
     return {
         "streams": plan.streams,
         "kernels": sum(step.launches for step in program.steps),

@@ -7,6 +7,7 @@ stream, is known to be over: from then on whatever that stream writes there come
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,13 +61,13 @@ class Lanes:
 
 
 def arrange(program: Program, plan: Plan) -> Lanes:
-    """Turns a plan into actions."""
+    """Turns a plan into actions. Near-linear: O(steps + reads × log waits + waits × streams)."""
     waits: dict[int, list[int]] = {}
     for node, on in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
         waits.setdefault(node, []).append(on)
     recorded = set(plan.wait_on.tolist()) | set(plan.join.tolist())
     first_views, views = _place_views(program, plan)
-    releases, peak = _releases(program, plan, waits)
+    releases, peak = _releases(program, plan, waits, views)
     actions = tuple(
         Action(
             step,
@@ -105,64 +106,107 @@ def _place_views(program: Program, plan: Plan) -> tuple[list[int], dict[int, lis
     return first, views
 
 
-def _releases(program: Program, plan: Plan, waits: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], int]:
-    """Step of the owner's stream after which each value may be let go, and the memory needed at the highest."""
+def _releases(
+    program: Program, plan: Plan, waits: Mapping[int, list[int]], views: Mapping[int, list[int]]
+) -> tuple[dict[int, list[Key]], int]:
+    """After which step of its own stream each value is let go, and the memory needed at the highest."""
+    groups, readers = _lifetimes(program, views)
+    known = _Knowledge(plan, waits)
+    releases: dict[int, list[Key]] = {}
+    freed: dict[int, int] = {}  # bytes let go after each step
+    for owner, keys in groups.items():
+        last = known.after_all(owner, readers[owner])
+        if last is not None:
+            releases.setdefault(last, []).extend(keys)
+            freed[last] = freed.get(last, 0) + program.steps[owner].bytes
+    peak = 0
+    for members in known.members:
+        live = highest = 0
+        for step in members:
+            live += program.steps[step].bytes
+            highest = max(highest, live)
+            live -= freed.get(step, 0)
+        peak += highest
+    return releases, peak
+
+
+def _lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:
+    """Per step whose memory is let go at some time: the values that lie in it, and the steps that must be over by then."""
     base = {(step.op.node, port): where for step in program.steps for port, where in enumerate(step.bases)}
+    made_after = {view: step for step, placed in views.items() for view in placed}
+    kept = {base[key] for key in program.fetches.values() if key in base}
     groups: dict[int, list[Key]] = {}
     for key, owner in base.items():
         if owner >= 0:
             groups.setdefault(owner, []).append(key)
-    readers: dict[int, set[int]] = {owner: set() for owner in groups}
+    readers: dict[int, list[int]] = {owner: [] for owner in groups}
     for number, step in enumerate(program.steps):
+        # A view is made on the host when the step that it is placed after has been issued.
+        reader = number if step.launches else made_after.get(number)
         for key in step.inputs:
             owner = base.get(key, -1)
-            if owner >= 0 and step.launches:
-                readers[owner].add(number)
-    kept = {base[key] for key in program.fetches.values() if key in base}
-
-    stream = plan.stream.tolist()
-    place: dict[int, int] = {}
-    pending: list[dict[int, set[int]]] = [
-        {} for _ in range(plan.streams)
-    ]  # per lane: owner -> readers not known to be over
-    clocks = [[-1] * plan.streams for _ in range(plan.streams)]
-    seen: dict[int, list[int]] = {}
-    length = [0] * plan.streams
-    live = [0] * plan.streams
-    peak = [0] * plan.streams
-    releases: dict[int, list[Key]] = {}
-    for step in plan.order.tolist():
-        lane = stream[step]
-        clock = clocks[lane]
-        if waits.get(step):
-            clock = list(clock)
-            for on in waits[step]:
-                clock = [max(mine, theirs) for mine, theirs in zip(clock, seen[on], strict=True)]
-                clock[stream[on]] = max(clock[stream[on]], place[on])
-            clocks[lane] = clock
-        place[step] = length[lane]
-        length[lane] += 1
-        seen[step] = clock
-        if program.steps[step].bytes:
-            live[lane] += program.steps[step].bytes
-            peak[lane] = max(peak[lane], live[lane])
-        if step in groups and step not in kept:
-            pending[lane][step] = set(readers[step])
-        # A value nobody reads, or whose readers this stream knows to be over, goes now.
-        done = []
-        for owner, left in pending[lane].items():
-            left -= {reader for reader in left if reader in place and _over(reader, lane, stream, place, clock)}
-            if not left:
-                done.append(owner)
-        for owner in done:
-            del pending[lane][owner]
-            live[lane] -= program.steps[owner].bytes
-            releases.setdefault(step, []).extend(groups[owner])
-    return releases, sum(peak)
+            if owner < 0:
+                continue
+            if reader is not None:
+                readers[owner].append(reader)
+            if step.varying:
+                kept.add(owner)  # what shares memory with what may differ from run to run
+        if step.varying:
+            kept.add(number)
+    for owner in kept:
+        groups.pop(owner, None)
+    return groups, readers
 
 
-def _over(reader: int, lane: int, stream: list[int], place: dict[int, int], clock: list[int]) -> bool:
-    return stream[reader] == lane or place[reader] <= clock[stream[reader]]
+class _Knowledge:
+    """What each stream knows to be over, as it goes on.
+
+    Every stream has a clock per other stream: how far that one is known to have come. It only moves at a wait, and only forward, so
+    the moves are kept and searched.
+    """
+
+    def __init__(self, plan: Plan, waits: Mapping[int, list[int]]) -> None:
+        self.stream = plan.stream.tolist()
+        self.members: list[list[int]] = [[] for _ in range(plan.streams)]
+        self.place: dict[int, int] = {}
+        # (stream, other) -> (places of the other that became known, ascending; places in the stream from which on they were)
+        self.moves: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        clocks = [[-1] * plan.streams for _ in range(plan.streams)]
+        seen: dict[int, list[int]] = {}
+        for step in plan.order.tolist():
+            lane = self.stream[step]
+            place = self.place[step] = len(self.members[lane])
+            self.members[lane].append(step)
+            if step in waits:
+                before, clock = clocks[lane], list(clocks[lane])
+                for on in waits[step]:
+                    clock = [max(mine, theirs) for mine, theirs in zip(clock, seen[on], strict=True)]
+                    clock[self.stream[on]] = max(clock[self.stream[on]], self.place[on])
+                for other, now in enumerate(clock):
+                    if now > before[other] and other != lane:
+                        reached, since = self.moves.setdefault((lane, other), ([], []))
+                        reached.append(now)
+                        since.append(place)
+                clocks[lane] = clock
+            seen[step] = clocks[lane]
+
+    def after_all(self, owner: int, readers: list[int]) -> int | None:
+        """The first step of the owner's stream from whose start on all readers, and the owner itself, are known to be over.
+
+        Readers on that stream are over at their own place. None: the stream ends without knowing.
+        """
+        lane = self.stream[owner]
+        latest = self.place[owner]
+        for reader in readers:
+            if self.stream[reader] == lane:
+                latest = max(latest, self.place[reader])
+                continue
+            reached, since = self.moves.get((lane, self.stream[reader]), ([], []))
+            move = bisect.bisect_left(reached, self.place[reader])
+            if move == len(reached):
+                return None
+            latest = max(latest, since[move])
+        return self.members[lane][latest]
 
 
 def simulate(

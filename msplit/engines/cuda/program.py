@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,12 @@ class Op:
     """One node on its way to the GPU. Rewrites change ops in place and drop those that are absorbed.
 
     Attributes:
-        node: The flat node; the op's number in `Source.ops` too.
+        node: The op's number in `Source.ops`: the flat node, or a fresh number for an op that a rewrite adds.
         name: For messages.
         op: TensorFlow op whose lowering runs it.
         attrs: Plain attributes.
         inputs: Data inputs by slot.
-        covers: Every flat node that this op does the work of, itself first.
+        covers: Every flat node that this op does the work of, the one whose stream it runs on first.
     """
 
     node: int
@@ -45,16 +46,39 @@ class Source:
     """The part of a flat graph that the engine runs, constants evaluated.
 
     Attributes:
-        ops: By flat node, in topological order.
+        ops: By number, in topological order.
         constants: Values known before anything runs.
         feeds: Input name -> the value that is fed.
         fetches: Output name -> value.
+        shapes: Shape of every value whose shape is the same in every run; empty before `trace.infer`.
+        numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
     """
 
     ops: dict[int, Op]
     constants: dict[Key, NDArray[Any]]
     feeds: dict[str, Key]
     fetches: dict[str, Key]
+    shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    numbers: int = 0
+
+    def fresh(self) -> int:
+        """A number that nothing has."""
+        self.numbers += 1
+        return self.numbers - 1
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A new constant."""
+        key = (self.fresh(), 0)
+        self.constants[key] = value
+        self.shapes[key] = value.shape
+        return key
+
+    def add(self, op: str, like: Op, attrs: dict[str, Any], inputs: list[Key], shape: tuple[int, ...]) -> Op:
+        """A new op with one output of a known shape, that does a part of another's work. `sort` afterwards."""
+        number = self.fresh()
+        self.ops[number] = Op(number, like.name, op, attrs, inputs, [like.covers[0]])
+        self.shapes[number, 0] = shape
+        return self.ops[number]
 
     def consumers(self) -> dict[Key, list[int]]:
         """Ops that read each value, one entry per read, in op order."""
@@ -64,8 +88,22 @@ class Source:
                 readers.setdefault(key, []).append(number)
         return readers
 
+    def rename(self, names: Mapping[Key, Key]) -> None:
+        """Lets everything that reads a value read another in its place, over several steps where the other is renamed too."""
+        if not names:
+            return
+
+        def final(key: Key) -> Key:
+            while key in names:
+                key = names[key]
+            return key
+
+        for op in self.ops.values():
+            op.inputs = [final(key) for key in op.inputs]
+        self.fetches = {name: final(key) for name, key in self.fetches.items()}
+
     def prune(self) -> None:
-        """Drops ops that no fetch needs."""
+        """Drops ops that no fetch needs, and inputs that nothing reads."""
         needed: set[int] = set()
         stack = [key[0] for key in self.fetches.values()]
         while stack:
@@ -75,6 +113,31 @@ class Source:
             needed.add(number)
             stack.extend(key[0] for key in self.ops[number].inputs if key not in self.constants)
         self.ops = {number: op for number, op in self.ops.items() if number in needed}
+        read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        self.feeds = {name: key for name, key in self.feeds.items() if key in read}
+
+    def sort(self) -> None:
+        """Puts the ops in topological order again, as near to their present order as that allows (Kahn's algorithm)."""
+        place = {number: position for position, number in enumerate(self.ops)}
+        readers: dict[int, list[int]] = {}
+        waiting = dict.fromkeys(self.ops, 0)
+        for number, op in self.ops.items():
+            for producer, _ in op.inputs:
+                if producer in self.ops:
+                    readers.setdefault(producer, []).append(number)
+                    waiting[number] += 1
+        heap = [(place[number], number) for number, count in waiting.items() if not count]
+        ordered: dict[int, Op] = {}
+        while heap:
+            _, number = heapq.heappop(heap)
+            ordered[number] = self.ops[number]
+            for reader in readers.get(number, ()):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    heapq.heappush(heap, (place[reader], reader))
+        if len(ordered) != len(self.ops):
+            raise ValueError("internal error: a rewrite made a cycle")
+        self.ops = ordered
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +153,7 @@ class Step:
         bytes: Device bytes it allocates for its outputs.
         bases: Per output the step in whose memory it lies (itself, or the producer that it is a view of), -1 for a constant's or
             an input's memory.
+        varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.
     """
 
     op: Op
@@ -99,6 +163,7 @@ class Step:
     launches: bool
     bytes: int
     bases: tuple[int, ...]
+    varying: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +178,7 @@ class Program:
         known: Output name -> value that depends on no input and needs no run.
         dag: Dependencies between steps, in the order of `steps`.
         dynamic: Steps whose output shapes depend on values, or that read a value on the host: such a program can not be captured.
+        fed: Input name -> shape and dtype name that the program was traced with.
     """
 
     steps: tuple[Step, ...]
@@ -122,6 +188,7 @@ class Program:
     known: Mapping[str, NDArray[Any]]
     dag: Dag
     dynamic: tuple[int, ...] = ()
+    fed: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     def producers(self) -> dict[Key, int]:
         """Step that makes each value."""

@@ -16,6 +16,19 @@ from msplit.engines.base import Arrays
 from msplit.engines.cuda.lanes import Lanes, simulate
 from msplit.engines.cuda.program import Program
 from msplit.engines.cuda.tensors import to_numpy, to_torch
+from msplit.errors import EngineError
+
+
+def check_feeds(program: Program, feeds: Arrays) -> None:
+    """Raises an EngineError where an input is missing or has another shape or dtype than the one that was traced."""
+    for name, (shape, dtype) in program.fed.items():
+        if name not in feeds:
+            raise EngineError(f"no value for input {name}")
+        if feeds[name].shape != shape or feeds[name].dtype.name != dtype:
+            raise EngineError(
+                f"input {name} was prepared as {dtype} {shape}, not {feeds[name].dtype} {feeds[name].shape}",
+                fix="shapes are fixed when the graph is prepared: prepare one executable per shape",
+            )
 
 
 class SimulatedExecutable:
@@ -29,6 +42,7 @@ class SimulatedExecutable:
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step."""
+        check_feeds(self.program, feeds)
         self._feeds = feeds
         self._seed += 1
         cpu = torch.device("cpu")

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from msplit.dag import Dag
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
-from msplit.engines.cuda.ops.conv import prepare_filter
+from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
-from msplit.engines.cuda.registry import Lowering, table
-from msplit.engines.cuda.tensors import to_numpy, to_torch
+from msplit.engines.cuda.registry import Lowering, Node, table
+from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.windows import keeps_channels_last
 from msplit.errors import EngineError
-
-FILTER_OPS = ("Conv2D", "_FusedConv2D", "DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
+from msplit.dag import Dag
 
 
 class _Tracer:
@@ -34,62 +34,94 @@ class _Tracer:
         self.static: dict[Key, NDArray[Any]] = dict(source.constants)
         self.constants: dict[Key, torch.Tensor] = {}
         self.varying: set[Key] = set()  # values whose shape changes from run to run
+        self.shapes: dict[Key, tuple[int, ...]] = {}  # of all others
         self.base: dict[Key, int] = {}  # step in whose memory a value lies, -1 for constants and inputs
         self.steps: list[Step] = []
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
+        self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
+        for op in source.ops.values():
+            if op.op in FILTERS:
+                self.filters.setdefault(op.inputs[1], op)
 
-    def constant(self, key: Key, op: Op, slot: int) -> torch.Tensor:
+    def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Puts the inputs on the device."""
+        for name, key in self.source.feeds.items():
+            if name not in feeds:
+                raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
+            self.values[key] = to_torch(np.array(feeds[name]), self.device)
+            self.base[key] = -1
+            self.shapes[key] = feeds[name].shape
+
+    def constant(self, key: Key) -> torch.Tensor:
         """A known value on the device; filters of convolutions laid out as the convolution wants them."""
         tensor = self.constants.get(key)
         if tensor is None:
-            tensor = to_torch(np.ascontiguousarray(self.static[key]), self.device)
-            if slot == 1 and op.op in FILTER_OPS:
-                tensor = prepare_filter(tensor, not self.nchw)
+            tensor = to_torch(self.static[key], self.device)
+            op = self.filters.get(key)
+            if op is not None:
+                channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
+                tensor = FILTERS[op.op](tensor, channels_last)
             self.constants[key] = tensor
             self.base[key] = -1
         return tensor
 
-    def run(self, op: Op) -> None:
-        """Evaluates an op now if it can be known, otherwise runs it and keeps a step."""
+    def run(self, op: Op) -> bool:
+        """Evaluates an op now if it can be known, otherwise runs it and keeps a step. Whether there is a step."""
         lowering = table()[op.op]
         varying = any(key in self.varying for key in op.inputs)
         if lowering.shape_only and not varying:
             shapes = [self.values[key] if key in self.values else self.static[key] for key in op.inputs]
-            tensors = [
-                torch.empty(tuple(value.shape), dtype=torch.bool) if isinstance(value, np.ndarray) else value
-                for value in shapes
-            ]
-            sizes = as_tuple(call(lowering, op, tensors))
-            self.static |= {(op.node, port): to_numpy(size) for port, size in enumerate(sizes)}
-            return
-        if op.inputs and all(key in self.static for key in op.inputs) and not lowering.dynamic:
-            results = evaluate(lowering, op, [self.static[key] for key in op.inputs])
-            self.static |= {(op.node, port): result for port, result in enumerate(results)}
-            return
+            tensors = [torch.empty(value.shape, dtype=torch.bool, device="meta") for value in shapes]
+            self._know(op, [to_numpy(size) for size in as_tuple(call(lowering, op, tensors))])
+            return False
+        if all(key in self.static for key in op.inputs):
+            results = evaluate(op, [self.static[key] for key in op.inputs])
+            if results is not None:
+                self._know(op, results)
+                return False
         self._step(lowering, op, varying)
+        return True
+
+    def _know(self, op: Op, results: list[NDArray[Any]]) -> None:
+        for port, result in enumerate(results):
+            self.static[op.node, port] = result
+            self.shapes[op.node, port] = result.shape
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
         static = positions(lowering, len(op.inputs))
         unknown = [slot for slot in sorted(static) if op.inputs[slot] not in self.static]
-        bound: dict[int, Any] = {}
-        keys: list[Key] = []
-        for slot, key in enumerate(op.inputs):
-            if slot in static and slot not in unknown:
-                bound[slot] = self.static[key]
-            elif key in self.static:
-                self.constant(key, op, slot)
-                keys.append(key)
-            else:
-                keys.append(key)
+        bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
+        keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
         function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
-        arguments = [self.values[key] if key in self.values else self.constants[key] for key in keys]
+        arguments = self.arguments(keys)
         results = function(*arguments)
         number = len(self.steps)
         if lowering.dynamic or unknown or (varying and lowering.shape_only):
             self.dynamic.append(number)
-        if lowering.dynamic or unknown or varying:
-            self.varying |= {(op.node, port) for port in range(len(results))}
+        varying = varying or lowering.dynamic or bool(unknown)
+        bases, size = self._memory(keys, arguments, results, number)
+        if varying:
+            bases = [number] * len(results)
+        self.steps.append(Step(op, function, keys, len(results), size > 0 or varying, size, tuple(bases), varying))
+        for port, result in enumerate(results):
+            key = (op.node, port)
+            self.values[key] = result
+            self.base[key] = bases[port]
+            self.made_by[key] = number
+            if varying:
+                self.varying.add(key)
+            else:
+                self.shapes[key] = tuple(result.shape)
+
+    def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
+        """The values of a step's inputs."""
+        return [self.values[key] if key in self.values else self.constant(key) for key in keys]
+
+    def _memory(
+        self, keys: tuple[Key, ...], arguments: list[torch.Tensor], results: tuple[torch.Tensor, ...], number: int
+    ) -> tuple[list[int], int]:
+        """In whose memory each result lies, and how many bytes are new."""
         memory = {
             argument.untyped_storage().data_ptr(): self.base[key] for argument, key in zip(arguments, keys, strict=True)
         }
@@ -104,11 +136,7 @@ class _Tracer:
             else:
                 fresh[storage.data_ptr()] = storage.nbytes()
                 bases.append(number)
-        self.steps.append(Step(op, function, tuple(keys), len(results), bool(fresh), sum(fresh.values()), tuple(bases)))
-        for port, result in enumerate(results):
-            self.values[op.node, port] = result
-            self.base[op.node, port] = bases[port]
-            self.made_by[op.node, port] = number
+        return bases, sum(fresh.values())
 
 
 def _invoke(
@@ -127,6 +155,34 @@ def _invoke(
         for slot in range(count)
     ]
     return as_tuple(call(lowering, op, arguments, nchw=nchw))
+
+
+def infer(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device) -> None:
+    """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
+
+    The graph runs once for it, as it is. (PyTorch's `meta` tensors would do without data, but the first of them takes longer, since
+    they need PyTorch's compiler loaded.)
+
+    Args:
+        source: Its `shapes` are filled in, its `ops` that need no run become `constants`.
+        feeds: An array per input.
+        device: Where to run.
+
+    Raises:
+        EngineError: An op failed on these shapes; the message names the node.
+    """
+    tracer = _Tracer(source, device, nchw=False)
+    tracer.feed(feeds)
+    last_use = _last_uses(source)
+    with torch.no_grad():
+        for number, op in list(source.ops.items()):
+            if not tracer.run(op):
+                del source.ops[number]
+            tracer.steps.clear()
+            _forget(tracer, op, last_use)
+    source.constants = tracer.static
+    source.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
+    source.prune()
 
 
 def trace(
@@ -150,24 +206,26 @@ def trace(
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = _Tracer(source, device, nchw)
-    for name, key in source.feeds.items():
-        if name not in feeds:
-            raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
-        tracer.values[key] = to_torch(np.ascontiguousarray(feeds[name]), device)
-        tracer.base[key] = -1
+    tracer.feed(feeds)
+    fed = {
+        name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))
+        for name, key in source.feeds.items()
+    }
     last_use = _last_uses(source)
     with torch.no_grad():
         for op in source.ops.values():
-            tracer.run(op)
-            if observe and tracer.steps and tracer.steps[-1].op is op:
+            if tracer.run(op) and observe:
                 step = tracer.steps[-1]
-                observe(
-                    step, [tracer.values[key] if key in tracer.values else tracer.constants[key] for key in step.inputs]
-                )
-            for key in op.inputs:
-                if last_use.get(key) == op.node:
-                    tracer.values.pop(key, None)
-    return _finish(tracer)
+                observe(step, tracer.arguments(step.inputs))
+            _forget(tracer, op, last_use)
+    return _finish(tracer, fed)
+
+
+def _forget(tracer: _Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
+    """Frees what nothing reads after this op."""
+    for key in op.inputs:
+        if last_use.get(key) == op.node:
+            tracer.values.pop(key, None)
 
 
 def _last_uses(source: Source) -> dict[Key, int]:
@@ -180,7 +238,7 @@ def _last_uses(source: Source) -> dict[Key, int]:
     return last
 
 
-def _finish(tracer: _Tracer) -> Program:
+def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
     src, dst = [], []
     for number, step in enumerate(tracer.steps):
         for key in step.inputs:
@@ -197,4 +255,5 @@ def _finish(tracer: _Tracer) -> Program:
         known,
         Dag.of(len(tracer.steps), src, dst),
         tuple(tracer.dynamic),
+        fed,
     )

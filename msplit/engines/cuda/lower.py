@@ -1,0 +1,68 @@
+"""From a flat graph to the ops that run on the device, and the host part in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from msplit.engines.base import Arrays
+from msplit.engines.cuda.build import build
+from msplit.engines.cuda.coverage import divide, refuse
+from msplit.engines.cuda.host import HostPart
+from msplit.engines.cuda.program import Source
+from msplit.engines.cuda.rewrites import rewrite
+from msplit.engines.cuda.trace import infer
+from msplit.flatten.flat import FlatGraph
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A graph lowered for inputs of certain shapes.
+
+    Attributes:
+        source: What runs on the device.
+        feeds: Example inputs of it.
+        host: What runs before; None for most models.
+    """
+
+    source: Source
+    feeds: Arrays
+    host: HostPart | None = None
+
+
+def lower(
+    flat: FlatGraph, feeds: Arrays, device: torch.device, *, op_libraries: Sequence[Path] = (), rewrites: bool = True
+) -> Lowered:
+    """Lowers a graph.
+
+    Args:
+        flat: The graph.
+        feeds: An array per input: they fix the shapes.
+        device: Where it will run.
+        op_libraries: Shared objects with custom TensorFlow ops, for the host part.
+        rewrites: Whether to fold and fuse.
+
+    Raises:
+        EngineError: Something in the graph can not run; the message names it and the way out.
+    """
+    division = divide(flat)
+    refuse(flat, division)
+    fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
+    host = None
+    if division.frontier or division.fetched:
+        host = HostPart(flat, division, op_libraries)
+        feeds, _ = host.run(feeds)
+        fed = {**fed, **host.feeds}
+        flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
+    source = build(flat, fed)
+    infer(source, feeds, device)
+    if rewrites:
+        rewrite(source)
+    return Lowered(source, {name: feeds[name] for name in source.feeds}, host)
