@@ -8,10 +8,7 @@ Triton it is several, because PyTorch's own gathers must not see a wrong index.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
-import os
-import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +17,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ops.axes import axis_within, integer
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.triton_here import can_compile
 
 
 @lowering("Gather")
@@ -141,8 +139,7 @@ def _masked(params: Tensor, indices: Tensor, axis: int) -> Tensor:
 @functools.cache
 def _kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
     """The gather in one kernel, if Triton is there and can compile it: it builds its launchers with a C compiler."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if importlib.util.find_spec("triton") is None or not compiler:
+    if not can_compile():
         return None
     from msplit.engines.cuda.gather_kernel import gather as kernel
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
 from msplit.engines.cuda.tensors import torch_dtype
+from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import (
     Window,
     channels_first,
@@ -71,7 +72,13 @@ def max_pool_with_argmax(node: Node, data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _max_pool(node: Node, data: Tensor, ksize: Sequence[int], strides: Sequence[int]) -> Tensor:
-    kernel, frames, data = _frames(node, data, ksize, strides)
+    kernel, frames, moved = _frames(node, data, ksize, strides)
+    if data.is_cuda and not node.nchw and not channels_first(node) and can_compile():
+        from msplit.engines.cuda import pool_kernel
+
+        if pool_kernel.fits(data, frames):
+            return pool_kernel.max_pool(data, frames)
+    data = moved
     fit = _fit(frames) if data.is_floating_point() else None
     if fit is not None:
         padding, skip, ceil = fit

@@ -1,0 +1,15 @@
+"""Whether kernels of our own can be compiled here."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Triton is installed, and so is the C compiler that it builds its launchers with."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    return importlib.util.find_spec("triton") is not None and bool(compiler)
