@@ -18,6 +18,7 @@ COMMANDS = {
     "analyze": "What is independent in a model, and what streams could gain.",
     "assign": "Assign stream ids by rules and write the annotated model.",
     "bench": "Run a model on its streams, verify the outputs, report the speed-up.",
+    "check": "Is the annotation of a model valid, whole, safe, and still worth it?",
     "doctor": "What this machine can do, and why not more.",
     "diff": "What changed between two annotated models.",
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",

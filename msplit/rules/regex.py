@@ -28,11 +28,13 @@ class Regex:
         entries: The patterns in order of precedence. YAML: ``patterns: {1: ["tower_a/.*"]}``, or ``file: streams.txt`` with a file in
             NVIDIA's format (see `streamfile`), relative to the rules file.
         match: Whether a pattern must match the whole name ("full", as NVIDIA's does) or any part of it ("search").
+        file: The stream file that entries come from, None where they stand in the rules file.
     """
 
     key: ClassVar[str] = "regex"
     entries: tuple[Entry, ...] = ()
     match: Literal["full", "search"] = "full"
+    file: str | None = None
 
     @classmethod
     def from_options(cls, options: Options) -> Regex:
@@ -55,7 +57,9 @@ class Regex:
                     entries.append(Entry(table.stream_id(key), pattern, table.location(where)))
         if file is not None:
             entries.extend(options.stream_file("file", file))
-        return cls(tuple(entries), "search" if match == "search" else "full")
+        folder = options.reading.folder
+        path = file if file is None or folder is None else str(folder / file)
+        return cls(tuple(entries), "search" if match == "search" else "full", path)
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes whose names match.

@@ -1,0 +1,22 @@
+"""Checks of an annotated model: one file per code, each a pure function with its page."""
+
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.registry import CHECKS, lookup
+from msplit.checks.run import Report, Reported, check, examine
+from msplit.checks.settings import Limits, Settings
+from msplit.checks.subject import Subject
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Finding",
+    "Limits",
+    "Report",
+    "Reported",
+    "Settings",
+    "Severity",
+    "Subject",
+    "check",
+    "examine",
+    "lookup",
+]

@@ -1,0 +1,62 @@
+"""MS001: a stream id that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
+from msplit.checks.subject import Subject
+from msplit.checks.words import nodes, verb
+from msplit.formats import STREAM_ID
+from msplit.graph import Graph
+
+MAX_STREAMS = 1024
+"""Ids from here on are out of range even where nobody says how many streams there are: no GPU runs as many kernels at once."""
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding per id. The whole file counts, functions and nodes that no output needs included."""
+    streams = subject.streams or MAX_STREAMS
+    wrong: dict[int | None, list[str]] = {}
+    model = subject.flat.model.graph
+    for prefix, graph in [("", model), *((f"{name}/", f.body) for name, f in model.functions.items())]:
+        for name, stream in _ids(graph):
+            if stream is None or not 0 <= stream < streams:
+                wrong.setdefault(stream, []).append(prefix + name)
+    for stream in sorted(wrong, key=lambda stream: (stream is None, stream or 0)):
+        names, count = tuple(wrong[stream][:NODES_SHOWN]), len(wrong[stream])
+        what = nodes(names, count)
+        have = verb(count, "has", "have")
+        if stream is None:
+            text = f"{what} {have} a `{STREAM_ID}` that is not an integer"
+            fix = f"set `{STREAM_ID}` with type `i`, or remove it"
+        else:
+            ids = f"0..{streams - 1}" if streams > 1 else "0 only"
+            text = f"{what} {have} stream id {stream}, but ids are {ids}"
+            fix = "assign the streams again, or allow more of them (`streams:` in the rules or in msplit.yaml)"
+        yield Finding(text, fix, names, count)
+
+
+def _ids(graph: Graph) -> Iterator[tuple[str, int | None]]:
+    for node in graph.nodes_with(STREAM_ID):
+        value = graph.attrs[node].get(STREAM_ID)
+        yield graph.names[node], value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+CHECK = Check(
+    code="MS001",
+    name="id-out-of-range",
+    severity=Severity.ERROR,
+    title="A stream id does not exist",
+    what="A node's `_stream_id` is negative, not an integer, or not below the number of streams. That number is "
+    "`streams` of the "
+    "settings, else of the rules, else of the plan; where nobody says, it is 1024. The whole file is looked at, "
+    "functions and nodes "
+    "that no output needs included.",
+    why="Both forks take ids modulo the number of streams without a word, so such a node runs on a stream that "
+    "nobody meant; "
+    "a negative id is undefined behaviour there. msplit refuses to run the graph.",
+    example="`streams: 4` in rules.yaml, and a node whose `_stream_id` is 6.",
+    mend="Run `msplit assign` again with the rules, or raise `streams`.",
+    find=find,
+)

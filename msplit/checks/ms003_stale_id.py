@@ -1,0 +1,158 @@
+"""MS003: ids that were made for another graph, or by other rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
+from msplit.checks.subject import ABSENT, Subject, stated
+from msplit.checks.wanted import wanted
+from msplit.checks.words import nodes, verb
+from msplit.errors import AssignError
+from msplit.flatten.sides import host_nodes
+from msplit.formats import graph_hash
+from msplit.graph import CONTROL, Graph
+
+_FIX = "run `msplit assign` with the rules again and commit what it writes"
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """Whatever there is to hold the ids against: the rules, the plan, the model they were made for."""
+    if subject.ruleset is None and subject.plan_file is None and subject.against is None:
+        raise Skip("it needs --rules, --plan or --against")
+    if subject.ruleset is not None:
+        yield from _by_rules(subject)
+    if subject.plan_file is not None:
+        yield from _by_plan(subject)
+    if subject.against is not None:
+        yield from _by_model(subject)
+
+
+def _by_rules(subject: Subject) -> Iterator[Finding]:
+    outcome = subject.outcome
+    if isinstance(outcome, AssignError):
+        yield Finding(f"the rules can not be applied to this graph: {outcome.what}", outcome.fix or _FIX)
+        return
+    ids = wanted(subject)
+    differ = (subject.stated != ABSENT) & (ids != ABSENT) & (subject.stated != ids) & ~subject.hand_set
+    pairs = np.unique(np.stack([subject.stated[differ], ids[differ]]), axis=1)
+    for has, wants in pairs.T.tolist():
+        which = np.flatnonzero(differ & (subject.stated == has) & (ids == wants))
+        names, count = subject.names(which), len(which)
+        rule, why = outcome.assignment.why(int(which[0])) or ("default", "no rule claims it")
+        yield Finding(
+            f"{nodes(names, count)} {verb(count, 'is', 'are')} on stream {has}, but the rules say stream {wants} "
+            f"({rule}: {why})",
+            f"{_FIX}; ids that the model's code sets by hand belong in `hand_set`",
+            names,
+            count,
+        )
+
+
+def _by_plan(subject: Subject) -> Iterator[Finding]:
+    plan_file = subject.plan_file
+    assert plan_file is not None
+    fix = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+    model = subject.flat.model
+    if plan_file.graph_hash and model.graph_def is not None and plan_file.graph_hash != graph_hash(model):
+        yield Finding("the plan was made for another graph: its graph hash differs", fix, file=plan_file.source)
+    if not subject.annotated:
+        return
+    plan, _ = subject.resolved_plan
+    which = np.flatnonzero((plan.stream >= 0) & (plan.stream != subject.ids))
+    if len(which):
+        names, count = subject.names(which), len(which)
+        first = int(which[0])
+        text = (
+            f"{nodes(names, count)} {verb(count, 'is', 'are')} on another stream in the plan ({plan.stream[first]}) "
+            f"than on the graph ({subject.ids[first]})"
+        )
+        yield Finding(text, fix, names, count, file=plan_file.source)
+
+
+def _by_model(subject: Subject) -> Iterator[Finding]:
+    """Against the model that the ids were made for: nodes that changed and kept their id, new nodes beside such with ids, lost nodes."""
+    old = subject.against
+    assert old is not None
+    new, before = subject.flat.model.graph, old.graph
+    changed: list[str] = []
+    added: list[str] = []
+    gone: list[str] = []
+    for prefix, one, other in _pairs(new, before):
+        now, then = stated(one), stated(other)
+        host = host_nodes(one)
+        for node, name in enumerate(one.names):
+            place = other.index.get(name)
+            if place is None:
+                if now[node] == ABSENT and not host[node] and _beside_ids(one, node, now):
+                    added.append(prefix + name)
+            elif now[node] != ABSENT and now[node] == then[place] and _signature(one, node) != _signature(other, place):
+                changed.append(prefix + name)
+        gone += [
+            prefix + other.names[place]
+            for place in np.flatnonzero(then != ABSENT).tolist()
+            if other.names[place] not in one.index
+        ]
+    where = str(old.path)
+    if changed:
+        yield _finding(changed, f"changed since {where} (op or inputs) and kept the stream id of then")
+    if added:
+        yield _finding(added, f"came since {where}, beside nodes with stream ids, and got none")
+    if gone:
+        yield _finding(gone, f"had a stream id in {where} and is gone: the other streams were chosen with it")
+
+
+def _finding(names: list[str], what: str) -> Finding:
+    count = len(names)
+    if count > 1:
+        what = what.replace("and is gone", "and are gone").replace("with it", "with them")
+    return Finding(f"{nodes(names, count)} {what}", _FIX, tuple(names[:NODES_SHOWN]), count)
+
+
+def _pairs(new: Graph, old: Graph) -> Iterator[tuple[str, Graph, Graph]]:
+    yield "", new, old
+    for name, function in new.functions.items():
+        if name in old.functions:
+            yield f"{name}/", function.body, old.functions[name].body
+
+
+def _signature(graph: Graph, node: int) -> tuple[str, tuple[tuple[str, int], ...], frozenset[str]]:
+    edges = graph.edges
+    data, control = [], []
+    for edge in graph.in_edges(node):
+        name = graph.names[int(edges.src[edge])]
+        if edges.port[edge] == CONTROL:
+            control.append(name)
+        else:
+            data.append((name, int(edges.port[edge])))
+    return graph.ops[node], tuple(data), frozenset(control)
+
+
+def _beside_ids(graph: Graph, node: int, ids: np.ndarray) -> bool:
+    near = [*graph.predecessors(node).tolist(), *graph.successors(node).tolist()]
+    return bool((ids[near] != ABSENT).any())
+
+
+CHECK = Check(
+    code="MS003",
+    name="stale-id",
+    severity=Severity.ERROR,
+    title="Stream ids do not fit the graph any more",
+    what="Three things can show it. With `--rules`: the rules, applied again to the graph without its ids, give "
+    "a node another stream "
+    "than it has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes that have "
+    "no id came in beside "
+    "such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has "
+    "nodes on other streams. "
+    "The rules can not tell ids that they wrote from ids that the model's code wrote (`msplit.stream`, "
+    "`tf.stream`); name the nodes of "
+    "the latter in `hand_set`, as patterns, and they are kept. Give the same --batch, --shape and --gpu as "
+    "`msplit assign` got: rules that weigh costs depend on them.",
+    why="Streams were chosen for the costs and dependencies of a graph that is no more. The graph still runs right, "
+    "but slower than it could, and nobody notices.",
+    example="Tower B got two more layers after the streams were assigned; the rules now put half of tower A elsewhere.",
+    mend="Run `msplit assign MODEL --rules FILE` again and commit what it writes.",
+    find=find,
+)

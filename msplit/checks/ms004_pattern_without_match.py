@@ -1,0 +1,61 @@
+"""MS004: a rule or a pattern that matches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.checks.base import Check, Finding, Severity, Skip
+from msplit.checks.places import place
+from msplit.checks.subject import Subject
+from msplit.rules import Outcome
+from msplit.rules.regex import Regex
+from msplit.rules.ruleset import RuleSet
+
+CLAIMING = ("embedding", "branch", "auto")
+"""Rules that look for something in the graph. Patterns are told one by one; the other rules depend on what these claim."""
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding per pattern, and one per rule of the user's own file that claims no node."""
+    outcome = subject.outcome
+    if not isinstance(outcome, Outcome):
+        raise Skip("the rules contradict each other on this graph (see MS003)")
+    ruleset = subject.ruleset
+    assert ruleset is not None
+    for remark in subject.remarks("no-match"):
+        if remark.rule != Regex.key:
+            continue
+        file, line = place(remark.where)
+        yield Finding(remark.text, "correct the pattern, or remove it", file=file, line=line)
+    if shipped(ruleset):
+        return
+    busy = {rule for rule, _ in outcome.assignment.reasons}
+    for rule in dict.fromkeys(rule.key for rule in ruleset.rules):
+        if rule in CLAIMING and rule not in busy:
+            yield Finding(
+                f"the rule '{rule}' claims no node of this graph",
+                "remove the rule, or put it before the rules that claim its nodes",
+                file=ruleset.source,
+            )
+
+
+def shipped(ruleset: RuleSet) -> bool:
+    """Whether a rule set came with msplit: those are made for all models, and not each of their rules for each of them."""
+    return ruleset.source.endswith("(shipped)")
+
+
+CHECK = Check(
+    code="MS004",
+    name="pattern-without-match",
+    severity=Severity.WARNING,
+    title="A rule or a pattern matches nothing",
+    what="A pattern of a `regex` rule or of a stream file matches no node, or only host nodes; or a rule "
+    "`embedding`, `branch` or `auto` "
+    "of your own rules file claims no node. The shipped rule sets are made for many models and may have idle rules.",
+    why="Most often a scope was renamed in the model and the pattern was not: the nodes run on another stream "
+    "than somebody meant.",
+    example="`1:tower_a/.*` after `tower_a` became `user_tower`.",
+    mend="Correct the pattern (`msplit analyze MODEL --show nodes` lists the names), or remove it.",
+    find=find,
+    needs=("rules",),
+)

@@ -1,0 +1,35 @@
+"""MS005: patterns of different ids that match the same node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.checks.base import Check, Finding, Severity, Skip
+from msplit.checks.places import place
+from msplit.checks.subject import Subject
+from msplit.rules import Outcome
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding per pair of patterns."""
+    if not isinstance(subject.outcome, Outcome):
+        raise Skip("the rules contradict each other on this graph (see MS003)")
+    for remark in subject.remarks("overlap"):
+        file, line = place(remark.where)
+        yield Finding(remark.text, "make the patterns exclude each other", file=file, line=line)
+
+
+CHECK = Check(
+    code="MS005",
+    name="overlapping-patterns",
+    severity=Severity.WARNING,
+    title="Patterns of different ids match the same node",
+    what="Two patterns of one `regex` rule or stream file match the same node and give it different streams. "
+    "Here the first one wins.",
+    why="In NVIDIA's reader the order of a hash map decides between ids, so the same file may mean something else there; "
+    "and a reader of the file can not tell from one line what it does.",
+    example="`1:tower.*` and `2:tower_b/.*`.",
+    mend="Make the patterns exclude each other: `1:tower_a/.*` and `2:tower_b/.*`.",
+    find=find,
+    needs=("rules",),
+)

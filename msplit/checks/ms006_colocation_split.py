@@ -1,0 +1,40 @@
+"""MS006: a colocation group on several streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.analysis.colocation import groups
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.splits import splits
+from msplit.checks.subject import Subject
+from msplit.checks.words import nodes
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding per group."""
+    of = groups(subject.flat, regions=False, handles=False).of
+    for _, members, streams in splits(subject, of):
+        names, count = subject.names(members), len(members)
+        yield Finding(
+            f"{nodes(names, count)} are one colocation group (`_class`), but on {streams}",
+            "give them one id, or let the rule `colocation` do so",
+            names,
+            count,
+        )
+
+
+CHECK = Check(
+    code="MS006",
+    name="colocation-split",
+    severity=Severity.ERROR,
+    title="A colocation group is split over streams",
+    what="Nodes that `_class: loc:@x` ties together, with each other and with node x, have different ids. "
+    "A node without an id is on stream 0; host nodes do not count.",
+    why="DeepRec and stock TensorFlow run streams as devices: a colocation group that asks for two devices is an "
+    "error of the placer, "
+    "or the ids of some nodes are silently replaced.",
+    example="`w/Adam` (with `_class: loc:@w`) on stream 2 and `w` on stream 1.",
+    mend="Put `- colocation` in the rules and assign again, or give the nodes one id by hand.",
+    find=find,
+)

@@ -1,0 +1,106 @@
+"""MS011: a plan that does not order an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
+from msplit.checks.subject import Subject
+from msplit.checks.words import nodes, verb
+from msplit.dag import Dag
+from msplit.schedule.check import check
+from msplit.schedule.plan import Plan
+
+_FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """What the plan names in vain or leaves out, what it does not order, and streams outside of its fork and join."""
+    assert subject.plan_file is not None
+    source = subject.plan_file.source
+    plan, unknown = subject.resolved_plan
+    if unknown:
+        count = len(unknown)
+        yield Finding(
+            f"the plan names {nodes(unknown, count)}, which {verb(count, 'is', 'are')} not in the graph",
+            _FIX,
+            unknown[:NODES_SHOWN],
+            count,
+            file=source,
+        )
+    left_out = np.flatnonzero(subject.launches & (plan.stream < 0))
+    if len(left_out):
+        names, count = subject.names(left_out), len(left_out)
+        yield Finding(
+            f"{nodes(names, count)} {verb(count, 'launches', 'launch')} a kernel and {verb(count, 'is', 'are')} "
+            "not in the plan",
+            _FIX,
+            names,
+            count,
+            file=source,
+        )
+    graph_names = subject.flat.graph.names
+    violations = check(plan, Dag.from_graph(subject.flat.graph)) if len(plan.order) else []
+    for violation in violations:
+        involved = [node for node in (violation.producer, violation.consumer) if node >= 0]
+        names = subject.names(involved)
+        what = f"'{graph_names[violation.consumer]}' {violation.text}"
+        if violation.producer >= 0:
+            what += f": '{graph_names[violation.producer]}'"
+        yield Finding(what, _FIX, names, len(involved), file=source)
+    if not violations:
+        for stream, end in loose_ends(plan):
+            text = {
+                "start": f"the first node of stream {stream} waits for nothing, not even the start of the step: it is not in `fork`",
+                "end": f"the end of the step does not wait for stream {stream}: its last node is not in `join`",
+            }[end]
+            yield Finding(text, _FIX, file=source)
+
+
+def loose_ends(plan: Plan) -> Iterator[tuple[int, str]]:
+    """Streams that the plan's fork does not start ("start") or its join does not end ("end"). The plan has no circle of waits."""
+    lanes: dict[int, list[int]] = {}
+    for node in plan.order.tolist():
+        lanes.setdefault(int(plan.stream[node]), []).append(node)
+    waits: dict[int, list[int]] = {}
+    for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
+        waits.setdefault(waiter, []).append(event)
+    forked, joined = set(plan.fork.tolist()), set(plan.join.tolist())
+    for stream, members in sorted(lanes.items()):
+        # Whatever waits for an event began behind whoever recorded it, and so, in the end, behind a fork or the origin stream.
+        if stream != 0 and members[0] not in forked and members[0] not in waits:
+            yield stream, "start"
+    before = {node: previous for members in lanes.values() for previous, node in pairwise(members)}
+    waiting = [*joined, *lanes.get(0, [])[-1:]]
+    ended = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for earlier in (*waits.get(node, ()), *([before[node]] if node in before else ())):
+            if earlier not in ended:
+                ended.add(earlier)
+                waiting.append(earlier)
+    for stream, members in sorted(lanes.items()):
+        if members[-1] not in ended:
+            yield stream, "end"
+
+
+CHECK = Check(
+    code="MS011",
+    name="unordered-plan",
+    severity=Severity.ERROR,
+    title="A plan does not order an edge",
+    what="With `--plan`: two nodes that depend on each other are on different streams and neither the order of "
+    "the streams nor the waits of the plan "
+    "make one end before the other starts; or the plan can never end, names nodes that the graph does not have, "
+    "leaves out nodes "
+    "that launch a kernel, starts a stream before the step or ends the step before a stream. "
+    "The proof shares no code with what makes plans.",
+    why="Such a plan gives wrong results now and then: a kernel reads what another one has not written yet.",
+    example='`["join", "tower_b/out"]` was deleted from `waits`.',
+    mend="Never edit plans by hand: write them again with `msplit assign MODEL --rules FILE --emit plan PATH`.",
+    find=find,
+    needs=("plan",),
+)

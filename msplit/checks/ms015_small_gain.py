@@ -1,0 +1,38 @@
+"""MS015: streams that are predicted to gain next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.subject import Subject
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding."""
+    prediction = subject.prediction
+    limit = subject.settings.limits.min_gain
+    if prediction.gain < limit:
+        yield Finding(
+            f"the predicted gain over one stream is {prediction.gain:.2f}x ({prediction.one_us:,.0f} µs to "
+            f"{prediction.makespan_us:,.0f} µs), below {limit:g}x",
+            "assign the streams again (`--rules auto`), or leave this model on one stream",
+        )
+
+
+CHECK = Check(
+    code="MS015",
+    name="small-gain",
+    severity=Severity.WARNING,
+    title="The predicted gain is below the threshold",
+    what="The simulated time with these ids, against that of the same kernels on one stream, is a speed-up below "
+    "`min_gain`. "
+    "It is a prediction from the GPU's data sheet for the batch size given: measure with `msplit bench`.",
+    why="Streams that gain nothing still cost: memory, waits, and the time of whoever has to understand them.",
+    example="After a change of the model its towers became one batched product; 1.01x is left of the 1.8x that "
+    "streams gained.",
+    mend="Assign the streams again, e. g. with `--rules auto`, or take the ids off. `msplit analyze` says "
+    "whether streams can help at all.",
+    find=find,
+    limits=("min_gain",),
+)

@@ -1,0 +1,43 @@
+"""MS016: too many unknown shapes for predictions to mean anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.subject import Subject
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding."""
+    kernels = np.flatnonzero(subject.launches)
+    which = kernels[~subject.costs.known[kernels]]
+    limit = subject.settings.limits.max_unknown
+    if len(kernels) and len(which) / len(kernels) > limit:
+        ops = subject.flat.graph.ops
+        common = Counter(ops[node] for node in which.tolist()).most_common(3)
+        yield Finding(
+            f"the shapes of {len(which):,} of {len(kernels):,} kernels are not known (limit: {limit:.0%}), most of them "
+            f"{', '.join(f'{op} ({count})' for op, count in common)}: what is predicted means little",
+            "give the shapes of the inputs: --batch N, --shape NAME=D,D,…",
+            subject.names(which),
+            len(which),
+        )
+
+
+CHECK = Check(
+    code="MS016",
+    name="unknown-shapes",
+    severity=Severity.WARNING,
+    title="Too many shapes are unknown for the prediction to mean anything",
+    what="More than `max_unknown` of the kernels read or write tensors of unknown shape, so that their cost is a guess.",
+    why="Rules that weigh costs, and the checks of balance, overlap and gain (MS012, MS014, MS015), then work "
+    "with guesses.",
+    example="Inputs of unknown rank: `tf.compat.v1.placeholder(tf.float32)` without a shape.",
+    mend="Give the shapes of the inputs (--shape NAME=D,D,…, or `shapes:` in the settings), or export the model with them.",
+    find=find,
+    limits=("max_unknown",),
+)

@@ -1,0 +1,76 @@
+"""MS018: a stream file that NVIDIA's reader takes differently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.subject import Subject
+from msplit.checks.words import nodes, verb
+from msplit.rules import patterns, streamfile
+from msplit.rules.regex import Regex
+from msplit.rules.streamfile import Entry
+
+_ONLY_RE2 = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?(?![:=!])|\\[AzQECpP](?![a-z]))")
+"""Syntax that RE2 has and an ECMAScript engine refuses: flags, named groups, look-behinds, \\A, \\z, \\Q…\\E, \\C, \\pL."""
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding per line, and one per file for the ids on the graph that it undoes."""
+    assert subject.ruleset is not None
+    for rule in subject.ruleset.rules:
+        if isinstance(rule, Regex) and rule.file is not None:
+            yield from _of_file(subject, rule.file, rule.entries)
+
+
+def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterator[Finding]:
+    fix = "write the line as NVIDIA's reader takes it: `id:pattern,pattern`, one line per id, nothing else"
+    for trap in streamfile.traps(Path(file).read_text("utf-8")):
+        yield Finding(trap.text, fix, file=file, line=trap.line)
+    for entry in entries:
+        if _ONLY_RE2.search(entry.pattern):
+            line = int(entry.where.rpartition(":")[2])
+            text = (
+                f"pattern {patterns.shorten(entry.pattern)!r} is no ECMAScript regular expression: its reader "
+                "stops with an error"
+            )
+            yield Finding(text, "write the pattern without it", file=file, line=line)
+    matched = np.zeros(len(subject.flat), np.bool_)
+    matched[patterns.match([entry.pattern for entry in entries], subject.flat.graph.names)[1]] = True
+    lost = np.flatnonzero((subject.stated > 0) & ~matched & ~subject.flat.host)
+    if len(lost):
+        names, count = subject.names(lost), len(lost)
+        yield Finding(
+            f"{nodes(names, count)} {verb(count, 'has', 'have')} a stream id and "
+            f"{verb(count, 'matches', 'match')} no pattern: "
+            "its newer readers then put it on stream 0, whatever the graph says",
+            "name the node in the file (`msplit assign --emit stream-file` does so for all nodes)",
+            names,
+            count,
+            file=file,
+        )
+
+
+CHECK = Check(
+    code="MS018",
+    name="stream-file-trap",
+    severity=Severity.WARNING,
+    title="NVIDIA's reader takes the stream file differently",
+    what="A file that the rules read (`regex: {file: …}`) has a line that msplit understands and the reader of "
+    "NVIDIA's fork (`TF_STREAM_FROM_FILE`) takes "
+    "in another way: comments and blank lines (it may crash), space around ids and patterns, `:` and `,` inside "
+    "a pattern (it cuts there), "
+    "a second line of an id (it forgets the first), syntax that ECMAScript lacks (it stops with an error); or "
+    "nodes have ids on "
+    "the graph and match no pattern (it puts them on stream 0).",
+    why="The same file gives other streams there, and nothing says so.",
+    example="`1:tower_a/(x|y){1,2}`: its reader sees the two patterns `tower_a/(x|y){1` and `2}`.",
+    mend="Let msplit write the file: `msplit assign MODEL --rules FILE --emit stream-file PATH`. Where you do "
+    "not run NVIDIA's fork, ignore MS018.",
+    find=find,
+    needs=("rules",),
+)

@@ -1,0 +1,111 @@
+"""The checks by their codes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from msplit.checks import (
+    ms001_id_out_of_range,
+    ms002_node_without_id,
+    ms003_stale_id,
+    ms004_pattern_without_match,
+    ms005_overlapping_patterns,
+    ms006_colocation_split,
+    ms007_variable_split,
+    ms008_region_split,
+    ms009_host_node_with_id,
+    ms010_stateful_order,
+    ms011_unordered_plan,
+    ms012_load_imbalance,
+    ms013_too_many_crossings,
+    ms014_idle_stream,
+    ms015_small_gain,
+    ms016_unknown_shapes,
+    ms017_engine_coverage,
+    ms018_stream_file_trap,
+    ms019_wrapped_id,
+    ms020_no_ids,
+)
+from msplit.checks.base import Check
+from msplit.errors import MsplitError
+
+CHECKS: dict[str, Check] = {
+    module.CHECK.code: module.CHECK
+    for module in (
+        ms001_id_out_of_range,
+        ms002_node_without_id,
+        ms003_stale_id,
+        ms004_pattern_without_match,
+        ms005_overlapping_patterns,
+        ms006_colocation_split,
+        ms007_variable_split,
+        ms008_region_split,
+        ms009_host_node_with_id,
+        ms010_stateful_order,
+        ms011_unordered_plan,
+        ms012_load_imbalance,
+        ms013_too_many_crossings,
+        ms014_idle_stream,
+        ms015_small_gain,
+        ms016_unknown_shapes,
+        ms017_engine_coverage,
+        ms018_stream_file_trap,
+        ms019_wrapped_id,
+        ms020_no_ids,
+    )
+}
+"""Code -> check, ascending."""
+
+
+def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Check, ...]:
+    """The checks to run.
+
+    Args:
+        select: Codes or beginnings of codes ("MS01"); empty: all.
+        ignore: Likewise, taken from those.
+
+    Raises:
+        MsplitError: An entry is the beginning of no code.
+    """
+    wanted = set(expand(select)) if select else set(CHECKS)
+    wanted -= set(expand(ignore))
+    return tuple(check for code, check in CHECKS.items() if code in wanted)
+
+
+def expand(prefixes: Iterable[str]) -> list[str]:
+    """The codes that begin with one of some prefixes.
+
+    Raises:
+        MsplitError: A prefix is the beginning of no code.
+    """
+    found = []
+    for prefix in prefixes:
+        codes = [code for code in CHECKS if prefix and code.startswith(prefix.upper())]
+        if not codes:
+            raise MsplitError(f"no check's code begins with {prefix!r}{near(prefix)}", fix=_known())
+        found += codes
+    return found
+
+
+def lookup(code: str) -> Check:
+    """The check of a code, or of a name such as ``id-out-of-range``.
+
+    Raises:
+        MsplitError: There is none.
+    """
+    for check in CHECKS.values():
+        if code.upper() == check.code or code.lower() == check.name:
+            return check
+    raise MsplitError(f"there is no check {code!r}{near(code)}", fix=_known())
+
+
+def near(word: str) -> str:
+    """A hint at the code that is most like an unknown one, or nothing."""
+    names = {check.name: check.name for check in CHECKS.values()} | {code: code for code in CHECKS}
+    found = difflib.get_close_matches(word.upper(), CHECKS, 1, 0.5) or difflib.get_close_matches(word.lower(), names, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _known() -> str:
+    return f"codes are {next(iter(CHECKS))} to {next(reversed(CHECKS))}; `msplit check --explain all` lists them"

@@ -1,0 +1,178 @@
+"""What is checked, and what several checks want to know of it, worked out once and only if somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import rules
+from msplit.assignment import Assignment
+from msplit.checks.base import NODES_SHOWN, Skip
+from msplit.checks.settings import Settings
+from msplit.cost.costs import Costs
+from msplit.errors import AssignError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import STREAM_ID
+from msplit.formats.model import Model
+from msplit.graph import Graph
+from msplit.rules import Context, Outcome, Remark, RuleSet, patterns
+from msplit.schedule.plan import Plan
+from msplit.schedule.planfile import PlanFile
+from msplit.schedule.predict import Prediction, predict
+
+Longs = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+ABSENT = np.iinfo(np.int64).min
+"""Stands for "has no id"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model with all that it is checked against.
+
+    Attributes:
+        flat: The model.
+        costs: Cost of its nodes.
+        settings: What the project wants.
+        ruleset: The rules that its ids should come from.
+        plan_file: The plan that it should run by.
+        against: The model that the ids were made for.
+    """
+
+    flat: FlatGraph
+    costs: Costs
+    settings: Settings = field(default_factory=Settings)
+    ruleset: RuleSet | None = None
+    plan_file: PlanFile | None = None
+    against: Model | None = None
+
+    @cached_property
+    def stated(self) -> Longs:
+        """Per node the id on the graph, ABSENT where there is none or where it is not an integer."""
+        return stated(self.flat.graph)
+
+    @property
+    def annotated(self) -> bool:
+        """Whether any node of the graph has an id."""
+        return bool((self.stated != ABSENT).any())
+
+    @cached_property
+    def streams(self) -> int | None:
+        """Ids are 0..streams-1; None where nobody says."""
+        if self.settings.streams is not None:
+            return self.settings.streams
+        if self.ruleset is not None:
+            return self.ruleset.streams
+        return self.plan_file.streams if self.plan_file is not None else None
+
+    @cached_property
+    def resolved_plan(self) -> tuple[Plan, tuple[str, ...]]:
+        """The plan on this graph, and the names in it that name no node."""
+        assert self.plan_file is not None
+        return self.plan_file.on(self.flat)
+
+    @cached_property
+    def ids(self) -> Longs:
+        """Per node the stream that it runs on: the graph's id, or the plan's stream if the graph has no ids; 0 where there is none."""
+        if not self.annotated and self.plan_file is not None:
+            return np.maximum(self.resolved_plan[0].stream, 0).astype(np.int64)
+        return np.where(self.stated == ABSENT, 0, self.stated)
+
+    @cached_property
+    def placed(self) -> Mask:
+        """Which nodes have a stream: not host nodes and, where the ids are a plan's, not what it leaves out."""
+        if not self.annotated and self.plan_file is not None:
+            return np.asarray(self.resolved_plan[0].stream >= 0)
+        return ~self.flat.host
+
+    @cached_property
+    def launches(self) -> Mask:
+        """Which nodes launch a kernel."""
+        return (self.costs.time_us > 0) & ~self.flat.host
+
+    @cached_property
+    def used(self) -> tuple[int, ...]:
+        """Streams that kernels run on, ascending."""
+        return tuple(np.unique(self.ids[self.launches]).tolist())
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The simulated run with these ids. Its lanes are the streams of `used`, in order.
+
+        Raises:
+            Skip: There is nothing to predict, or too much.
+        """
+        if len(self.used) < 2:
+            raise Skip("all kernels run on one stream")
+        lane = np.minimum(np.searchsorted(np.asarray(self.used), self.ids), len(self.used) - 1).astype(np.int32)
+        try:
+            return predict(self.flat, self.costs, lane)
+        except MsplitError as error:
+            raise Skip(error.what) from None
+
+    @cached_property
+    def outcome(self) -> Outcome | AssignError:
+        """What the rules make of the graph without its ids, those set by hand kept; the error if they contradict each other.
+
+        The rule `manual` would keep every id and so find nothing stale: in its place only the nodes of `hand_set` keep theirs.
+        """
+        assert self.ruleset is not None
+        kept = _Kept(self.hand_set, self.stated)
+        changed = tuple(kept if rule.key == "manual" else rule for rule in self.ruleset.rules)
+        try:
+            return rules.assign(
+                self.flat, self.costs, replace(self.ruleset, rules=changed), streams=self.settings.streams
+            )
+        except AssignError as error:
+            return error
+
+    @cached_property
+    def hand_set(self) -> Mask:
+        """Nodes whose ids come from the model's code, as the settings say."""
+        mask = np.zeros(len(self.flat), np.bool_)
+        if self.settings.hand_set:
+            mask[patterns.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
+        return np.asarray(mask & (self.stated != ABSENT))
+
+    def remarks(self, kind: str) -> Iterator[Remark]:
+        """What the rules remark of one kind."""
+        outcome = self.outcome
+        if isinstance(outcome, Outcome):
+            yield from (remark for remark in outcome.remarks if remark.kind == kind)
+
+    def names(self, nodes: Sequence[int] | NDArray[np.integer]) -> tuple[str, ...]:
+        """Names of the first nodes, as many as a finding holds."""
+        return tuple(self.flat.graph.names[int(node)] for node in nodes[:NODES_SHOWN])
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """In place of `manual`: keeps the ids of some nodes."""
+
+    nodes: Mask
+    stated: Longs
+    key: ClassVar[str] = "manual"
+
+    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+        inside = self.nodes & (self.stated >= 0) & (self.stated < context.streams)
+        claims = [
+            (np.flatnonzero(inside & (self.stated == stream)).astype(np.int32), stream, "set by hand")
+            for stream in np.unique(self.stated[inside]).tolist()
+        ]
+        return assignment.claim_many(claims, self.key), ()
+
+
+def stated(graph: Graph) -> Longs:
+    """Per node of any graph its id, ABSENT where there is none or where it is not an integer."""
+    ids = np.full(len(graph), ABSENT, np.int64)
+    for node in graph.nodes_with(STREAM_ID):
+        value = graph.attrs[node].get(STREAM_ID)
+        if isinstance(value, int) and not isinstance(value, bool):
+            ids[node] = value
+    return ids

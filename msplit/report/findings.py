@@ -1,0 +1,131 @@
+"""What the checks found, as a document (terminal, Markdown), as plain data for JSON, and as pages of explanation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msplit.checks import CHECKS, Check, Report, Reported, Severity
+from msplit.checks.settings import Limits
+from msplit.formats.sniffer import SAVED_MODEL_FILES
+from msplit.report.document import Document, Table
+from msplit.report.text import plural
+
+
+def document(report: Report, *, verbose: bool = False) -> Document:
+    """The findings as a table.
+
+    Args:
+        report: The findings.
+        verbose: Whether to tell which checks were skipped.
+    """
+    rows = [
+        (found.code, found.severity.value, f"{_placed(found)}.\nFix: {found.finding.fix}.") for found in report.findings
+    ]
+    notes = [summary(report)]
+    if verbose:
+        notes += [f"{code} was skipped: {why}." for code, why in report.skipped.items()]
+    elif report.skipped:
+        codes = ", ".join(report.skipped)
+        notes.append(f"Not checked: {codes} (--verbose says why).")
+    if report.findings:
+        notes.append("`msplit check --explain CODE` explains a code.")
+    tables = [Table("Findings", ("code", "severity", "what"), rows)] if rows else []
+    return Document(f"msplit check: {report.model}", tables=tables, notes=notes, warnings=omissions(report))
+
+
+def summary(report: Report) -> str:
+    """One sentence: how many findings of which severity."""
+    counts = [(report.count(severity), severity) for severity in Severity]
+    told = ", ".join(
+        plural(number, severity.value, "infos" if severity is Severity.INFO else None)
+        for number, severity in counts
+        if number
+    )
+    ran = len(report.checks) - len(report.skipped)
+    return (
+        f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {plural(len(report.streams), 'stream')}."
+    )
+
+
+def omissions(report: Report) -> tuple[str, ...]:
+    """What is not in the list of findings."""
+    return tuple(f"{number:,} more findings of {code} are not listed" for code, number in report.omitted.items())
+
+
+def payload(report: Report) -> Mapping[str, Any]:
+    """The report for JSON; `data/schemas/check.json` describes it."""
+    return {
+        "model": report.model,
+        "failed": report.failed,
+        "streams": list(report.streams),
+        "summary": {severity.value: report.count(severity) for severity in Severity},
+        "findings": [
+            {
+                "code": found.code,
+                "name": CHECKS[found.code].name,
+                "severity": found.severity.value,
+                "text": found.finding.text,
+                "fix": found.finding.fix,
+                "file": file_of(report, found),
+                "line": found.finding.line,
+                "nodes": list(found.finding.nodes),
+                "node_count": found.finding.count,
+            }
+            for found in report.findings
+        ],
+        "checked": [check.code for check in report.checks if check.code not in report.skipped],
+        "skipped": dict(report.skipped),
+        "omitted": dict(report.omitted),
+        "assumed": list(report.assumed),
+    }
+
+
+def file_of(report: Report, found: Reported) -> str:
+    """The file that a finding is about: for a SavedModel the message in its folder, since no tool annotates folders."""
+    if found.finding.file is not None:
+        return found.finding.file
+    model = Path(report.model)
+    if model.is_dir():
+        return str(next((model / name for name in SAVED_MODEL_FILES if (model / name).exists()), model))
+    return report.model
+
+
+def place_of(report: Report, found: Reported) -> str:
+    """File and line, or the first node, or the model."""
+    finding = found.finding
+    if finding.file is not None:
+        return f"{finding.file}:{finding.line}" if finding.line else finding.file
+    return finding.nodes[0] if finding.nodes else report.model
+
+
+def _placed(found: Reported) -> str:
+    finding = found.finding
+    place = f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
+    return place + finding.text
+
+
+def page(check: Check) -> str:
+    """The explanation of a code, as Markdown."""
+    parts = [
+        f"## {check.code} {check.name}",
+        f"{check.title}. Severity: {check.severity.value}.{_needs(check)}",
+        f"**What it finds.** {check.what}",
+        f"**Why it matters.** {check.why}",
+        f"**Example.** {check.example}",
+        f"**How to mend it.** {check.mend}",
+    ]
+    defaults = {field.name: field.default for field in dataclasses.fields(Limits)}
+    if check.limits:
+        limits = (
+            f"`{name}` ({'no limit' if defaults[name] is None else f'{defaults[name]:g}'})" for name in check.limits
+        )
+        parts.append(f"**Settings and their defaults.** `limits:` {', '.join(limits)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _needs(check: Check) -> str:
+    needed = {"rules": "`--rules`", "plan": "`--plan`", "against": "`--against`"}
+    return f" Needs {', '.join(needed[need] for need in check.needs)}." if check.needs else ""

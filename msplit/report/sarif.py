@@ -1,0 +1,87 @@
+"""Findings as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code scanning services read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from msplit._version import __version__
+from msplit.checks import Check, Report, Reported, Severity
+from msplit.report.findings import file_of, omissions, page
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+def dumps(report: Report) -> str:
+    """The JSON document."""
+    return json.dumps(log(report), indent=2, ensure_ascii=False)
+
+
+def log(report: Report) -> Mapping[str, Any]:
+    """The SARIF log: one run, with a rule per check that was asked for."""
+    number = {check.code: place for place, check in enumerate(report.checks)}
+    notes = [*(f"{code} was skipped: {why}" for code, why in report.skipped.items()), *omissions(report)]
+    run: dict[str, Any] = {
+        "tool": {
+            "driver": {"name": "msplit", "version": __version__, "rules": [_rule(check) for check in report.checks]}
+        },
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(report, found, number[found.code]) for found in report.findings],
+        "invocations": [
+            {
+                "executionSuccessful": True,
+                "toolExecutionNotifications": [{"level": "note", "message": {"text": note}} for note in notes],
+            }
+        ],
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(check: Check) -> Mapping[str, Any]:
+    return {
+        "id": check.code,
+        "name": "".join(word.capitalize() for word in check.name.split("-")),
+        "shortDescription": {"text": f"{check.title}."},
+        "fullDescription": {"text": check.what},
+        "help": {"text": f"{check.why} {check.mend}", "markdown": page(check)},
+        "defaultConfiguration": {"level": _LEVELS[check.severity]},
+    }
+
+
+def _result(report: Report, found: Reported, rule: int) -> Mapping[str, Any]:
+    finding = found.finding
+    file = file_of(report, found)
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
+    if finding.line is not None:
+        physical["region"] = {"startLine": finding.line}
+    location: dict[str, Any] = {"physicalLocation": physical}
+    if finding.nodes:
+        location["logicalLocations"] = [
+            {"name": node.rpartition("/")[2] or node, "fullyQualifiedName": node, "kind": "element"}
+            for node in finding.nodes
+        ]
+    return {
+        "ruleId": found.code,
+        "ruleIndex": rule,
+        "level": _LEVELS[found.severity],
+        "message": {"text": f"{finding.text}. Fix: {finding.fix}."},
+        "locations": [location],
+        "partialFingerprints": {"msplitFinding/v1": _fingerprint(found, file)},
+    }
+
+
+def _uri(file: str) -> str:
+    path = Path(file)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+def _fingerprint(found: Reported, file: str) -> str:
+    """The same for the same finding in the next run, though its figures may differ: code, file and first node."""
+    first = found.finding.nodes[0] if found.finding.nodes else ""
+    return hashlib.sha256("\n".join((found.code, file, first)).encode("utf-8", "surrogatepass")).hexdigest()
