@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.dag import Dag
+from msplit.engines.cuda import products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
@@ -22,7 +23,6 @@ from msplit.engines.cuda.registry import Lowering, Node, table
 from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.windows import keeps_channels_last
 from msplit.errors import EngineError
-from msplit.dag import Dag
 
 
 class _Tracer:
@@ -95,6 +95,9 @@ class _Tracer:
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
         function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
         arguments = self.arguments(keys)
+        if self._is_constant_product(op, arguments):
+            what = (op.op, op.attrs.get("fused_ops"), op.attrs.get("transpose_a"))
+            self.constants[op.inputs[1]] = arguments[1] = products.lay_out(function, arguments, what)
         results = function(*arguments)
         number = len(self.steps)
         if lowering.dynamic or unknown or (varying and lowering.shape_only):
@@ -113,6 +116,16 @@ class _Tracer:
                 self.varying.add(key)
             else:
                 self.shapes[key] = tuple(result.shape)
+
+    def _is_constant_product(self, op: Op, arguments: list[torch.Tensor]) -> bool:
+        return (
+            self.device.type == "cuda"
+            and op.op in ("MatMul", "_FusedMatMul")
+            and not op.attrs.get("transpose_b")
+            and op.inputs[1] in self.constants
+            and op.inputs[1] not in self.made_by
+            and arguments[1].is_contiguous()
+        )
 
     def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
         """The values of a step's inputs."""
