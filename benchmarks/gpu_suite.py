@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--batch", choices=["small", "large", "both"], default="both")
     parser.add_argument("--rules", help="one rule set for all models (default: the one that fits each)")
     parser.add_argument("--no-tensorflow", action="store_true")
+    parser.add_argument("--no-xla", default="", help="models whose XLA compilation is left out")
     parser.add_argument("--precision", choices=["tf32", "ieee"], default="tf32")
     parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
     parser.add_argument("--name", default="h200")
@@ -50,6 +51,7 @@ def main() -> None:
                 print(f"--- out of time before {name} batch {batch}", flush=True)
                 continue
             print(f"--- {name} batch {batch} at {time.time() - start:.0f} s", flush=True)
+            began = time.time()
             try:
                 found, flat = run(arguments, name, batch)
             except Exception as problem:
@@ -59,11 +61,17 @@ def main() -> None:
             rows.append(row(name, batch, found))
             raw.append({"model": name, "batch": batch, **benchmark.payload(flat, found)})
             print(render.to_markdown(benchmark.document(flat, found)), flush=True)
+            print(f"--- took {time.time() - began:.0f} s", flush=True)
             gc.collect()
+            save(arguments, rows, raw)
+    save(arguments, rows, raw)
+    print(markdown(rows))
+
+
+def save(arguments: argparse.Namespace, rows: list[dict[str, Any]], raw: list[dict[str, Any]]) -> None:
+    """Writes what is known so far: a run that is cut off keeps the models it finished."""
     (arguments.out / f"{arguments.name}.json").write_text(json.dumps(jsonio.plain({"schema_version": 1, "runs": raw})))
-    table = markdown(rows)
-    (arguments.out / f"{arguments.name}.md").write_text(table)
-    print(table)
+    (arguments.out / f"{arguments.name}.md").write_text(markdown(rows))
 
 
 def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]:
@@ -76,6 +84,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]
         batch=batch,
         ieee=arguments.precision == "ieee",
         compare_tensorflow=not arguments.no_tensorflow,
+        compare_xla=name not in arguments.no_xla.split(","),
         settings=Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),
         command=tuple(sys.argv),
     )
@@ -89,8 +98,8 @@ def row(name: str, batch: int, found: Any) -> dict[str, Any]:
         if variant.host is None:
             result[label] = "wrong" if variant.failed else "-"
             continue
-        device = f" ({variant.device.median * 1e6:.0f})" if variant.device else ""
-        result[label] = f"{variant.host.median * 1e6:.0f}{device}"
+        clocks = [clock for clock in (variant.host, variant.launch, variant.device) if clock]
+        result[label] = " / ".join(f"{clock.median * 1e6:.0f}" for clock in clocks)
     return result
 
 

@@ -49,7 +49,8 @@ class BenchRequest:
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
-        compare_tensorflow: Measure TensorFlow, as it is and with XLA, beside the cuda engine, where it sees the GPU.
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
+        compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU.
         save_reference: Where to save inputs and reference outputs.
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -70,6 +71,7 @@ class BenchRequest:
     layout: str = "auto"
     device: str = "cuda"
     compare_tensorflow: bool = True
+    compare_xla: bool = True
     reference: Path | None = None
     save_reference: Path | None = None
     op_libraries: Sequence[Path] = ()
