@@ -46,7 +46,7 @@ class HostPart:
         }
         self.nodes = len(division.host)
         self._fetched = tuple(division.fetched)
-        wanted = self.feeds | division.fetched
+        wanted = {**self.feeds, **division.fetched}
         runtime.load_op_libraries(op_libraries)
         # The flat graph, so that values inside of functions can be fetched.
         cut = replace(

@@ -166,7 +166,7 @@ class _Knowledge:
     """
 
     def __init__(self, plan: Plan, waits: Mapping[int, list[int]]) -> None:
-        self.stream = plan.stream.tolist()
+        self.stream: list[int] = plan.stream.tolist()
         self.members: list[list[int]] = [[] for _ in range(plan.streams)]
         self.place: dict[int, int] = {}
         # (stream, other) -> (places of the other that became known, ascending; places in the stream from which on they were)

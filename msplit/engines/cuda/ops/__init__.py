@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
 
+@functools.cache
 def load() -> None:
     """Imports every module of this package, which registers its lowerings."""
     for module in pkgutil.iter_modules(__path__):

@@ -12,11 +12,24 @@ from msplit.engines.cuda.rewrites.affine import fold_affine
 from msplit.engines.cuda.rewrites.dense import flatten_products
 from msplit.engines.cuda.rewrites.epilogue import fuse_epilogues
 from msplit.engines.cuda.rewrites.identities import drop_identities
+from msplit.engines.cuda.rewrites.padding import absorb_padding
+from msplit.engines.cuda.rewrites.sums import move_biases
+
+ORDER = (
+    drop_identities,
+    flatten_products,  # products become matrices
+    absorb_padding,
+    move_biases,
+    fold_affine,  # scales and offsets become weights and a bias
+    drop_identities,
+    fuse_epilogues,  # bias, sum and activation ride on the product
+    drop_identities,
+)
 
 
 def rewrite(source: Source) -> None:
-    """Applies every rewrite. The order matters: products become matrices, scales and offsets become a bias, a bias an epilogue."""
-    for step in (drop_identities, flatten_products, fold_affine, drop_identities, fuse_epilogues, drop_identities):
+    """Applies every rewrite, each on what the ones before it left."""
+    for step in ORDER:
         step(source)
         source.prune()
         source.sort()

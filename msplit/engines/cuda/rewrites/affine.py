@@ -66,7 +66,7 @@ def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain
     reshaped = False
     while True:
         op = readers.only(key)
-        if op is None or (op.node, 0) not in source.shapes or op.inputs[0] != key and other_input(op, key) is None:
+        if op is None or (op.node, 0) not in source.shapes or (op.inputs[0] != key and other_input(op, key) is None):
             return chain
         result = source.shapes[op.node, 0]
         if op.op in RESHAPES and op.inputs[0] == key and last:
