@@ -1,0 +1,141 @@
+// The columns of the page as a model: who is inside of whom, who feeds whom, what each box amounts to.
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Groups 0..count-1 by key: the items of key k are items[start[k]] .. items[start[k + 1] - 1], in their order.
+function grouped(keys, count) {
+  const start = new Int32Array(count + 1);
+  for (const key of keys) if (key >= 0) start[key + 1]++;
+  for (let k = 0; k < count; k++) start[k + 1] += start[k];
+  const items = new Int32Array(start[count]);
+  const next = start.slice();
+  keys.forEach((key, item) => { if (key >= 0) items[next[key]++] = item; });
+  return { start, items, of: (key) => items.subarray(start[key], start[key + 1]) };
+}
+
+class Model {
+  constructor(data) {
+    Object.assign(this, data);
+    this.count = this.nodes.name.length;
+    this.leafCount = this.leaves.node.length;
+    this.elements = this.tree.parent.length;
+    this.inside = grouped(this.tree.parent, this.elements);
+    this.top = [];
+    this.tree.parent.forEach((box, element) => { if (box < 0) this.top.push(element); });
+    this.into = grouped(this.edges.dst, this.count);
+    this.outOf = grouped(this.edges.src, this.count);
+    this.control = new Set(this.edges.control);
+    this.at = grouped(this.nodes.home, this.leafCount);
+    this.index = new Map();
+    this.nodes.name.forEach((name, node) => { if (!this.index.has(name)) this.index.set(name, node); });
+    this.lower = this.nodes.name.map((name) => name.toLowerCase());
+    this.weigh();
+  }
+
+  // Elements so that what is inside of a box comes after it.
+  outsideIn() {
+    const order = [...this.top];
+    for (let i = 0; i < order.length; i++) for (const element of this.inside.of(order[i])) order.push(element);
+    return order;
+  }
+
+  weigh() {
+    const parent = this.tree.parent;
+    this.kernels = new Int32Array(this.elements);
+    this.time = new Float64Array(this.elements);
+    this.shares = new Array(this.elements);
+    this.prefix = new Array(this.elements);
+    this.first = new Int32Array(this.elements).fill(-1);
+    const order = this.outsideIn();
+    for (let i = order.length - 1; i >= 0; i--) {
+      const element = order[i];
+      if (element < this.leafCount) {
+        const node = this.leaves.node[element];
+        this.shares[element] = new Map();
+        if (node >= 0) {
+          this.kernels[element] = 1;
+          this.time[element] = this.nodes.time[node];
+          this.shares[element].set(this.leaves.stream[element], this.time[element]);
+          this.prefix[element] = this.nodes.name[node];
+          this.first[element] = node;
+        }
+      }
+      const box = parent[element];
+      if (box < 0) continue;
+      this.kernels[box] += this.kernels[element];
+      this.time[box] += this.time[element];
+      this.shares[box] ??= new Map();
+      for (const [stream, time] of this.shares[element]) this.shares[box].set(stream, (this.shares[box].get(stream) ?? 0) + time);
+      if (this.prefix[element] === undefined) continue;
+      this.prefix[box] = this.prefix[box] === undefined ? this.prefix[element] : common(this.prefix[box], this.prefix[element]);
+      // Elements come in backwards: the last one seen is the first inside of the box.
+      this.first[box] = this.first[element];
+    }
+  }
+
+  isBox(element) { return element >= this.leafCount; }
+
+  name(element) {
+    if (!this.isBox(element)) return this.leaves.node[element] < 0 ? "join of control edges" : this.nodes.name[this.leaves.node[element]];
+    const prefix = this.prefix[element] ?? "";
+    return prefix || `${this.nodes.name[this.first[element]] ?? "join"} …`;
+  }
+
+  kind(element) { return this.tree.kinds[this.tree.kind[element - this.leafCount]]; }
+
+  ancestors(element) {
+    const found = [];
+    for (let box = this.tree.parent[element]; box >= 0; box = this.tree.parent[box]) found.push(box);
+    return found;
+  }
+
+  reason(node) {
+    const index = this.nodes.reason[node] ?? -1;
+    return index >= 0 ? this.reasons[index] : null;
+  }
+
+  leavesIn(element) {
+    const found = [];
+    const waiting = [element];
+    while (waiting.length) {
+      const next = waiting.pop();
+      if (this.isBox(next)) waiting.push(...[...this.inside.of(next)].reverse());
+      else found.push(next);
+    }
+    return found;
+  }
+
+  // Nodes that a text finds, the best first.
+  search(text, most) {
+    const stream = /^stream:(\d+)$/i.exec(text);
+    const op = /^op:(.+)$/i.exec(text);
+    const wanted = (op ? op[1] : text).toLowerCase();
+    const found = [];
+    for (let node = 0; node < this.count; node++) {
+      let rank = -1;
+      if (stream) rank = this.nodes.stream[node] === Number(stream[1]) && !this.nodes.host[node] ? 1 : -1;
+      else if (op) rank = this.nodes.ops[this.nodes.op[node]].toLowerCase() === wanted ? 1 : -1;
+      else {
+        const name = this.lower[node];
+        const at = name.indexOf(wanted);
+        if (at >= 0) rank = name.length === wanted.length ? 4 : name.endsWith(wanted) ? 3 : at === 0 || name[at - 1] === "/" ? 2 : 1;
+      }
+      if (rank >= 0) found.push([rank + (this.nodes.time[node] > 0 ? 0.5 : 0), node]);
+    }
+    found.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+    return { total: found.length, nodes: found.slice(0, most).map((pair) => pair[1]) };
+  }
+}
+
+// What two names have in common, up to a slash.
+function common(a, b) {
+  if (a === b) return a;
+  const left = a.split("/"), right = b.split("/");
+  let same = 0;
+  while (same < left.length && same < right.length && left[same] === right[same]) same++;
+  return left.slice(0, same).join("/");
+}

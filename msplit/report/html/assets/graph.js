@@ -1,0 +1,201 @@
+// The graph: which boxes are open, and how what is visible is drawn.
+
+const MOST_VISIBLE = 1500;
+const WIDTH = 190, HEIGHT = 46;
+
+class GraphView {
+  constructor(model, host, onSelect, onChange) {
+    this.model = model;
+    this.host = host;
+    this.onChange = onChange;
+    this.opened = [];
+    this.selected = -1;
+    this.cy = cytoscape({ container: host, style: this.style(), minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false });
+    this.cy.on("tap", "node", (event) => onSelect(Number(event.target.id())));
+    this.cy.on("dbltap", "node", (event) => this.open(Number(event.target.id())));
+    onThemeChange(() => { this.cy.style(this.style()); this.cy.nodes().forEach((node) => { node.data(this.look(Number(node.id()))); }); });
+    this.draw();
+  }
+
+  // Per leaf the element that stands for it.
+  visible() {
+    const model = this.model, open = new Set(this.opened), shown = [], stands = new Int32Array(model.leafCount);
+    const waiting = [...model.top].reverse();
+    while (waiting.length) {
+      const element = waiting.pop();
+      if (open.has(element)) { waiting.push(...[...model.inside.of(element)].reverse()); continue; }
+      shown.push(element);
+      for (const leaf of model.leavesIn(element)) stands[leaf] = element;
+    }
+    return { shown, stands };
+  }
+
+  edges(stands) {
+    const model = this.model, { src, dst } = model.links, found = new Map();
+    for (let i = 0; i < src.length; i++) {
+      const a = stands[src[i]], b = stands[dst[i]];
+      if (a === b) continue;
+      const key = a * model.elements + b;
+      const crosses = model.leaves.stream[src[i]] !== model.leaves.stream[dst[i]]
+        && model.leaves.stream[src[i]] >= 0 && model.leaves.stream[dst[i]] >= 0;
+      found.set(key, (found.get(key) ?? false) || crosses);
+    }
+    return [...found].map(([key, crosses]) => {
+      const a = Math.floor(key / model.elements), b = key % model.elements;
+      return { data: { id: `${a}-${b}`, source: `${a}`, target: `${b}` }, classes: crosses ? "cross" : "" };
+    });
+  }
+
+  look(element) {
+    const model = this.model;
+    const shares = [...model.shares[element]].sort((a, b) => a[0] - b[0]);
+    const total = shares.reduce((sum, pair) => sum + pair[1], 0) || 1;
+    const colours = [], stops = [];
+    let at = 0;
+    for (const [stream, time] of shares) {
+      colours.push(colour(stream), colour(stream));
+      stops.push(`${(100 * at).toFixed(1)}%`, `${(100 * (at += time / total)).toFixed(1)}%`);
+    }
+    if (!colours.length) { colours.push(css("--edge"), css("--edge")); stops.push("0%", "100%"); }
+    const mixed = shares.length > 1;
+    const streams = mixed ? `${shares.length} streams` : shares.length ? `s${shares[0][0]}` : "";
+    const amount = model.isBox(element) ? `${plural(model.kernels[element], "kernel")} · ` : "";
+    return {
+      label: model.kernels[element] ? `${shorten(model.name(element), 27)}\n${amount}${micros(model.time[element])} · ${streams}` : "",
+      colours: colours.join(" "), stops: stops.join(" "), ink: mixed ? css("--fg") : ink(colours[0]), plate: mixed ? 0.85 : 0,
+    };
+  }
+
+  style() {
+    return [
+      { selector: "node", style: {
+        shape: "round-rectangle", width: WIDTH, height: HEIGHT, label: "data(label)", color: "data(ink)", "font-size": 12,
+        "font-family": "system-ui, sans-serif", "text-wrap": "wrap", "text-valign": "center",
+        "text-max-width": WIDTH - 10, "line-height": 1.25, "background-fill": "linear-gradient", "background-gradient-direction": "to-right",
+        "background-gradient-stop-colors": "data(colours)", "background-gradient-stop-positions": "data(stops)",
+        "text-background-color": css("--bg"), "text-background-opacity": "data(plate)", "text-background-padding": 2,
+        "text-background-shape": "round-rectangle", "border-width": 1, "border-color": css("--line"), "min-zoomed-font-size": 5,
+      } },
+      { selector: "node.box", style: { "border-width": 4, "border-style": "double", "border-color": css("--fg") } },
+      { selector: "node.joint", style: { shape: "ellipse", width: 14, height: 14 } },
+      { selector: "node.selected", style: { "outline-width": 5, "outline-color": css("--accent"), "outline-offset": 3 } },
+      { selector: "edge", style: {
+        width: 1.5, "line-color": css("--edge"), "target-arrow-color": css("--edge"), "target-arrow-shape": "triangle", "curve-style": "bezier",
+        "arrow-scale": 0.9 } },
+      { selector: "edge.cross", style: {
+        width: 2.5, "line-style": "dashed", "line-color": css("--cross"), "target-arrow-color": css("--cross") } },
+      { selector: "edge.near", style: { "line-color": css("--accent"), "target-arrow-color": css("--accent"), width: 3.5, "z-index": 9 } },
+    ];
+  }
+
+  draw() {
+    const { shown, stands } = this.visible();
+    this.stands = stands;
+    this.shown = shown.length;
+    const nodes = shown.map((element) => ({
+      data: { id: `${element}`, ...this.look(element) },
+      classes: this.model.isBox(element) ? "box" : this.model.kernels[element] ? "" : "joint",
+    }));
+    const edges = this.edges(stands);
+    this.cy.elements().remove();
+    this.cy.add(nodes.map((data) => ({ group: "nodes", ...data })));
+    this.cy.add(edges.map((data) => ({ group: "edges", ...data })));
+    // Network simplex draws shorter edges, but its time grows fast.
+    const ranker = shown.length + edges.length > 900 ? "longest-path" : "network-simplex";
+    this.cy.layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, ranker, acyclicer: "greedy", fit: true, padding: 20 }).run();
+    this.mark();
+    this.fitText();
+    this.onChange(this);
+  }
+
+  // A large graph would be too small to read: begin at its top, in a size that can be read.
+  fitText() {
+    if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(); }
+    if (this.cy.zoom() >= 0.45 || !this.shown) return;
+    const bounds = this.cy.elements().boundingBox();
+    this.cy.zoom(0.6);
+    const first = this.cy.nodes().min((node) => node.position("y") * 1e4 + Math.abs(node.position("x") - (bounds.x1 + bounds.x2) / 2)).ele;
+    this.cy.pan({ x: this.cy.width() / 2 - first.position("x") * 0.6, y: 40 - bounds.y1 * 0.6 });
+  }
+
+  mark() {
+    this.cy.elements().removeClass("selected near");
+    if (this.selected < 0) return;
+    const standing = this.cy.getElementById(`${this.standing(this.selected)}`);
+    standing.addClass("selected");
+    standing.connectedEdges().addClass("near");
+  }
+
+  // The visible element that an element is in; itself if it is visible, -1 if it is open.
+  standing(element) {
+    if (!this.model.isBox(element)) return this.stands[element];
+    const open = new Set(this.opened);
+    if (open.has(element)) return -1;
+    let found = element;
+    for (const box of this.model.ancestors(element)) if (!open.has(box)) found = box;
+    return found;
+  }
+
+  select(element) { this.selected = element; this.mark(); }
+
+  center(element) {
+    const node = this.cy.getElementById(`${this.standing(element)}`);
+    if (!node.length) return;
+    if (this.cy.zoom() < 0.45) this.cy.zoom(0.8);
+    this.cy.center(node);
+  }
+
+  open(element) {
+    if (!this.model.isBox(element) || this.opened.includes(element)) return;
+    this.opened.push(element);
+    this.makeRoom(element);
+    this.draw();
+    const inside = [...this.model.inside.of(element)].map((child) => this.cy.getElementById(`${child}`)).filter((node) => node.length);
+    this.show(inside);
+  }
+
+  // Opens everything around an element, so that it is visible itself.
+  reveal(element) {
+    const closed = this.model.ancestors(element).filter((box) => !this.opened.includes(box)).reverse();
+    if (closed.length) {
+      this.opened.push(...closed);
+      this.makeRoom(element);
+      this.draw();
+    }
+    this.center(element);
+  }
+
+  makeRoom(element) {
+    const needed = new Set([element, ...this.model.ancestors(element)]);
+    for (const box of [...this.opened]) {
+      if (this.visible().shown.length <= MOST_VISIBLE) break;
+      if (!needed.has(box)) this.closeWithInside(box);
+    }
+  }
+
+  closeWithInside(box) {
+    this.opened = this.opened.filter((other) => other !== box && !this.model.ancestors(other).includes(box));
+  }
+
+  close(box) {
+    this.closeWithInside(box);
+    this.draw();
+    this.center(box);
+  }
+
+  closeAll() { this.opened = []; this.draw(); }
+
+  show(nodes) {
+    if (!nodes.length) return;
+    const group = this.cy.collection(nodes);
+    this.cy.fit(group, 40);
+    if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(group); }
+    if (this.cy.zoom() < 0.45) { this.cy.zoom(0.6); this.cy.center(nodes[0]); }
+  }
+
+  zoomBy(factor) {
+    this.cy.zoom({ level: this.cy.zoom() * factor, renderedPosition: { x: this.cy.width() / 2, y: this.cy.height() / 2 } });
+  }
+
+  fit() { this.cy.fit(undefined, 20); }
+}

@@ -1,0 +1,269 @@
+"""The report's content: what is known of a model and its streams, section by section."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit._version import __version__
+from msplit.assignment import Assignment
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+from msplit.report.document import Table
+from msplit.report.html import embed
+from msplit.report.html.data import columns
+from msplit.report.html.embed import text
+from msplit.report.text import count, micros, percent, plural, ratio
+from msplit.schedule.bounds import Bounds
+from msplit.schedule.predict import Prediction
+
+_MOST_OPS = 12
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to assign streams that was simulated.
+
+    Attributes:
+        name: Its name.
+        streams: Streams that it uses.
+        waits: Waits of its plan.
+        makespan_us: Simulated time.
+        best: Whether it would be chosen.
+        skipped: Why it was not tried, or None.
+    """
+
+    name: str
+    streams: int
+    waits: int
+    makespan_us: float
+    best: bool = False
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that `msplit check` says.
+
+    Attributes:
+        code: Such as "MS001".
+        severity: "error", "warning" or "info".
+        text: What is wrong.
+        fix: How to mend it.
+        nodes: Nodes that it is about, or the first of them.
+    """
+
+    code: str
+    severity: str
+    text: str
+    fix: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What goes into a report.
+
+    Attributes:
+        flat: The graph.
+        costs: Cost of each node.
+        prediction: The simulated run of its ids.
+        bounds: What no schedule can beat.
+        origin: Where the ids come from, half a sentence.
+        assignment: Which rule decided each node, if rules did.
+        candidates: Ways to assign streams that were simulated, or None if none were.
+        findings: What the checks say, or None if they were not run.
+        findings_note: Why they were not run, or what they could not look at.
+        warnings: Sentences that the reader should not miss.
+    """
+
+    flat: FlatGraph
+    costs: Costs
+    prediction: Prediction
+    bounds: Bounds
+    origin: str
+    assignment: Assignment | None = None
+    candidates: Sequence[Candidate] | None = None
+    findings: Sequence[Finding] | None = None
+    findings_note: str = ""
+    warnings: Sequence[str] = ()
+
+
+def render(page: Page) -> str:
+    """The report as one HTML file. The same page gives the same text."""
+    sections = [("candidates", "Candidates", _candidates(page)), ("findings", "Findings", _findings(page))]
+    names = [
+        ("summary", "Summary"),
+        ("graph", "Graph"),
+        ("timeline", "Timeline"),
+        *((key, name) for key, name, _ in sections),
+    ]
+    parts = {
+        "title": text(str(page.flat.model.path)),
+        "version": text(__version__),
+        "nav": "".join(f'<a href="#{key}">{name}</a>' for key, name in names),
+        "summary": _summary(page),
+        "timeline": _timeline(page),
+        "sections": "\n".join(
+            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{name}</h2>{body}</section>'
+            for key, name, body in sections
+        ),
+    }
+    return embed.page(parts, columns(page.flat, page.costs, page.prediction, page.assignment))
+
+
+def _summary(page: Page) -> str:
+    flat, found, limits = page.flat, page.prediction, page.bounds
+    kernels = int(np.count_nonzero(found.kernel_us > 0))
+    tiles = [
+        (micros(found.makespan_us), "predicted step"),
+        (ratio(found.gain), f"predicted gain over one stream ({micros(found.one_us)})"),
+        (str(len(found.lanes)), "streams in use"),
+        (count(found.plan.waits), f"waits for {plural(found.plan.edges, 'cut edge')}"),
+        (micros(limits.lower_bound_us), "no schedule is faster"),
+    ]
+    facts = [
+        ("model", str(flat.model.path)),
+        ("format", str(flat.model.format)),
+        ("stream ids", page.origin),
+        (
+            "nodes",
+            f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {count(int(flat.host.sum()))} run on the host",
+        ),
+        ("inputs", _endpoints([tensor.name for tensor in flat.inputs])),
+        ("outputs", _endpoints([tensor.name for tensor in flat.outputs])),
+        ("priced for", f"{page.costs.gpu.upper()}, {page.costs.source}"),
+        ("critical path", f"{micros(limits.critical_path_us)} of {micros(limits.serial_us)} of work"),
+    ]
+    warnings = "".join(f'<p class="warning">{text(line)}</p>' for line in page.warnings)
+    listed = "".join(f"<li><b>{text(value)}</b><span>{text(name)}</span></li>" for value, name in tiles)
+    shown = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts)
+    return (
+        f'<ul class="tiles">{listed}</ul>{warnings}<dl class="facts">{shown}</dl>'
+        f'<div class="columns"><div>{_loads(page)}</div><div>{_table(_ops(page))}</div></div>'
+    )
+
+
+def _timeline(page: Page) -> str:
+    found = page.prediction
+    return text(
+        f"One step as msplit simulates it on a {page.costs.gpu.upper()}: {micros(found.makespan_us)}, not measured. "
+        "Curves are waits. Scroll to zoom, drag to move, click a kernel for its details."
+    )
+
+
+def _loads(page: Page) -> str:
+    """Per stream what it has to do, with a bar in its colour."""
+    found = page.prediction
+    loads = found.load_us()
+    most, total = max(loads.values(), default=0.0), sum(loads.values())
+    kernels = Counter(found.ids[found.kernel_us > 0].tolist())
+    rows = []
+    for stream, load in loads.items():
+        slot = 0 if stream <= 0 else 1 + (stream - 1) % 15
+        width = 100 * load / most if most > 0 else 0
+        rows.append(
+            f'<tr><td class="right">{stream}</td><td class="right">{count(kernels[stream])}</td>'
+            f'<td class="right">{text(micros(load))}</td><td class="right">{text(percent(load, total))}</td>'
+            f'<td class="bar-cell"><span class="bar" style="width:{width:.1f}%;background:var(--s{slot})"></span></td></tr>'
+        )
+    if not rows:
+        return '<p class="note">No node launches a kernel.</p>'
+    return (
+        '<div class="scroll"><table><caption>Streams</caption><thead><tr><th class="right">stream</th><th class="right">kernels</th>'
+        f'<th class="right">cost</th><th class="right">share</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _ops(page: Page) -> Table:
+    times: dict[str, float] = {}
+    nodes: Counter[str] = Counter()
+    for op, time in zip(page.flat.graph.ops, page.prediction.kernel_us.tolist(), strict=True):
+        if time > 0:
+            times[op] = times.get(op, 0.0) + time
+            nodes[op] += 1
+    total = sum(times.values())
+    order = sorted(times, key=lambda op: (-times[op], op))
+    rows = [(op, count(nodes[op]), micros(times[op]), percent(times[op], total)) for op in order[:_MOST_OPS]]
+    left = len(order) - len(rows)
+    return Table(
+        "Ops by cost", ("op", ">kernels", ">cost", ">share"), rows, f"and {plural(left, 'more op')}" if left > 0 else ""
+    )
+
+
+def _candidates(page: Page) -> str:
+    if page.candidates is None:
+        return '<p class="note">No other assignments were simulated (--no-candidates).</p>'
+    own = Candidate(
+        "this model's ids", len(page.prediction.lanes), page.prediction.plan.waits, page.prediction.makespan_us
+    )
+    one = next(
+        (candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), page.prediction.one_us
+    )
+    tried = sorted(
+        (c for c in page.candidates if c.skipped is None), key=lambda c: (c.makespan_us, not c.best, c.waits)
+    )
+    rows = [
+        (
+            candidate.name,
+            str(candidate.streams),
+            count(candidate.waits),
+            micros(candidate.makespan_us),
+            ratio(one / candidate.makespan_us) if candidate.makespan_us > 0 else "-",
+        )
+        for candidate in (own, *tried)
+    ]
+    best = [candidate.best for candidate in (own, *tried)]
+    table = Table("", ("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
+    skipped = "".join(
+        f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
+        for candidate in page.candidates
+        if candidate.skipped is not None
+    )
+    hint = (
+        '<p class="hint">What the rule <code>auto</code> would choose from, by predicted time; its choice is bold. '
+        "Rules that keep nodes together bind the candidates too.</p>"
+    )
+    return hint + _table(table, best) + skipped
+
+
+def _findings(page: Page) -> str:
+    note = f'<p class="hint">{text(page.findings_note)}</p>' if page.findings_note else ""
+    if page.findings is None:
+        return note
+    if not page.findings:
+        return f'<p class="note">The checks found nothing.</p>{note}'
+    rows = []
+    for finding in page.findings:
+        style = {"error": "error", "warning": "warn"}.get(finding.severity, "op")
+        nodes = ", ".join(
+            f'<button type="button" class="node" data-node="{text(name)}">{text(name)}</button>'
+            for name in finding.nodes
+        )
+        fix = f'<br><span class="op">{text(finding.fix)}</span>' if finding.fix else ""
+        rows.append(
+            f'<tr><td>{text(finding.code)}</td><td class="{style}">{text(finding.severity)}</td>'
+            f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
+        )
+    head = "<thead><tr><th>code</th><th>severity</th><th>finding</th><th>nodes</th></tr></thead>"
+    return f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>{note}'
+
+
+def _table(table: Table, best: Sequence[bool] = ()) -> str:
+    right = [' class="right"' if name.startswith(">") else "" for name in table.columns]
+    head = "".join(f"<th{c}>{text(n.removeprefix('>'))}</th>" for c, n in zip(right, table.columns, strict=True))
+    body = []
+    for number, row in enumerate(table.rows):
+        cells = "".join(f"<td{c}>{text(cell)}</td>" for c, cell in zip(right, row, strict=True))
+        body.append(f"<tr{' class=best' if number < len(best) and best[number] else ''}>{cells}</tr>")
+    caption = f"<caption>{text(table.title)}</caption>" if table.title else ""
+    note = f'<p class="hint">{text(table.note)}</p>' if table.note else ""
+    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{note}'
+
+
+def _endpoints(names: Sequence[str]) -> str:
+    more = f" … and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more or "none"
