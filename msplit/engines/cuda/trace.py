@@ -30,6 +30,7 @@ class _Tracer:
 
     def __init__(self, source: Source, device: torch.device, nchw: bool) -> None:
         self.source, self.device, self.nchw = source, device, nchw
+        self.measures = device.type == "cuda"  # whether layouts of weights are measured
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(source.constants)
         self.constants: dict[Key, torch.Tensor] = {}
@@ -95,7 +96,7 @@ class _Tracer:
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
         function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
         arguments = self.arguments(keys)
-        if self._is_constant_product(op, arguments):
+        if self.measures and self._is_constant_product(op, arguments):
             what = (op.op, op.attrs.get("fused_ops"), op.attrs.get("transpose_a"))
             self.constants[op.inputs[1]] = arguments[1] = products.lay_out(function, arguments, what)
         results = function(*arguments)
@@ -185,6 +186,7 @@ def infer(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.devic
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = _Tracer(source, device, nchw=False)
+    tracer.measures = False
     tracer.feed(feeds)
     last_use = _last_uses(source)
     with torch.no_grad():
