@@ -1,0 +1,266 @@
+"""The package as users get it: what is in the wheel, what it imports, what it says it needs, and how fast it starts."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import msplit
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HEAVY = ("tensorflow", "keras", "torch", "networkx")
+
+
+def run(code: str, *, path: Path = ROOT, cwd: Path = ROOT) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BLOCKED = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY}:
+            raise AssertionError(f"imports {{name}}")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import msplit; dir(msplit)",
+        "import msplit; msplit.MsplitError",
+        "from msplit.cli.main import run; assert run(['--help']) == 0",
+        "from msplit.cli.main import run; assert run(['--version']) == 0",
+        "from msplit.cli.main import run; assert run(['analyze', '--help']) == 0",
+        "from msplit.cli.main import run; assert run(['bench', '--help']) == 0",
+        "from msplit.cli.main import run; assert run(['rules']) == 0",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
+    run(BLOCKED + code)
+
+
+def test_the_blocker_of_the_test_above_blocks() -> None:
+    with pytest.raises(AssertionError, match="imports networkx"):
+        run(BLOCKED + "import networkx")
+
+
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "mmoe_small.pbtxt", "training.meta", "keras_lookup"])
+def test_a_model_is_analyzed_and_assigned_without_any_framework(model: str, tmp_path: Path) -> None:
+    run(f"""
+import sys
+from msplit.cli.main import run
+
+assert run(["analyze", "sample_graphs/{model}"]) == 0
+assert run(["assign", "sample_graphs/{model}", "--streams", "2", "-o", {str(tmp_path / "out")!r}]) == 0
+loaded = [name for name in ("tensorflow.python", "keras", "torch", "networkx") if name in sys.modules]
+assert not loaded, loaded
+""")
+
+
+def test_help_comes_at_once() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        run("from msplit.cli.main import run; run(['--help'])")
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.4
+
+
+def test_the_public_names_are_sorted_and_there() -> None:
+    assert list(msplit.__all__) == sorted(msplit.__all__)
+    assert set(dir(msplit)) >= set(msplit.__all__)
+    for name in msplit.__all__:
+        assert getattr(msplit, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = msplit.nothing_like_it
+
+
+# What is installed ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from hatchling.builders.wheel import WheelBuilder
+
+    folder = tmp_path_factory.mktemp("wheel")
+    (made,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    return Path(made)
+
+
+def test_the_wheel_holds_the_package_with_its_data_and_rules_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"msplit", f"msplit-{msplit.__version__}.dist-info"}
+    tracked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "msplit").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    shipped = {f"msplit/rule_sets/{path.name}" for path in (ROOT / "rules").iterdir()}
+    assert {name for name in names if name.startswith("msplit/")} == tracked | shipped
+    assert "msplit/py.typed" in names
+    assert "msplit/rule_sets/default.yaml" in names
+    assert f"msplit-{msplit.__version__}.dist-info/licenses/LICENSE" in names
+
+
+def test_rule_sets_and_data_are_found_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    model = ROOT / "sample_graphs" / "towers_small.pb"
+    said = run(
+        f"""
+import msplit
+from msplit.cli.main import run
+
+assert msplit.__file__.startswith({str(tmp_path)!r}), msplit.__file__
+assert run(["rules"]) == 0
+assert run(["assign", {str(model)!r}, "--rules", "recsys", "-o", "out.pb"]) == 0
+""",
+        path=tmp_path / "site",
+        cwd=tmp_path,
+    )
+    for path in (ROOT / "rules").glob("*.yaml"):
+        assert path.stem in said
+    assert (tmp_path / "out.pb").stat().st_size > model.stat().st_size
+
+
+def test_the_command_is_declared() -> None:
+    assert PROJECT["project"]["scripts"] == {"msplit": "msplit.cli.main:entry"}
+    from msplit.cli.main import entry
+
+    assert callable(entry)
+
+
+# What is needed ------------------------------------------------------------------------------------------------------------------
+
+
+def imported() -> set[str]:
+    """Top-level packages that msplit imports, anywhere, that are neither its own nor Python's."""
+    found = set()
+    for path in (ROOT / "msplit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add("google.protobuf" if node.module.startswith("google.") else node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"msplit"}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(requirements: list[str]) -> dict[str, str]:
+    """Name -> lower end."""
+    found = {}
+    for requirement in requirements:
+        match = re.match(r"([\w.-]+)>=([\w.]+)", requirement)
+        assert match, f"{requirement} has no lower end"
+        found[normal(match[1])] = match[2]
+    return found
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+    return {normal(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+
+
+def version(text: str) -> tuple[int, ...]:
+    parts = [int(part) for part in text.split(".")]
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
+
+
+def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
+    # Distributions whose packages go by another name, and what comes with another: Keras with TensorFlow, Triton with PyTorch.
+    distributions = {
+        "yaml": "pyyaml",
+        "re2": "google-re2",
+        "google.protobuf": "protobuf",
+        "keras": "tensorflow",
+        "triton": "torch",
+    }
+    needed = {normal(distributions.get(name, name)) for name in imported()}
+    project = PROJECT["project"]
+    assert needed == set(declared(project["dependencies"])) | set(declared(project["optional-dependencies"]["cuda"]))
+
+
+def test_the_exact_versions_are_in_the_ranges() -> None:
+    exact = pins("constraints.txt")
+    groups = PROJECT["dependency-groups"]
+    for name, lowest in declared([*PROJECT["project"]["dependencies"], *groups["test"]]).items():
+        assert version(exact[name]) >= version(lowest), name
+    assert exact["torch"] == "2.13.0"
+    assert exact["tensorflow"] == "2.21.0"
+
+
+def test_the_lower_ends_are_what_ci_tries() -> None:
+    lowest = pins("constraints-lowest.txt")
+    for name, end in declared([*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]).items():
+        assert version(lowest[name]) == version(end), name
+
+
+def test_what_is_installed_here_is_declared_whole() -> None:
+    """An exact version for everything that comes along, too."""
+    exact = pins("constraints.txt")
+    waiting, seen = [normal(name) for name in declared(PROJECT["project"]["dependencies"])], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        assert name in exact, name
+        for requirement in importlib.metadata.requires(name) or ():
+            head, _, marker = requirement.partition(";")
+            if "extra" not in marker and "platform_system" not in marker and "python_version" not in marker:
+                match = re.match(r"[\w.-]+", head)
+                assert match
+                waiting.append(normal(match[0]))
+    assert len(seen) > 20
+
+
+# The scripts ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script", ["scripts/demo", "scripts/test", "scripts/lock", ".ci/run", ".ci/wheel", ".ci/lowest"]
+)
+def test_scripts_are_valid_and_executable(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+@pytest.mark.parametrize("script", ["scripts/demo", "scripts/test"])
+def test_without_a_python_that_will_do_there_is_one_clear_message(script: str, tmp_path: Path) -> None:
+    shim = tmp_path / "python3.11"
+    shim.write_text("#!/bin/sh\necho 'shim: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    environment = {
+        **os.environ,
+        "MSPLIT_PYTHON": str(shim),
+        "MSPLIT_VENV": str(tmp_path / "venv"),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run([ROOT / script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "found no Python 3.11 or 3.12" in done.stderr
+    assert "fix:" in done.stderr
+    assert "shim:" not in done.stderr
+    assert not (tmp_path / "venv").exists()
