@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.bench.inputs import make_inputs
-from msplit.bench.reference import Reference
-from msplit.bench.result import Settings
-from msplit.bench.run import Variant, bench
-from msplit.bench.verify import compare
 from msplit.engines.base import Job
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
+from msplit.measure.inputs import make_inputs
+from msplit.measure.reference import Reference
+from msplit.measure.result import Settings
+from msplit.measure.run import Variant, bench
+from msplit.measure.verify import compare
 
 pytestmark = pytest.mark.tf
 
