@@ -29,7 +29,8 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterator[Finding]:
     fix = "write the line as NVIDIA's reader takes it: `id:pattern,pattern`, one line per id, nothing else"
-    for trap in streamfile.traps(Path(file).read_text("utf-8")):
+    # Not read_text: it would hide the carriage returns of Windows, which are part of the last pattern to that reader.
+    for trap in streamfile.traps(Path(file).read_bytes().decode("utf-8")):
         yield Finding(trap.text, fix, file=file, line=trap.line)
     for entry in entries:
         if _ONLY_RE2.search(entry.pattern):

@@ -96,8 +96,11 @@ def traps(text: str) -> tuple[Trap, ...]:
                 found.append(Trap(number, f"{kind}: its reader knows none and may crash"))
             continue
         head, _, rest = line.partition(":")
-        if (head, *rest.split(",")) != (raw.partition(":")[0], *map(str.strip, raw.partition(":")[2].split(","))):
-            found.append(Trap(number, "space around an id or a pattern: to its reader it is part of the pattern"))
+        # Its atoi skips space before an id, but nothing skips it in a pattern: neither space at the end nor a carriage return.
+        if any(part != part.strip() for part in raw.partition(":")[2].split(",")):
+            found.append(
+                Trap(number, "space around a pattern (or a Windows line end): to its reader it is part of the pattern")
+            )
         if ":" in rest:
             found.append(Trap(number, "a ':' inside a pattern: its reader cuts the line there"))
         if len(_split(rest)) != len(rest.split(",")):

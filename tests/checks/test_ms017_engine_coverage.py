@@ -1,0 +1,35 @@
+import sys
+
+import pytest
+
+from tests.checks.harness import found, read, skipped
+
+GRAPH = "x:Placeholder[dtype=float32]; a:MyOp(x); b:MyOp(a); y:Relu(b)[T=float32]"
+
+
+def test_finds_ops_without_a_kernel(tmp_path):
+    pytest.importorskip("torch")
+    (one,) = found(read(tmp_path, GRAPH, outputs=["y"]), "MS017")
+    assert one.text == "the cuda engine has no kernel for MyOp: nodes 'a' and 'b'"
+
+
+def test_passes_ops_that_it_has(tmp_path):
+    pytest.importorskip("torch")
+    assert (
+        found(
+            read(
+                tmp_path,
+                GRAPH.replace("MyOp(x)", "Tanh(x)[T=float32]").replace("MyOp(a)", "Tanh(a)[T=float32]"),
+                outputs=["y"],
+            ),
+            "MS017",
+        )
+        == []
+    )
+
+
+def test_is_skipped_without_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("msplit.engines.cuda")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "PyTorch is not installed" in skipped("x:Placeholder; a:MatMul(x)", "MS017")
