@@ -57,7 +57,7 @@ def _seconds(call: Callable[..., Any], arguments: list[torch.Tensor]) -> float:
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(CALLS):
                 call(*arguments)
-        times = []
+        times: list[float] = []
         for _ in range(RUNS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
