@@ -1,0 +1,83 @@
+"""Graphs for the tests of the engine, and the engine on simulated streams."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE, prepare
+from msplit.engines.tensorflow.engine import reference
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.measure.verify import compare
+
+SAMPLES = Path(__file__).parents[3] / "sample_graphs"
+CPU = torch.device("cpu")
+
+
+def flat_of(graph_def, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None):
+    """The flat graph of a GraphDef, through the reader. The file is gone afterwards; a GraphDef keeps nothing in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pb"
+        path.write_bytes(graph_def.SerializeToString())
+        return flatten(read(path, inputs=inputs, outputs=outputs))
+
+
+def graph_of(build, *, outputs: Sequence[str] | None = None):
+    """The flat graph of what `build` makes, in a TensorFlow graph of its own. It gets ``tf`` and ``tf.compat.v1``."""
+    import tensorflow as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        build(tf, tf.compat.v1)
+    return flat_of(graph.as_graph_def(), outputs=outputs)
+
+
+def job(flat, feeds, ids=None, *, streams: int = 1, **options) -> Job:
+    """A job for the simulated engine, in IEEE float32."""
+    ids = np.zeros(len(flat), np.int32) if ids is None else ids
+    return Job(flat, ids, streams, feeds, ieee=True, options={"device": "cpu", **options})
+
+
+def scattered(flat, streams: int, seed: int = 0) -> np.ndarray:
+    """A stream at random for every node: the worst that an assignment can do."""
+    return np.random.default_rng(seed).integers(0, streams, len(flat)).astype(np.int32)
+
+
+def run(flat, feeds, streams: int = 1, *, seed: int = 0, steps: int = 1, **options) -> dict[str, np.ndarray]:
+    """The outputs of the last of some steps, nodes scattered over streams. Every step interleaves in another way."""
+    executable = ENGINE.build(job(flat, feeds, scattered(flat, streams, seed), streams=streams, **options))
+    for _ in range(steps):
+        outputs = executable.step(feeds)
+    executable.close()
+    return outputs
+
+
+def program_of(flat, feeds):
+    """The program that the engine makes of a graph."""
+    return prepare(job(flat, feeds), CPU, "auto").program
+
+
+def kernels(program) -> list[str]:
+    """The ops of the steps that launch something, sorted."""
+    return sorted(step.op.op for step in program.steps if step.launches)
+
+
+def assert_equals_tensorflow(
+    flat, feeds, *, streams: Sequence[int] = (1, 4), tolerance: float | None = None, **options
+) -> None:
+    """Runs on each number of streams and holds the outputs against TensorFlow's."""
+    expected = reference(flat, feeds)
+    for count in streams:
+        found = compare(run(flat, feeds, count, seed=count, steps=2, **options), expected, tolerance=tolerance)
+        assert found.passed, f"{count} streams\n{found.describe()}"
+
+
+def bits(outputs: Mapping[str, np.ndarray]) -> dict[str, tuple]:
+    """Outputs in a form in which == means equal to the bit."""
+    return {name: (value.dtype.name, value.shape, value.tobytes()) for name, value in outputs.items()}
