@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit import formats, rules
 from msplit.api.model import price
@@ -17,14 +16,11 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
 from msplit.dag import Dag
-from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
-from msplit.rules import Outcome, RuleSet, streamfile
+from msplit.rules import Outcome, RuleSet
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
-
-EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,8 @@ class Assigned:
         plan: Order and waits.
         loads: Per stream.
         cross_edges: Tensors read on another stream than the one that made them, counted once per reading stream.
-        cross_bytes: Their bytes.
+        cross_bytes: Their bytes, as far as they are known.
+        cross_unknown: How many of them have no known size.
         unassigned: GPU nodes that no rule claimed: they are on the default stream.
         changed: GPU nodes whose id differs from what the file says.
     """
@@ -71,6 +68,7 @@ class Assigned:
     loads: tuple[StreamLoad, ...]
     cross_edges: int
     cross_bytes: float
+    cross_unknown: int
     unassigned: int
     changed: Ints
 
@@ -112,7 +110,7 @@ def assign(
     sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu)
     outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
     plan = plan_of(flat, costs, outcome.ids)
-    edges, moved = _crossing(flat, costs, outcome.ids)
+    edges, moved, unknown = _crossing(flat, costs, outcome.ids)
     return Assigned(
         flat=flat,
         shapes=sizes,
@@ -123,6 +121,7 @@ def assign(
         loads=_loads(flat, costs, outcome),
         cross_edges=edges,
         cross_bytes=moved,
+        cross_unknown=unknown,
         unassigned=int(np.count_nonzero((outcome.assignment.ids == UNASSIGNED) & ~flat.host)),
         changed=np.flatnonzero((outcome.ids != present_ids(flat)) & ~flat.host).astype(np.int32),
     )
@@ -153,62 +152,39 @@ def _loads(flat: FlatGraph, costs: Costs, outcome: Outcome) -> tuple[StreamLoad,
     )
 
 
-def _crossing(flat: FlatGraph, costs: Costs, ids: Ints) -> tuple[int, float]:
-    edges = flat.graph.edges
-    ends = (edges.port != CONTROL) & (ids[edges.src] != ids[edges.dst]) & ~flat.host[edges.src] & ~flat.host[edges.dst]
-    # Constants and weights are there before the step begins: reading them elsewhere crosses nothing.
-    ends &= costs.time_us[edges.src] > 0
-    pairs = np.unique(np.stack([edges.src[ends], edges.port[ends], ids[edges.dst[ends]]], axis=1), axis=0)
-    sources = np.unique(pairs[:, [0, 2]], axis=0)[:, 0]
-    return len(pairs), float(costs.out_bytes[sources].sum())
+def _crossing(flat: FlatGraph, costs: Costs, ids: Ints) -> tuple[int, float, int]:
+    """Tensors that one stream makes and another reads, once per reading stream; their bytes; how many have no known size.
 
-
-def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> None:
-    """Writes an assignment in another form.
-
-    Args:
-        assigned: The assignment.
-        kind: ``stream-file`` (NVIDIA's TF_STREAM_FROM_FILE format), ``placement`` (node -> ``/device:GPU:k`` for stock TensorFlow's
-            logical devices, JSON), ``json`` or ``yaml`` (ids with the rule that decided each), ``plan`` (order and waits, JSON).
-        path: Where to.
-        force: Replace what is there.
-
-    Raises:
-        WriteError: It can not be written.
+    What is there before the step begins (constants, weights, inputs) crosses nothing. A node that launches nothing and has one moving
+    input passes that on, so that what counts is where the kernels are.
     """
-    formats.write_bytes_atomic(path, _emitted(assigned, kind).encode(), force=force)
+    edges, host = flat.graph.edges, flat.host
+    data = (edges.port != CONTROL) & ~host[edges.src] & ~host[edges.dst]
+    kernel = costs.time_us > 0
+    source, port = _sources(flat, kernel, data)
+    reads = data & (source[edges.src] >= 0) & (source[edges.dst] == edges.dst)
+    makers = source[edges.src[reads]]
+    ports = np.where(makers == edges.src[reads], edges.port[reads], port[edges.src[reads]])
+    readers = ids[edges.dst[reads]]
+    crosses = ids[makers] != readers
+    tensors = np.unique(np.stack([makers[crosses], ports[crosses], readers[crosses]], axis=1), axis=0)
+    made = np.unique(tensors[:, [0, 2]], axis=0)[:, 0]
+    return len(tensors), float(costs.out_bytes[made].sum()), int(np.count_nonzero(~costs.known[tensors[:, 0]]))
 
 
-def _emitted(assigned: Assigned, kind: str) -> str:
-    flat, ids = assigned.flat, assigned.ids
-    names = flat.graph.names
-    gpu = np.flatnonzero(~flat.host).tolist()
-    if kind == "stream-file":
-        return streamfile.emit([names[node] for node in gpu], [int(ids[node]) for node in gpu])
-    if kind == "placement":
-        devices = {names[node]: f"/device:GPU:{ids[node]}" for node in gpu}
-        devices |= {names[node]: "/device:CPU:0" for node in np.flatnonzero(flat.host).tolist()}
-        return json.dumps({"schema_version": 1, "devices": devices}, indent=1, sort_keys=True) + "\n"
-    if kind == "plan":
-        from msplit.schedule import planfile
-
-        return json.dumps(planfile.dump(assigned.plan, flat), indent=1) + "\n"
-    if kind in ("json", "yaml"):
-        listing = {"schema_version": 1, "streams": assigned.outcome.streams, "nodes": _listing(assigned, gpu)}
-        if kind == "json":
-            return json.dumps(listing, indent=1) + "\n"
-        import yaml
-
-        text: str = yaml.safe_dump(listing, sort_keys=False, allow_unicode=True, width=140)
-        return text
-    raise MsplitError(f"nothing to emit is called {kind!r}", fix=f"one of: {', '.join(EMITS)}")
-
-
-def _listing(assigned: Assigned, nodes: Sequence[int]) -> list[dict[str, Any]]:
-    listing = []
-    for node in nodes:
-        rule, why = assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
-        listing.append(
-            {"name": assigned.flat.graph.names[node], "stream": int(assigned.ids[node]), "rule": rule, "why": why}
-        )
-    return listing
+def _sources(flat: FlatGraph, kernel: NDArray[np.bool_], data: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Per node the node and port whose tensor it hands on: itself for a kernel, -1 for what does not move during a step."""
+    edges = flat.graph.edges
+    starts, sources, ports, moves = (part.tolist() for part in (flat.graph.in_start, edges.src, edges.port, data))
+    found = np.where(kernel, np.arange(len(flat)), -1).tolist()
+    port = [0] * len(flat)
+    order = flat.graph.topological
+    for node in order[~kernel[order]].tolist():
+        inputs = [edge for edge in range(starts[node], starts[node + 1]) if moves[edge] and found[sources[edge]] >= 0]
+        if len(inputs) == 1:
+            before = sources[inputs[0]]
+            found[node] = found[before]
+            port[node] = ports[inputs[0]] if found[before] == before else port[before]
+        elif inputs:
+            found[node] = node
+    return np.asarray(found, np.int32), np.asarray(port, np.int32)

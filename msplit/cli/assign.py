@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from msplit.cli import options
+from msplit.report.text import plural
 
 EMITS = ("stream-file", "placement", "json", "yaml", "plan")
+"""What `msplit.api.EMITS` lists, here without importing it."""
 
 
 @click.command()
@@ -63,23 +66,41 @@ def command(
     from msplit.report import assignment
 
     flat = options.load(model, tags, signature, inputs, outputs)
+    places = [path for path in (output, *(path for _, path in emits)) if path is not None]
+    if not dry_run:
+        api.check_places(flat, places, force=force)
     assigned = api.assign(flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu)
-    if explain is not None:
-        document = assignment.explain(assigned, explain)
-        options.show(style, "assign", document, lambda: {"node": explain, "facts": dict(document.facts)})
-        return
-    written, notes = "", []
+    explained = None if explain is None else assignment.explain(assigned, explain)
+    written: list[str] = []
+    notes: list[str] = []
+    warnings: list[str] = []
     if not dry_run:
         if output is not None:
             report, conflicts = api.save(flat, assigned.ids, output, costs=assigned.costs, force=force)
-            written = f"{report.path}: {report.set:,} stream ids written"
-            notes = [*assignment.conflict_notes(conflicts), *report.notes]
+            written.append(f"Written: {report.path}, {plural(report.set, 'stream id')} set or changed.")
+            warnings += assignment.conflict_warnings(conflicts)
+            notes += report.notes
         for kind, path in emits:
             api.emit(assigned, kind, path, force=force)
-            notes.append(f"{path}: {kind}")
+            written.append(f"Written: {path}, as {kind}.")
+    if explained is not None:
+        options.show(
+            style,
+            "assign",
+            replace(explained, warnings=warnings, notes=[*notes, *written]),
+            lambda: {**assignment.explanation(assigned, str(explain)), "written": written, "notes": notes},
+        )
+        return
     options.show(
         style,
         "assign",
-        assignment.document(assigned, written=written, notes=notes, diff=diff),
-        lambda: assignment.payload(assigned, written=written, notes=notes),
+        assignment.document(
+            assigned,
+            written=written,
+            unwritten="--dry-run" if dry_run else "there is no -o OUT",
+            notes=notes,
+            warnings=warnings,
+            diff=diff,
+        ),
+        lambda: assignment.payload(assigned, written=written, notes=notes, warnings=warnings, diff=diff),
     )

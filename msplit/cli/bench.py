@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.model_options
 @click.option(
-    "--streams", type=options.Numbers(), default=(1, 2, 4), show_default="1,2,4", help="Numbers of streams to compare."
+    "--streams", type=options.Numbers(), default="1,2,4", show_default=True, help="Numbers of streams to compare."
 )
 @click.option("--rules", "ruleset", help="Rules for a graph without ids (default: default), or in place of its ids.")
 @click.option(

@@ -9,14 +9,17 @@ import numpy as np
 
 from msplit.api.analysis import Analysis
 from msplit.report.document import Document, Table
-from msplit.report.text import count, micros, operations, percent, plural, ratio, shorten, size
+from msplit.report.text import count, heading, micros, operations, percent, plural, ratio, shorten, size
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
 
-NAME_WIDTH = 44
-_MOST_OPS = 12
-_MOST_BRANCHES = 20
+NAME_WIDTH = 34
+_FORK_WIDTH = 20
+_FEW = 5
+"""Rows of a table in the summary, so that the verdict below it stays on the screen."""
+
+_FEW_OPS = 8
 
 
 def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = None) -> Document:
@@ -27,24 +30,24 @@ def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = 
         views: Of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``.
         coverage: What the cuda engine can run, where that was asked for.
     """
-    everything = "all" in views
+    everything, summary = "all" in views, "summary" in views
     tables: list[Table] = []
     facts: list[tuple[str, str]] = []
-    if everything or "summary" in views:
+    if everything or summary:
         facts = _facts(found)
-        tables += [_gains(found), _ops(found)]
-    if everything or "branches" in views or "summary" in views:
-        tables.append(_branches(found, None if everything or "branches" in views else 5))
-    if everything or "embeddings" in views or ("summary" in views and found.tables):
-        tables.append(_embeddings(found, None if everything or "embeddings" in views else 5))
-    if everything or "regions" in views or ("summary" in views and found.regions):
-        tables.append(_regions(found))
+        tables.append(_ops(found, None if everything else _FEW_OPS))
+    if everything or "branches" in views or summary:
+        tables.append(_branches(found, None if everything or "branches" in views else _FEW))
+    if everything or "embeddings" in views or (summary and found.tables):
+        tables.append(_embeddings(found, None if everything or "embeddings" in views else _FEW))
+    if everything or "regions" in views or (summary and found.regions):
+        tables.append(_regions(found, None if everything or "regions" in views else _FEW))
     if everything or "nodes" in views:
         tables.append(_nodes(found))
     if coverage is not None:
         tables.append(_coverage(coverage))
     return Document(
-        title=f"{found.flat.model.path} ({found.flat.model.format})",
+        title=heading(found.flat.model.path, found.flat.model.format),
         facts=facts,
         tables=tables,
         notes=_notes(found, coverage),
@@ -63,14 +66,17 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
         ("inputs", _endpoints(model.inputs)),
         ("outputs", _endpoints(model.outputs)),
         ("nodes", f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"),
-        ("kernels", f"{count(found.kernels)} nodes launch one or more"),
+        ("kernels", f"launched by {plural(found.kernels, 'node')}"),
         ("parameters", f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"),
     ]
     if found.functions:
         facts.append(("functions", plural(len(found.functions), "function") + " in the library; calls are inlined"))
     if found.group_sizes:
         facts.append(
-            ("colocation", f"{plural(len(found.group_sizes), 'group')}, largest {count(max(found.group_sizes))} nodes")
+            (
+                "colocation",
+                f"{plural(len(found.group_sizes), 'group')}, the largest of {plural(max(found.group_sizes), 'node')}",
+            )
         )
     facts += [
         (
@@ -85,9 +91,11 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
         ),
         (
             "level width",
-            f"{found.level_width.width} kernels on level {found.level_width.level} of {found.level_width.levels}",
+            f"{plural(found.level_width.width, 'kernel')} on level {found.level_width.level} of {found.level_width.levels}",
         ),
         ("max antichain", _antichain(found)),
+        ("gain at most", _gains(found)),
+        ("bounds", _bounds(found)),
     ]
     return facts
 
@@ -95,7 +103,7 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
 def _antichain(found: Analysis) -> str:
     if found.antichain.size is None:
         return found.antichain.skipped
-    return f"{count(found.antichain.size)} mutually independent kernels"
+    return f"{plural(found.antichain.size, 'mutually independent kernel')}"
 
 
 def _endpoints(endpoints: Any) -> str:
@@ -111,20 +119,30 @@ def _endpoints(endpoints: Any) -> str:
     return "; ".join(shown) + more if shown else "none"
 
 
-def _gains(found: Analysis) -> Table:
+def _gains(found: Analysis) -> str:
+    """The estimate for each number of streams, up to the first that reaches what no number exceeds."""
     limits = found.bounds
-    rows = [(str(streams), ratio(gain)) for streams, gain in found.gains.items()]
-    rows.append(("any", ratio(limits.max_gain)))
-    return Table(
-        f"What streams can gain at most over one (a bound on a {found.costs.gpu.upper()}, from its data sheet)",
-        (">streams", ">at most"),
-        rows,
-        f"bounds: critical path {micros(limits.critical_path_us)}, SM time {micros(limits.sm_time_us)}, "
-        f"bytes {micros(limits.bandwidth_us)}, FLOPs {micros(limits.flops_us)}; with fused kernels {micros(limits.fused_us)}",
+    most = ratio(limits.max_gain)
+    parts = []
+    for streams, gain in found.gains.items():
+        if ratio(gain) == most:
+            parts.append(f"{most} on {streams} or more streams")
+            break
+        parts.append(f"{ratio(gain)} on {streams}")
+    else:
+        parts.append(f"{most} on any number of streams")
+    return f"{', '.join(parts)} (on a {found.costs.gpu.upper()}, from its data sheet)"
+
+
+def _bounds(found: Analysis) -> str:
+    limits = found.bounds
+    return (
+        f"critical path {micros(limits.critical_path_us)}, SM time {micros(limits.sm_time_us)}, "
+        f"bytes {micros(limits.bandwidth_us)}, FLOPs {micros(limits.flops_us)}; with fused kernels {micros(limits.fused_us)}"
     )
 
 
-def _ops(found: Analysis) -> Table:
+def _ops(found: Analysis, most: int | None) -> Table:
     ops = sorted(found.ops, key=lambda op: (-op.time_us, -(op.gpu + op.host), op.op))
     rows = [
         (
@@ -135,10 +153,14 @@ def _ops(found: Analysis) -> Table:
             micros(op.time_us),
             percent(op.time_us, found.bounds.serial_us),
         )
-        for op in ops[:_MOST_OPS]
+        for op in ops[: most or len(ops)]
     ]
-    left = ops[_MOST_OPS:]
-    note = f"and {plural(len(left), 'more op')}, {count(sum(op.gpu + op.host for op in left))} nodes" if left else ""
+    left = ops[most or len(ops) :]
+    note = (
+        f"and {plural(len(left), 'more op')} with {plural(sum(op.gpu + op.host for op in left), 'node')} (--show all)"
+        if left
+        else ""
+    )
     return Table("Ops by cost", ("op", ">GPU", ">host", ">kernels", ">time", ">share"), rows, note)
 
 
@@ -150,7 +172,7 @@ def _branches(found: Analysis, most: int | None) -> Table:
             shorten(names[int(branch.nodes[0])], NAME_WIDTH),
             count(len(branch.nodes)),
             micros(branch.time_us),
-            shorten(names[branch.fork], 28) if branch.fork is not None else "-",
+            shorten(names[branch.fork], _FORK_WIDTH) if branch.fork is not None else "(inputs)",
         )
         for branch in shown
     ]
@@ -185,12 +207,19 @@ def _embeddings(found: Analysis, most: int | None) -> Table:
     )
 
 
-def _regions(found: Analysis) -> Table:
+def _regions(found: Analysis, most: int | None) -> Table:
+    shown = sorted(found.regions, key=lambda region: -region.time_us)[: most or len(found.regions)]
     rows = [
         (region.region.kind, shorten(region.region.name, NAME_WIDTH), count(len(region.nodes)), micros(region.time_us))
-        for region in found.regions
+        for region in shown
     ]
-    return Table("Regions that stay on one stream", ("kind", "name", ">nodes", ">time"), rows)
+    left = len(found.regions) - len(shown)
+    return Table(
+        "Regions that stay on one stream",
+        ("kind", "name", ">nodes", ">time"),
+        rows,
+        f"and {left} more (--show regions)" if left else "",
+    )
 
 
 def _nodes(found: Analysis) -> Table:
@@ -224,8 +253,8 @@ def _warnings(found: Analysis) -> list[str]:
     if found.unknown_shapes:
         ops = ", ".join(f"{op} ({number})" for op, number in list(found.unknown_ops.items())[:5])
         lines.append(
-            f"{plural(found.unknown_shapes, 'kernel')} of {count(found.kernels)} have unknown shapes, so their cost is a guess: {ops}. "
-            "Give --batch and --shape."
+            f"{count(found.unknown_shapes)} of {plural(found.kernels, 'kernel')} {'has' if found.unknown_shapes == 1 else 'have'} "
+            f"unknown shapes, so that the cost is a guess: {ops}. --batch and --shape may settle it."
         )
     return lines
 

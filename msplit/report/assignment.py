@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from msplit.api.assignment import Assigned, present_ids
 from msplit.errors import MsplitError
 from msplit.flatten.origin import Conflict
 from msplit.report.document import Document, Table
-from msplit.report.text import count, micros, percent, plural, shorten, size
+from msplit.report.text import count, heading, micros, percent, plural, shorten, size
 
 _MOST_DIFF = 40
 _MOST_REMARKS = 12
 
 
-def document(assigned: Assigned, *, written: str = "", notes: Sequence[str] = (), diff: bool = False) -> Document:
+def document(
+    assigned: Assigned,
+    *,
+    written: Sequence[str] = (),
+    unwritten: str = "there is no -o OUT",
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    diff: bool = False,
+) -> Document:
     """Loads, cuts and waits of an assignment.
 
     Args:
         assigned: The assignment.
-        written: What was written where, "" for a dry run.
+        written: What was written where, a sentence each.
+        unwritten: Why not.
         notes: What the writer says.
+        warnings: What the writer warns of.
         diff: List the nodes whose id changes.
     """
     flat, plan = assigned.flat, assigned.plan
@@ -32,44 +44,77 @@ def document(assigned: Assigned, *, written: str = "", notes: Sequence[str] = ()
         (str(load.stream), count(load.nodes), count(load.kernels), micros(load.time_us), percent(load.time_us, work))
         for load in used
     ]
+    decided = claims(assigned)
+    idle = _idle(assigned, decided)
+    reduced = f", the fewest that order {plural(plan.edges, 'dependency', 'dependencies')} between streams"
     facts = [
         ("rules", f"{assigned.ruleset.source}: " + ", ".join(rule.key for rule in assigned.ruleset.rules)),
-        ("streams", str(assigned.outcome.streams)),
-        ("cross-stream edges", f"{count(assigned.cross_edges)}, {size(assigned.cross_bytes)}"),
+        ("decided by", ", ".join(f"{rule} {count(number)}" for rule, number in decided.items() if number) or "no rule"),
+        *([("matched nothing", idle)] if idle else []),
+        ("streams", f"{count(len(used))} used of {count(assigned.outcome.streams)}" if empty else count(len(used))),
+        ("cross-stream edges", _crossing(assigned)),
+        ("waits", count(plan.waits) + (reduced if plan.edges else "")),
         (
-            "waits",
-            f"{count(plan.waits)} (without reduction {count(plan.edges)}; once per source stream {count(plan.merged_waits)})",
+            "unassigned",
+            f"{plural(assigned.unassigned, 'GPU node')}, on the default stream {assigned.ruleset.default}"
+            if assigned.unassigned
+            else "none",
         ),
-        ("unassigned", f"{plural(assigned.unassigned, 'GPU node')} on the default stream {assigned.ruleset.default}"),
         ("host nodes", f"{count(int(flat.host.sum()))}, which have no stream"),
-        ("changed", f"{plural(len(assigned.changed), 'node')} of the file"),
+        ("changed", f"{plural(len(assigned.changed), 'node')}, compared with the file"),
     ]
-    tables = [
-        Table(
-            "Streams",
-            (">stream", ">nodes", ">kernels", ">time", ">share"),
-            rows,
-            f"{plural(empty, 'stream')} not used" if empty else "",
-        )
-    ]
+    tables = [Table("Streams", (">stream", ">nodes", ">kernels", ">time", ">share"), rows)]
     if diff:
         tables.append(_diff(assigned))
+    warned, noted = _remarks(assigned)
     return Document(
-        title=f"{flat.model.path} ({flat.model.format})",
+        title=heading(flat.model.path, flat.model.format),
         facts=facts,
         tables=tables,
-        warnings=_warnings(assigned),
-        notes=[*notes, *([written] if written else ["Nothing was written (no -o, or --dry-run)."])],
+        warnings=[*warned, *warnings],
+        notes=[*noted, *notes, *(written or [f"Nothing was written: {unwritten}."])],
     )
 
 
-def _warnings(assigned: Assigned) -> list[str]:
-    remarks = [
-        f"{f'{remark.where}: ' if remark.where else ''}{remark.rule}: {remark.text}"
-        for remark in assigned.outcome.remarks
-    ]
-    left = remarks[_MOST_REMARKS:]
-    return remarks[:_MOST_REMARKS] + ([f"and {len(left)} more remarks (--format json has them all)"] if left else [])
+def claims(assigned: Assigned) -> dict[str, int]:
+    """GPU nodes that each rule decided, in the order of the rules."""
+    found = assigned.outcome.assignment
+    by_reason = np.bincount(found.reason[(found.ids >= 0) & ~assigned.flat.host], minlength=len(found.reasons))
+    nodes = dict.fromkeys((rule.key for rule in assigned.ruleset.rules), 0)
+    for (rule, _), number in zip(found.reasons, by_reason.tolist(), strict=True):
+        nodes[rule] = nodes.get(rule, 0) + number
+    return nodes
+
+
+def _idle(assigned: Assigned, decided: Mapping[str, int]) -> str:
+    """Rules that decided nothing. Of constraints that is not expected."""
+    constraints = {rule.key for rule in assigned.ruleset.rules if getattr(rule, "constraint", False)}
+    return ", ".join(rule for rule, number in decided.items() if not number and rule not in constraints)
+
+
+def _crossing(assigned: Assigned) -> str:
+    if not assigned.cross_edges:
+        return "none"
+    text = f"{count(assigned.cross_edges)}, {size(assigned.cross_bytes)}"
+    return f"{text} and {count(assigned.cross_unknown)} of unknown size" if assigned.cross_unknown else text
+
+
+_NOTES = frozenset({"no-gain", "dominant", "moved", "host"})
+"""Kinds of remarks that explain; the others ask the user to look."""
+
+
+def _remarks(assigned: Assigned) -> tuple[list[str], list[str]]:
+    """Warnings and notes. An embedding rule in a model without tables is no more than that: a rule that matched nothing."""
+    warnings: list[str] = []
+    notes: list[str] = []
+    for remark in assigned.outcome.remarks:
+        if remark.kind == "no-match" and remark.rule == "embedding":
+            continue
+        where = f" ({remark.where})" if remark.where and remark.where.removeprefix("node ") not in remark.text else ""
+        (notes if remark.kind in _NOTES else warnings).append(f"{remark.rule}: {remark.text}{where}")
+    left = warnings[_MOST_REMARKS:]
+    more = [f"and {len(left)} more (--format json has them all)"] if left else []
+    return warnings[:_MOST_REMARKS] + more, notes[:_MOST_REMARKS]
 
 
 def _diff(assigned: Assigned) -> Table:
@@ -87,13 +132,11 @@ def _diff(assigned: Assigned) -> Table:
     )
 
 
-def conflict_notes(conflicts: Sequence[Conflict]) -> list[str]:
+def conflict_warnings(conflicts: Sequence[Conflict]) -> list[str]:
     """Functions that several call sites use with different ids."""
-    shown = [f"warning: {conflict}" for conflict in conflicts[:5]]
+    shown = [str(conflict) for conflict in conflicts[:5]]
     if len(conflicts) > len(shown):
-        shown.append(
-            f"warning: and {len(conflicts) - len(shown)} more nodes of functions whose call sites want different ids"
-        )
+        shown.append(f"and {len(conflicts) - len(shown)} more nodes of functions whose call sites want different ids")
     return shown
 
 
@@ -147,15 +190,50 @@ def _neighbours(assigned: Assigned, nodes: Any) -> list[tuple[str, str, str]]:
     ]
 
 
-def payload(assigned: Assigned, *, written: str = "", notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The assignment for JSON."""
-    plan = assigned.plan
+def explanation(assigned: Assigned, name: str) -> dict[str, Any]:
+    """Why one node is where it is, for JSON. The node is in the graph: `explain` was asked before."""
+    flat = assigned.flat
+    node = flat.graph.index[name]
+    rule, why = assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
+    function, original = flat.origin(node)
+    region = int(flat.region[node])
     return {
-        "model": str(assigned.flat.model.path),
+        "model": str(flat.model.path),
+        "node": name,
+        "op": flat.graph.ops[node],
+        "host": bool(flat.host[node]),
+        "stream": None if flat.host[node] else int(assigned.ids[node]),
+        "rule": rule,
+        "why": why,
+        "time_us": float(assigned.costs.time_us[node]),
+        "known": bool(assigned.costs.known[node]),
+        "function": function,
+        "original": original,
+        "region": flat.regions[region] if region >= 0 else None,
+    }
+
+
+def payload(
+    assigned: Assigned,
+    *,
+    written: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    diff: bool = False,
+) -> dict[str, Any]:
+    """The assignment for JSON."""
+    plan, flat = assigned.plan, assigned.flat
+    result: dict[str, Any] = {
+        "model": str(flat.model.path),
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
         "streams": assigned.outcome.streams,
         "loads": list(assigned.loads),
-        "cross_stream": {"edges": assigned.cross_edges, "bytes": assigned.cross_bytes},
+        "decided_by": claims(assigned),
+        "cross_stream": {
+            "edges": assigned.cross_edges,
+            "bytes": assigned.cross_bytes,
+            "unknown": assigned.cross_unknown,
+        },
         "waits": {
             "minimal": plan.waits,
             "edges": plan.edges,
@@ -165,6 +243,14 @@ def payload(assigned: Assigned, *, written: str = "", notes: Sequence[str] = ())
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
         "remarks": list(assigned.outcome.remarks),
-        "written": written or None,
+        "written": list(written),
         "notes": list(notes),
+        "warnings": list(warnings),
     }
+    if diff:
+        before = present_ids(flat)
+        result["diff"] = [
+            {"name": flat.graph.names[node], "was": int(before[node]), "is": int(assigned.ids[node])}
+            for node in assigned.changed.tolist()
+        ]
+    return result

@@ -2,54 +2,67 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
-from msplit.measure.stats import Ratio, Summary
+from msplit.measure.stats import Ratio
 from msplit.report.document import Document, Table
-from msplit.report.text import count, micros, size
+from msplit.report.text import count, heading, micros, plural, size
 
 
 def document(flat: FlatGraph, found: Bench) -> Document:
     """Times, gains, verification and diagnosis."""
     result = found.result
-    machine = result.environment
-    gpus = machine.get("gpus") or []
     facts = [
         ("engine", f"{found.engine}: {found.why}"),
-        (
-            "machine",
-            ", ".join(str(gpu.get("name", gpu)) for gpu in gpus) if gpus else str(machine.get("cpu") or "unknown CPU"),
-        ),
-        ("precision", _precision(result.variants)),
+        ("machine", _machine(result.environment)),
         ("verified", _verified(result.variants)),
     ]
-    tables = [_times(result.variants, result.baseline)]
+    tables = [_times(result.variants), *_gains(result.variants)]
     memory = _memory(result.variants)
     if memory is not None:
         tables.append(memory)
+    skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
-        title=f"{flat.model.path} ({flat.model.format})",
+        title=heading(flat.model.path, flat.model.format),
         facts=facts,
         tables=tables,
-        warnings=[*result.warnings, *(f"{v.label}: skipped: {v.skipped}" for v in result.variants if v.skipped)],
-        notes=[*found.notes, *result.diagnosis],
+        warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
+        notes=[*map(_sentence, found.notes), *result.diagnosis],
     )
 
 
-def _machine(gpus: Any, cpu: Any) -> str:
-    processor = f"{cpu.get('model') or 'unknown CPU'}, {cpu.get('usable_cores')} cores"
-    return ", ".join([*(str(gpu.get("name")) for gpu in gpus), processor])
+def _machine(environment: Mapping[str, Any]) -> str:
+    cpu = environment.get("cpu") or {}
+    cores = cpu.get("usable_cores")
+    processor = (cpu.get("model") or "unknown CPU") + (f", {plural(cores, 'core')}" if cores else "")
+    return ", ".join([*(str(gpu.get("name")) for gpu in environment.get("gpus") or ()), processor])
 
 
-def _precision(variants: tuple[VariantResult, ...]) -> str:
-    kinds = {check.precision for variant in variants for check in variant.checks}
-    return " and ".join(sorted(kinds)) + " (see verified)" if kinds else "float32"
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
-def _verified(variants: tuple[VariantResult, ...]) -> str:
+def _grouped(warnings: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """One line for what is said of several variants, with the figures of the first."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for line in warnings:
+        label = next((label for label in labels if line.startswith(f"{label}: ")), "")
+        text = line.removeprefix(f"{label}: ") if label else line
+        groups.setdefault(re.sub(r"[0-9.]+", "#", text), []).append((label, text))
+    lines = []
+    for members in groups.values():
+        label, text = members[0]
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        lines.append(f"{label}{more}: {text}" if label else text)
+    return lines
+
+
+def _verified(variants: Sequence[VariantResult]) -> str:
     checks = [check for variant in variants for check in variant.checks]
     wrong = [variant.label for variant in variants if variant.failed]
     if wrong:
@@ -57,53 +70,58 @@ def _verified(variants: tuple[VariantResult, ...]) -> str:
     if not checks:
         return "nothing to compare"
     against = dict.fromkeys(check.against for check in checks)
-    return f"{count(len(checks))} comparisons passed, against {'; '.join(against)}"
+    precisions = dict.fromkeys(check.precision for check in checks)
+    return f"outputs are equal in {plural(len(checks), 'comparison')}, against {'; '.join(against)} ({', '.join(precisions)})"
 
 
-def _times(variants: tuple[VariantResult, ...], baseline: str) -> Table:
+def _times(variants: Sequence[VariantResult]) -> Table:
     rows = []
     device = any(variant.device for variant in variants)
     for variant in variants:
         if variant.host is None:
-            rows.append((variant.label, "wrong outputs" if variant.failed else "skipped", *[""] * (4 + 2 * device)))
+            rows.append((variant.label, "wrong outputs" if variant.failed else "skipped", *[""] * (3 + 2 * device)))
             continue
         row = [variant.label, _micros(variant.host.median), _micros(variant.host.p90), _micros(variant.host.p99)]
         if device:
             row += [_micros(clock.median) if clock else "-" for clock in (variant.launch, variant.device)]
-        row += [_spread(variant.host), _gains(variant, baseline)]
-        rows.append(tuple(row))
-    columns = ["", ">median", ">p90", ">p99", *([">launch", ">device"] if device else []), ">spread", "times faster"]
+        rows.append((*row, f"{100 * variant.host.cv:.1f} %"))
+    columns = ["", ">median", ">p90", ">p99", *([">launch", ">device"] if device else []), ">spread"]
     note = "median, p90, p99: a user's step by the host's clock, copies of inputs and outputs included"
     if device:
         note += "; launch: the same on inputs that are on the GPU already; device: back-to-back steps by the GPU's own clock"
-    return Table("One step", columns, rows, note + "; ranges are confidence intervals")
+    return Table("One step", columns, rows, note)
 
 
 def _micros(seconds: float) -> str:
     return micros(seconds * 1e6)
 
 
-def _spread(summary: Summary) -> str:
-    return f"{100 * summary.cv:.1f} %"
+def _gains(variants: Sequence[VariantResult]) -> list[Table]:
+    """For each variant that others are compared with, how many times faster those are, by every clock there is."""
+    tables = []
+    for over in dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios):
+        compared = [variant for variant in variants if any(ratio.over == over for ratio in variant.ratios)]
+        clocks = list(dict.fromkeys(r.clock for variant in compared for r in variant.ratios if r.over == over))
+        rows = [(variant.label, *(_ratio(variant.ratio_over(over, clock)) for clock in clocks)) for variant in compared]
+        tables.append(
+            Table(
+                f"Times faster than {over}",
+                ("", *(f">{clock}" for clock in clocks)),
+                rows,
+                "in brackets: confidence interval; above 1 is faster",
+            )
+        )
+    return tables
 
 
-def _gains(variant: VariantResult, baseline: str) -> str:
-    shown = dict.fromkeys(ratio.over for ratio in variant.ratios)
-    lines = []
-    for over in shown:
-        # Streams change what the device does; the host's clock is what a user waits for. Where both are known, both are told.
-        clocks = [ratio for ratio in variant.ratios if ratio.over == over]
-        lines.append(f"{'; '.join(_ratio(ratio) for ratio in clocks)} over {over}")
-    return "\n".join(lines) if lines else ("baseline" if variant.label == baseline else "-")
-
-
-def _ratio(ratio: Ratio) -> str:
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
     interval = f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio.low > 0 else "too few rounds"
-    verdict = "" if ratio.significant else ", no difference"
-    return f"{ratio.value:.2f} {ratio.clock} ({interval}{verdict})"
+    return f"{ratio.value:.2f} ({interval}{'' if ratio.significant else ', no difference'})"
 
 
-def _memory(variants: tuple[VariantResult, ...]) -> Table | None:
+def _memory(variants: Sequence[VariantResult]) -> Table | None:
     rows = []
     for variant in variants:
         facts = variant.facts

@@ -14,7 +14,17 @@ from msplit.report.document import Document, Table
 
 
 def to_terminal(document: Document, console: Console) -> None:
-    """Prints a document. Cells that do not fit wrap; nothing is cut off."""
+    """Prints a document. Cells that do not fit wrap; nothing is cut off. In a pipe no line ends in spaces."""
+    with console.capture() as captured:
+        _print(document, console)
+    text = captured.get()
+    if not console.is_terminal:
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
+    console.file.write(text)
+    console.file.flush()
+
+
+def _print(document: Document, console: Console) -> None:
     console.print(Text(document.title, style="bold"))
     if document.facts:
         grid = RichTable.grid(padding=(0, 2))

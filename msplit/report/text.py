@@ -20,12 +20,14 @@ def size(value: float) -> str:
 
 
 def micros(value: float) -> str:
-    """Microseconds: 0.42 -> "0.42 µs", 12345 -> "12.3 ms"."""
-    if 0 < value < 0.01:
-        return "<0.01 µs"
-    if value < 1000:
-        return f"{value:.3g} µs" if value < 100 else f"{value:.0f} µs"
-    if value < 1e6:
+    """Microseconds, to a tenth at most: 0.42 -> "0.4 µs", 12345 -> "12.3 ms"."""
+    if value == 0:
+        return "0 µs"
+    if value < 0.05:
+        return "<0.1 µs"
+    if value < 999.5:
+        return f"{value:.1f} µs" if value < 99.95 else f"{value:.0f} µs"
+    if value < 999_500:
         return f"{value / 1e3:.3g} ms"
     return f"{value / 1e6:.3g} s"
 
@@ -49,7 +51,7 @@ def percent(part: float, whole: float) -> str:
 
 def ratio(value: float) -> str:
     """A speed-up: "5.61x"."""
-    return f"{value:.3g}x" if value < 100 else f"{value:.0f}x"
+    return f"{value:.2f}x" if value < 9.995 else f"{value:.1f}x" if value < 99.95 else f"{value:.0f}x"
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:
@@ -58,8 +60,17 @@ def plural(number: int, noun: str, many: str | None = None) -> str:
 
 
 def shorten(name: str, width: int) -> str:
-    """A long node name with its middle left out, so that both scope and op stay readable."""
+    """A long node name with its middle left out. The end says more than the beginning, which is often a chain of calls."""
     if len(name) <= width:
         return name
     keep = width - 1
-    return f"{name[: keep - keep // 2]}…{name[len(name) - keep // 2 :]}"
+    return f"{name[: keep // 3]}…{name[len(name) - (keep - keep // 3) :]}"
+
+
+_FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "SavedModel"}
+
+
+def heading(path: object, form: str) -> str:
+    """First line of a report on a model: "model.pb (GraphDef)"."""
+    kind, _, text = form.partition("-")
+    return f"{path} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
