@@ -104,8 +104,8 @@ def test_markdown_of_a_change_reads_like_this():
     lines = to_markdown(difference.document(compared(OLD, NEW, TOWERS))).splitlines()
     assert "| edges cut | 0 | 2 | +2 |" in lines
     assert "| streams in use | 1 | 2 | +1 |" in lines
-    assert "| 1 | 0 µs | 18 µs | +18 µs |" in lines
-    assert "| c | MatMul | 0 → 1 | 18 µs | regex |" in lines
+    assert "| 1 | 0 µs | 18.0 µs | +18.0 µs |" in lines
+    assert "| c | MatMul | 0 → 1 | 18.0 µs | regex |" in lines
     assert "faster" in lines[-1]
 
 
