@@ -60,6 +60,7 @@ def test_a_pattern_that_needs_too_large_an_automaton_is_refused():
     assert "too large" in patterns.problem("(a|b)" * 40_000)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(a*)*b", "(a|a)*b", "(.*)*x" * 3])
 def test_patterns_that_explode_elsewhere_take_no_time(pattern):
     assert patterns.problem(pattern) is None

@@ -175,6 +175,7 @@ def large(count: int) -> tuple[FlatGraph, Costs]:
     return build(names, ["MatMul"] * count, Edges.of(src, np.zeros(len(src)), dst, slot), time_us)
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_100000_nodes_take_less_than_20_seconds():
     flat, costs = large(100_000)
