@@ -16,8 +16,11 @@ SHOWN = 300
 MOST_CHILDREN = 150
 """Boxes that take the place of one that is opened at most."""
 
+_STEP = 2
+"""Bands become 2 ** _STEP times as thick in a step."""
+
 KINDS = ("chain", "alike", "part", "piece")
-"""Why things are in one box: one kernel after the other; same inputs and same consumers; neighbours on one stream; too many to show."""
+"""Why things are in one box: one after the other; same inputs and same consumers; one stream between two levels; too many to show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +43,10 @@ def contract(dag: Dag, stream: Ints, shown: int = SHOWN) -> Tree:
 
     Chains of one stream become boxes in any case. Where that leaves too many, boxes of one stream with the same producers and the same
     consumers (the columns of a recommender) become one, chains of boxes become one, again and again; what is left of a fork and its join is
-    a branch. A graph that does not come apart like this (a lattice) is cut across into bands of levels, twice as thick each time: what
-    hangs together in a band on one stream is a part.
+    a branch. A graph that does not come apart like this (a lattice) is cut across into bands of levels, thicker each time: what is in a
+    band on one stream is a part.
 
-    Near-linear: every round but the last few at least halves something.
+    Near-linear: a round is linear, and rounds end when they no longer help.
 
     Args:
         dag: Dependencies of the leaves, each once, numbered topologically.
@@ -123,16 +126,28 @@ def _twins(state: _State) -> Ints:
 
 
 def _bands(state: _State, shown: int) -> None:
-    """Merges what hangs together on one stream within bands of levels, in ever thicker bands."""
+    """Cuts the graph across into bands of levels, and merges what is in one band on one stream.
+
+    Where the streams are in few enough pieces, only what hangs together is merged; else everything is.
+    """
     level = _levels(state.dag)
     thickness = 0
+    whole = len(np.unique(_components(state, np.zeros_like(level)))) <= shown
     while len(state.dag) > shown and (int(level.max(initial=0)) >> thickness) > 0:
-        thickness += 1
+        thickness += _STEP
         band = level >> thickness
-        group = state.merge(_components(state, band), "part")
-        smaller = np.full(len(state.dag), np.iinfo(np.int32).max, np.int32)
-        np.minimum.at(smaller, group, level)
-        level = smaller
+        group = state.merge(_components(state, band) if whole else _lanes(state, band), "part")
+        lowest = np.full(len(state.dag), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(lowest, group, level)
+        level = lowest
+
+
+def _lanes(state: _State, band: Ints) -> Ints:
+    """Per node the first node in its band and on its stream."""
+    keys = band.astype(np.int64) * (int(state.stream.max(initial=0)) + 2) + state.stream + 1
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    leader: Ints = first[inverse].astype(np.int32)
+    return leader
 
 
 def _components(state: _State, band: Ints) -> Ints:

@@ -34,6 +34,7 @@ class Model {
     this.nodes.name.forEach((name, node) => { if (!this.index.has(name)) this.index.set(name, node); });
     this.lower = this.nodes.name.map((name) => name.toLowerCase());
     this.weigh();
+    this.rank();
   }
 
   // Elements so that what is inside of a box comes after it.
@@ -50,12 +51,14 @@ class Model {
     this.shares = new Array(this.elements);
     this.prefix = new Array(this.elements);
     this.first = new Int32Array(this.elements).fill(-1);
+    this.firstLeaf = new Int32Array(this.elements).fill(this.leafCount);
     const order = this.outsideIn();
     for (let i = order.length - 1; i >= 0; i--) {
       const element = order[i];
       if (element < this.leafCount) {
         const node = this.leaves.node[element];
         this.shares[element] = new Map();
+        this.firstLeaf[element] = element;
         if (node >= 0) {
           this.kernels[element] = 1;
           this.time[element] = this.nodes.time[node];
@@ -66,6 +69,7 @@ class Model {
       }
       const box = parent[element];
       if (box < 0) continue;
+      this.firstLeaf[box] = Math.min(this.firstLeaf[box], this.firstLeaf[element]);
       this.kernels[box] += this.kernels[element];
       this.time[box] += this.time[element];
       this.shares[box] ??= new Map();
@@ -75,6 +79,27 @@ class Model {
       // Elements come in backwards: the last one seen is the first inside of the box.
       this.first[box] = this.first[element];
     }
+    const prefixes = this.top.map((element) => this.prefix[element]).filter((prefix) => prefix !== undefined);
+    const shared = prefixes.length ? prefixes.reduce(common) : "";
+    // A kernel may have the name of the scope itself.
+    this.scope = prefixes.length > 1 ? shared : "";
+  }
+
+  // Per leaf the longest way to it, in links; per box the mean over its leaves. Links come sorted by consumer, and leaves in an order in
+  // which producers come first, so that one pass is enough.
+  rank() {
+    const { src, dst } = this.links;
+    this.level = new Float64Array(this.elements);
+    for (let i = 0; i < src.length; i++) this.level[dst[i]] = Math.max(this.level[dst[i]], this.level[src[i]] + 1);
+    const leaves = new Int32Array(this.elements).fill(1, 0, this.leafCount);
+    const order = this.outsideIn();
+    for (let i = order.length - 1; i >= 0; i--) {
+      const element = order[i], box = this.tree.parent[element];
+      if (this.isBox(element)) this.level[element] /= leaves[element];
+      if (box < 0) continue;
+      this.level[box] += this.level[element] * leaves[element];
+      leaves[box] += leaves[element];
+    }
   }
 
   isBox(element) { return element >= this.leafCount; }
@@ -82,7 +107,13 @@ class Model {
   name(element) {
     if (!this.isBox(element)) return this.leaves.node[element] < 0 ? "join of control edges" : this.nodes.name[this.leaves.node[element]];
     const prefix = this.prefix[element] ?? "";
-    return prefix || `${this.nodes.name[this.first[element]] ?? "join"} …`;
+    return prefix.length > this.scope.length ? prefix : `${this.nodes.name[this.first[element]] ?? "join"} …`;
+  }
+
+  // The name without the scope that all kernels share.
+  label(element) {
+    const name = this.name(element);
+    return this.scope && name.startsWith(`${this.scope}/`) ? name.slice(this.scope.length + 1) : name;
   }
 
   kind(element) { return this.tree.kinds[this.tree.kind[element - this.leafCount]]; }

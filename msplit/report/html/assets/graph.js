@@ -1,6 +1,7 @@
 // The graph: which boxes are open, and how what is visible is drawn.
 
 const MOST_VISIBLE = 1500;
+const MOST_LINKS = 4000, MOST_LAID = 1200;
 const WIDTH = 190, HEIGHT = 46;
 
 class GraphView {
@@ -30,20 +31,36 @@ class GraphView {
     return { shown, stands };
   }
 
-  edges(stands) {
-    const model = this.model, { src, dst } = model.links, found = new Map();
+  // Links between visible elements: [from, to, how many, whether one crosses streams], and how many are left out as too light to draw.
+  links(stands) {
+    const model = this.model, { src, dst } = model.links, { stream } = model.leaves, found = new Map();
     for (let i = 0; i < src.length; i++) {
       const a = stands[src[i]], b = stands[dst[i]];
       if (a === b) continue;
-      const key = a * model.elements + b;
-      const crosses = model.leaves.stream[src[i]] !== model.leaves.stream[dst[i]]
-        && model.leaves.stream[src[i]] >= 0 && model.leaves.stream[dst[i]] >= 0;
-      found.set(key, (found.get(key) ?? false) || crosses);
+      const crosses = stream[src[i]] !== stream[dst[i]] && stream[src[i]] >= 0 && stream[dst[i]] >= 0;
+      const key = a * model.elements + b, link = found.get(key);
+      if (link) { link[2]++; link[3] ||= crosses; } else found.set(key, [a, b, 1, crosses]);
     }
-    return [...found].map(([key, crosses]) => {
-      const a = Math.floor(key / model.elements), b = key % model.elements;
-      return { data: { id: `${a}-${b}`, source: `${a}`, target: `${b}` }, classes: crosses ? "cross" : "" };
-    });
+    const links = [...found.values()];
+    if (links.length <= MOST_LINKS) return { links, omitted: 0 };
+    // A single dependency is everything to a kernel and nothing to a box of thousands.
+    const weight = ([a, b, many]) => many / Math.max(1, Math.min(model.kernels[a], model.kernels[b]));
+    links.sort((one, other) => weight(other) - weight(one));
+    return { links: links.slice(0, MOST_LINKS), omitted: links.length - MOST_LINKS };
+  }
+
+  // The links that decide where things go: those that lead on. Two boxes that feed each other would turn the picture upside down. With many
+  // links only those from each element's latest producers count, or the layout takes minutes.
+  backbone(links) {
+    const { level, firstLeaf } = this.model;
+    const onward = links.filter(([a, b]) => level[a] < level[b] || (level[a] === level[b] && firstLeaf[a] < firstLeaf[b]));
+    if (onward.length <= MOST_LAID) return onward;
+    const into = new Map();
+    for (const link of onward) {
+      if (!into.has(link[1])) into.set(link[1], []);
+      into.get(link[1]).push(link);
+    }
+    return [...into.values()].flatMap((found) => found.sort((a, b) => level[b[0]] - level[a[0]]).slice(0, 2));
   }
 
   look(element) {
@@ -58,10 +75,10 @@ class GraphView {
     }
     if (!colours.length) { colours.push(css("--edge"), css("--edge")); stops.push("0%", "100%"); }
     const mixed = shares.length > 1;
-    const streams = mixed ? `${shares.length} streams` : shares.length ? `s${shares[0][0]}` : "";
+    const streams = mixed ? `${shares.length} str.` : shares.length ? `s${shares[0][0]}` : "";
     const amount = model.isBox(element) ? `${plural(model.kernels[element], "kernel")} · ` : "";
     return {
-      label: model.kernels[element] ? `${shorten(model.name(element), 27)}\n${amount}${micros(model.time[element])} · ${streams}` : "",
+      label: model.kernels[element] ? `${shorten(model.label(element), 26)}\n${amount}${micros(model.time[element])} · ${streams}` : "",
       colours: colours.join(" "), stops: stops.join(" "), ink: mixed ? css("--fg") : ink(colours[0]), plate: mixed ? 0.85 : 0,
     };
   }
@@ -90,19 +107,25 @@ class GraphView {
 
   draw() {
     const { shown, stands } = this.visible();
+    const { links, omitted } = this.links(stands);
+    const id = (link) => `${link[0]}-${link[1]}`;
     this.stands = stands;
     this.shown = shown.length;
-    const nodes = shown.map((element) => ({
-      data: { id: `${element}`, ...this.look(element) },
-      classes: this.model.isBox(element) ? "box" : this.model.kernels[element] ? "" : "joint",
-    }));
-    const edges = this.edges(stands);
+    this.omitted = omitted;
     this.cy.elements().remove();
-    this.cy.add(nodes.map((data) => ({ group: "nodes", ...data })));
-    this.cy.add(edges.map((data) => ({ group: "edges", ...data })));
+    this.cy.add(shown.map((element) => ({
+      group: "nodes", data: { id: `${element}`, ...this.look(element) },
+      classes: this.model.isBox(element) ? "box" : this.model.kernels[element] ? "" : "joint",
+    })));
+    this.cy.add(links.map((link) => ({
+      group: "edges", data: { id: id(link), source: `${link[0]}`, target: `${link[1]}` }, classes: link[3] ? "cross" : "",
+    })));
+    const laid = new Set(this.backbone(links).map(id));
     // Network simplex draws shorter edges, but its time grows fast.
-    const ranker = shown.length + edges.length > 900 ? "longest-path" : "network-simplex";
-    this.cy.layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, ranker, acyclicer: "greedy", fit: true, padding: 20 }).run();
+    const ranker = shown.length + laid.size > 900 ? "longest-path" : "network-simplex";
+    this.cy.elements().filter((element) => element.isNode() || laid.has(element.id()))
+      .layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, ranker, fit: false }).run();
+    this.cy.fit(undefined, 20);
     this.mark();
     this.fitText();
     this.onChange(this);
@@ -141,7 +164,7 @@ class GraphView {
   center(element) {
     const node = this.cy.getElementById(`${this.standing(element)}`);
     if (!node.length) return;
-    if (this.cy.zoom() < 0.45) this.cy.zoom(0.8);
+    if (this.cy.zoom() < 0.7) this.cy.zoom(0.9);
     this.cy.center(node);
   }
 

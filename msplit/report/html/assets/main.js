@@ -103,8 +103,9 @@ async function begin() {
 
   graph = new GraphView(model, by("canvas"), (wanted) => select(wanted), (view) => {
     const kernels = model.leaves.node.filter((node) => node >= 0).length;
+    const omitted = view.omitted ? `; ${plural(view.omitted, "lighter link")} not drawn` : "";
     by("view-state").textContent = kernels
-      ? `${plural(view.shown, "box", "boxes")} for ${plural(kernels, "kernel")} of ${plural(model.count, "node")}`
+      ? `${plural(view.shown, "box", "boxes")} for ${plural(kernels, "kernel")} of ${plural(model.count, "node")}${omitted}`
       : "No node launches a kernel.";
     if (graph) buttons();
   });

@@ -71,7 +71,7 @@ class Panel {
     const model = this.model;
     const what = {
       chain: "kernels one after the other", alike: "boxes with the same inputs and the same consumers",
-      part: "neighbours on one stream", piece: "neighbours, cut off so that a view is not too large",
+      part: "what one stream does between two levels of the graph", piece: "neighbours, cut off so that a view is not too large",
     }[model.kind(element)];
     const shares = [...model.shares[element]].sort((a, b) => b[1] - a[1]);
     const streams = make("dd", {}, ...shares.flatMap(([stream, time]) => [chip(stream), ` ${micros(time)} `]));

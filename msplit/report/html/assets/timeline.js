@@ -70,7 +70,7 @@ class Timeline {
         if (leaf === this.selected) { pen.strokeStyle = css("--accent"); pen.lineWidth = 3; pen.strokeRect(left, y, width, ROW - 8); }
         if (width > 34) {
           pen.fillStyle = text;
-          const name = model.nodes.name[model.leaves.node[leaf]];
+          const name = model.label(leaf);
           pen.fillText(shorten(name, Math.floor((width - 8) / 6.4)), left + 4, y + (ROW - 8) / 2, width - 6);
         }
       }
