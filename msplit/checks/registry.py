@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from msplit.checks import (
@@ -101,9 +102,11 @@ def lookup(code: str) -> Check:
 
 
 def near(word: str) -> str:
-    """A hint at the code that is most like an unknown one, or nothing."""
-    names = {check.name: check.name for check in CHECKS.values()} | {code: code for code in CHECKS}
-    found = difflib.get_close_matches(word.upper(), CHECKS, 1, 0.5) or difflib.get_close_matches(word.lower(), names, 1)
+    """A hint at the code or the name that an unknown one may stand for, or nothing."""
+    number = re.fullmatch(r"(?:ms)?0*([0-9]{1,3})", word.lower())
+    code = f"MS{int(number[1]):03}" if number else ""
+    names = [check.name for check in CHECKS.values()]
+    found = [code] if code in CHECKS else difflib.get_close_matches(word.lower(), names, 1)
     return f"; did you mean {found[0]}?" if found else ""
 
 

@@ -86,4 +86,7 @@ def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "<br>")
+    # Patterns are full of asterisks; in code spans everything but the bar is literal already.
+    parts = text.split("`")
+    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|").replace("\n", "<br>")
