@@ -79,7 +79,8 @@ def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain
             step = _affine(source, readers, head, op, key, shape, axes) if result == shape else None
             if step is None:
                 return chain
-            scale, offset = chain.scale * step[0], chain.offset * step[0] + step[1]
+            with np.errstate(all="ignore"):
+                scale, offset = chain.scale * step[0], chain.offset * step[0] + step[1]
             if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
                 return chain
             chain.scale, chain.offset = scale, offset
