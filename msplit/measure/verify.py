@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_TIGHT = {"float64": 1e-9, "float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 5e-5, "complex128": 1e-9}
-"""Tolerances where products are made in the type itself."""
+_TIGHT = {"float64": 1e-9, "float32": 2e-4, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 2e-4, "complex128": 1e-9}
+"""Tolerances where products are made in the type itself.
 
-_TF32 = {**_TIGHT, "float32": 1e-2, "complex64": 1e-2}
-"""Tolerances where products of float32 may be made in TF32, which has 10 bits of mantissa."""
+Rounding adds up with depth: TensorFlow on a GPU differs from TensorFlow on the CPU by 7e-5 in a network of 95 layers (Inception-v3).
+"""
+
+_TF32 = {**_TIGHT, "float32": 5e-2, "complex64": 5e-2}
+"""Tolerances where products of float32 may be made in TF32, which has 10 bits of mantissa.
+
+TensorFlow's own TF32 results differ from its IEEE ones by 2.4e-2 in a network of 58 layers (GoogLeNet), which is why everything is held
+to the tight tolerance in IEEE precision first.
+"""
 
 
 @dataclass(frozen=True)
