@@ -10,6 +10,7 @@ import numpy as np
 
 from msplit import formats
 from msplit.api.assignment import assign, present_ids
+from msplit.api.emission import check_places
 from msplit.api.model import price
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
@@ -53,6 +54,7 @@ class BenchRequest:
         compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU.
         save_reference: Where to save inputs and reference outputs.
+        force: Whether that may replace what is there.
         op_libraries: Shared objects with custom TensorFlow ops.
         settings: How to measure.
         command: The command line, for the record.
@@ -74,6 +76,7 @@ class BenchRequest:
     compare_xla: bool = True
     reference: Path | None = None
     save_reference: Path | None = None
+    force: bool = False
     op_libraries: Sequence[Path] = ()
     settings: Settings = field(default_factory=Settings)
     command: Sequence[str] = ()
@@ -112,6 +115,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     """
     request = request or BenchRequest()
     engine, why = choose_engine(request)
+    if request.save_reference is not None:
+        check_places(flat, [request.save_reference], force=request.force)
     sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu)
 
     def feeds_of(seed: int) -> Arrays:
@@ -212,9 +217,9 @@ def _cuda_variants(
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
         variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
-        variants.append(
-            Variant("TensorFlow with XLA", TENSORFLOW, replace(job, options={"xla": True}), "TensorFlow", optional=True)
-        )
+        if request.compare_xla:
+            xla = replace(job, options={"xla": True})
+            variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = {"device": request.device, "layout": request.layout, "capture": request.capture}
     one = f"msplit, 1 stream, {how}"
     if request.capture and request.device == "cuda":
