@@ -28,7 +28,8 @@ def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False)
         force: Whether they may replace what is there.
 
     Raises:
-        WriteError: Two of them are one place, one is the input or lies in its folder, or something is there already.
+        WriteError: Two of them are one place, one is the input or lies in its folder, something is there already, or there is no folder
+            that can be written to.
     """
     source = Path(os.path.realpath(flat.model.path))
     taken: dict[Path, Path] = {}
@@ -42,6 +43,11 @@ def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False)
         taken[target] = path
         if target.exists() and not force:
             raise WriteError("is there already", where=str(path), fix="choose another name, or replace it with --force")
+        if not target.parent.is_dir():
+            raise WriteError("the folder it goes into does not exist", where=str(path), fix="make the folder first")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            fix = "check the permissions of the folder, or write elsewhere"
+            raise WriteError("no permission to write there", where=str(path), fix=fix)
 
 
 def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> None:

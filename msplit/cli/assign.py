@@ -20,7 +20,7 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 @click.option(
     "--rules", "ruleset", default="default", show_default=True, help="A rules file, or the name of a shipped rule set."
 )
-@click.option("--streams", type=click.IntRange(1, 4096), help="Number of streams (default: what the rules say).")
+@click.option("--streams", type=click.IntRange(1, 1024), help="Number of streams (default: what the rules say).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the annotated model.")
 @click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
 @click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")

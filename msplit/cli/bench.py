@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from msplit.cli import options
-from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
     from msplit.measure.run import Progress
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     "--reference", type=click.Path(path_type=Path), help="Verify against this .npz instead of TensorFlow on the CPU."
 )
 @click.option("--save-reference", type=click.Path(path_type=Path), help="Save inputs and reference outputs as .npz.")
+@click.option("--force", is_flag=True, help="Replace an existing file of --save-reference.")
 @click.option(
     "--op-library",
     "op_libraries",
@@ -102,6 +102,7 @@ def command(
     tolerance: float | None,
     reference: Path | None,
     save_reference: Path | None,
+    force: bool,
     op_libraries: Sequence[Path],
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
@@ -129,6 +130,7 @@ def command(
         compare_tensorflow=not no_tensorflow,
         reference=reference,
         save_reference=save_reference,
+        force=force,
         op_libraries=tuple(op_libraries),
         settings=Settings(
             duration=duration, warmup=warmup, min_rounds=min_iters, builds=builds, seed=seed, tolerance=tolerance
@@ -147,7 +149,7 @@ def command(
 def _input(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not equals or not name or not path:
-        raise MsplitError(f"--input {text!r}: write it as name=file.npy")
+        raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
     return name, Path(path)
 
 

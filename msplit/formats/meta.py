@@ -52,12 +52,11 @@ def choose_signature(names: Sequence[str], asked: str | None, where: str) -> str
     Raises:
         LoadError: It is not there, or there is a choice to make; lists them.
     """
-    listed = ", ".join(names) or "none"
+    listed = ", ".join(names)
     if asked is not None:
         if asked not in names:
-            raise LoadError(
-                f"there is no signature {asked!r}", where=where, fix=f"choose with --signature one of: {listed}"
-            )
+            fix = f"choose with --signature one of: {listed}" if names else "the model has none: leave --signature out"
+            raise LoadError(f"there is no signature {asked!r}", where=where, fix=fix)
         return asked
     if DEFAULT_SIGNATURE in names:
         return DEFAULT_SIGNATURE

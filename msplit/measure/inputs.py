@@ -116,7 +116,7 @@ def load_input(
         array = np.load(path, allow_pickle=False)
     except OSError as error:
         raise LoadError(
-            f"the value of input {name!r} can not be read: {error.strerror or error}", where=where
+            f"the value of input {name!r} can not be read: {error.strerror or error}", where=where, fix="check the path"
         ) from error
     except (ValueError, EOFError) as error:
         raise LoadError(
@@ -130,7 +130,11 @@ def load_input(
     wanted = numpy_dtype(dtype)
     if dtype == "string":
         if array.dtype.kind not in "US":
-            raise LoadError(f"input {name!r} is made of strings, the file of {array.dtype}", where=where)
+            raise LoadError(
+                f"input {name!r} is made of strings, the file of {array.dtype}",
+                where=where,
+                fix="save it as a 'U' or 'S' array",
+            )
     elif array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
         array = array.view(wanted)  # NumPy's format does not know bfloat16 and its kin
     elif array.dtype != wanted:
@@ -141,7 +145,9 @@ def load_input(
         fits = len(shape) == array.ndim and all(w is None or w == h for w, h in zip(shape, array.shape, strict=True))
         if not fits:
             raise LoadError(
-                f"input {name!r} has shape {_shape_text(shape)}, the file {_shape_text(array.shape)}", where=where
+                f"input {name!r} has shape {_shape_text(shape)}, the file {_shape_text(array.shape)}",
+                where=where,
+                fix="save an array of that shape, where ? may be anything",
             )
         if batch is not None and shape and shape[0] is None and array.shape[0] != batch:
             raise LoadError(

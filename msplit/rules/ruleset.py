@@ -76,8 +76,9 @@ def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wr
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
+        near = "" if path.suffix or len(path.parts) > 1 else nearest(name, available())
         raise RulesError(
-            f"there is no rules file '{name}'{nearest(name, available())}",
+            f"there is no rules file '{name}'{near}",
             fix=f"name a file, or one of the shipped rule sets: {', '.join(available())}",
         ) from None
     except OSError as error:
