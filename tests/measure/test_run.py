@@ -1,7 +1,9 @@
-"""The bench with an engine made for the test: it computes what it is told, in the time it is told."""
+"""The bench with an engine made for the test: it computes what it is told, in the time it is told.
+
+Time is made up, too: on a machine with other things to do, nothing could be said about real sleeps.
+"""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -25,6 +27,28 @@ def flat():
         [("x", "float32", (None,))],
         ["y"],
     )
+
+
+class Clock:
+    """A clock that steps alone move, but for a microsecond for each look at it."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def made_up_time(monkeypatch):
+    monkeypatch.setattr("msplit.measure.run.time", CLOCK)
 
 
 class Fake:
@@ -65,7 +89,7 @@ class Running:
         self.engine.log.append(("step", self.job.streams, float(feeds["x"][0])))
         self.steps += 1
         if self.engine.seconds:
-            time.sleep(self.engine.seconds / self.job.streams)
+            CLOCK.sleep(self.engine.seconds / self.job.streams)
         error = {
             None: 0.0,
             "always": 1.0,
