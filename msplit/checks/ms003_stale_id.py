@@ -73,11 +73,12 @@ def _by_plan(subject: Subject) -> Iterator[Finding]:
 
 
 def _by_model(subject: Subject) -> Iterator[Finding]:
-    """Against the model that the ids were made for: nodes that changed and kept their id, new nodes beside such with ids, lost nodes."""
+    """Against the model that the ids were made for: what changed and kept its id, what lost it, what got none, what is gone."""
     old = subject.against
     assert old is not None
     new, before = subject.flat.model.graph, old.graph
     changed: list[str] = []
+    lost: list[str] = []
     added: list[str] = []
     gone: list[str] = []
     for prefix, one, other in _pairs(new, before):
@@ -88,27 +89,30 @@ def _by_model(subject: Subject) -> Iterator[Finding]:
             if place is None:
                 if now[node] == ABSENT and not host[node] and _beside_ids(one, node, now):
                     added.append(prefix + name)
-            elif now[node] != ABSENT and now[node] == then[place] and _signature(one, node) != _signature(other, place):
+            elif now[node] == ABSENT:
+                if then[place] != ABSENT and not host[node]:
+                    lost.append(prefix + name)
+            elif now[node] == then[place] and _signature(one, node) != _signature(other, place):
                 changed.append(prefix + name)
         gone += [
             prefix + other.names[place]
             for place in np.flatnonzero(then != ABSENT).tolist()
             if other.names[place] not in one.index
         ]
-    where = str(old.path)
+    where = old.path
     if changed:
         yield _finding(changed, f"changed since {where} (op or inputs) and kept the stream id of then")
+    if lost:
+        yield _finding(lost, f"had a stream id in {where} and {verb(len(lost), 'has', 'have')} none now")
     if added:
         yield _finding(added, f"came since {where}, beside nodes with stream ids, and got none")
     if gone:
-        yield _finding(gone, f"had a stream id in {where} and is gone: the other streams were chosen with it")
+        are, them = verb(len(gone), "is", "are"), verb(len(gone), "it", "them")
+        yield _finding(gone, f"had a stream id in {where} and {are} gone: the other streams were chosen with {them}")
 
 
 def _finding(names: list[str], what: str) -> Finding:
-    count = len(names)
-    if count > 1:
-        what = what.replace("and is gone", "and are gone").replace("with it", "with them")
-    return Finding(f"{nodes(names, count)} {what}", _FIX, tuple(names[:NODES_SHOWN]), count)
+    return Finding(f"{nodes(names, len(names))} {what}", _FIX, tuple(names[:NODES_SHOWN]), len(names))
 
 
 def _pairs(new: Graph, old: Graph) -> Iterator[tuple[str, Graph, Graph]]:
@@ -142,7 +146,8 @@ CHECK = Check(
     title="Stream ids do not fit the graph any more",
     what="Three things can show it. With `--rules`: the rules, applied again to the graph without its ids, give "
     "a node another stream "
-    "than it has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes that have "
+    "than it has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes have lost "
+    "theirs, nodes that have "
     "no id came in beside "
     "such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has "
     "nodes on other streams. "

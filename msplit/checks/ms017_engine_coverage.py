@@ -15,18 +15,18 @@ def find(subject: Subject) -> Iterator[Finding]:
     try:
         from msplit.engines.cuda.coverage import cover
 
-        missing = cover(subject.flat).missing
+        covered = cover(subject.flat)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
         raise Skip("PyTorch is not installed, and the list of ops is made of its kernels") from None
-    for op, names in sorted(missing.items()):
-        yield Finding(
-            f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}",
-            "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside",
-            tuple(names[:NODES_SHOWN]),
-            len(names),
-        )
+    fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
+    for op, names in sorted(covered.missing.items()):
+        text = f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}"
+        yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
+    for op, names in sorted(covered.stuck.items()):
+        text = f"the cuda engine runs {op} on the host before everything else, but it needs results of the GPU: "
+        yield Finding(text + nodes(names, len(names)), fix, tuple(names[:NODES_SHOWN]), len(names))
 
 
 CHECK = Check(
@@ -34,7 +34,9 @@ CHECK = Check(
     name="engine-coverage",
     severity=Severity.INFO,
     title="The cuda engine can not run an op",
-    what="An op that the outputs need has no lowering in msplit's cuda engine. Ops that only effects need are "
+    what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
+    "that needs results of the GPU, "
+    "while that engine runs host ops before everything else. Ops that only effects need are "
     "not looked at: the engine does not run them.",
     why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
     "it does not matter, "

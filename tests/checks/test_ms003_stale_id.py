@@ -55,6 +55,11 @@ OLD = "x:Placeholder; a:MatMul(x)[_stream_id=1]; b:Relu(a)[_stream_id=1]; c:Relu
         (OLD.replace("c:Relu(b)", "c:Relu(a)"), ["'c' changed since"], ["c"]),
         (OLD.replace("c:Relu(b)", "c:Relu(b,^x)"), ["'c' changed since"], ["c"]),
         (OLD.replace("c:Relu(b)[_stream_id=2]", "c:Relu(a)[_stream_id=3]"), [], []),
+        (
+            OLD.replace("c:Relu(b)[_stream_id=2]", "c:Relu(b)"),
+            ["'c' had a stream id in test.pb and has none now"],
+            ["c"],
+        ),
         (OLD + "; d:Relu(c)", ["'d' came since test.pb, beside nodes with stream ids, and got none"], ["d"]),
         (OLD + "; d:Relu(x)", [], []),
         (OLD + "; d:Relu(c)[_stream_id=2]", [], []),

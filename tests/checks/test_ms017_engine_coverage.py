@@ -13,6 +13,19 @@ def test_finds_ops_without_a_kernel(tmp_path):
     assert one.text == "the cuda engine has no kernel for MyOp: nodes 'a' and 'b'"
 
 
+def test_finds_host_ops_behind_the_gpu(tmp_path):
+    pytest.importorskip("torch")
+    graph = """
+        x:Placeholder[dtype=float32]
+        a:MatMul(x,x)[T=float32]
+        s:AsString(a)[T=float32]
+        y:StringToHashBucketFast(s)[num_buckets=9]
+    """
+    findings = found(read(tmp_path, graph, outputs=["y"]), "MS017")
+    assert {one.nodes for one in findings} == {("s",), ("y",)}
+    assert all("needs results of the GPU" in one.text for one in findings)
+
+
 def test_passes_ops_that_it_has(tmp_path):
     pytest.importorskip("torch")
     assert (
