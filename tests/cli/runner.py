@@ -1,0 +1,75 @@
+"""The command line in this process, as a pipe of a given width sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from msplit.cli import main
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_graphs"
+_LARGE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as JSON."""
+        return json.loads(self.out)
+
+
+def msplit(*arguments: object, columns: int = 80, **environment: str) -> Done:
+    """Runs a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": str(columns), **environment}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main.run([str(argument) for argument in arguments])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def fine(*arguments: object, **options: Any) -> Done:
+    """Runs a command that must succeed and has nothing to say on standard error."""
+    done = msplit(*arguments, **options)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    return done
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every path below a folder with a digest of what is there (the size of very large files)."""
+    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*"))}
+
+
+def _digest(path: Path) -> str:
+    if path.is_dir():
+        return "folder"
+    if path.stat().st_size > _LARGE:
+        return f"{path.stat().st_size} bytes"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def unchanged(*folders: Path) -> Iterator[None]:
+    """Asserts that nothing below the folders is written, replaced or removed."""
+    before = [contents(folder) for folder in folders]
+    yield
+    assert [contents(folder) for folder in folders] == before
