@@ -41,12 +41,19 @@ class HostPart:
         from msplit.engines.tensorflow.session import SessionExecutable
 
         names = flat.graph.names
+        fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
         self.feeds: Mapping[str, Key] = {
             f"{names[node]}:{port} (host)": (node, port) for node, port in division.frontier
         }
         self.nodes = len(division.host)
-        self._fetched = tuple(division.fetched)
-        wanted = {**self.feeds, **division.fetched}
+        # An input that is an output as it is: a session gives nothing back that it was fed.
+        self._handed_on = {name: fed[key] for name, key in division.fetched.items() if key in fed}
+        made = {name: key for name, key in division.fetched.items() if key not in fed}
+        self._made = tuple(made)
+        self._session: SessionExecutable | None = None
+        wanted = {**self.feeds, **made}
+        if not wanted:
+            return
         runtime.load_op_libraries(op_libraries)
         # The flat graph, so that values inside of functions can be fetched.
         cut = replace(
@@ -65,13 +72,15 @@ class HostPart:
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
         """
-        made = self._session.step(feeds)
-        outputs = {name: made.pop(name) for name in self._fetched}
+        made = self._session.step(feeds) if self._session is not None else {}
+        outputs = {name: made.pop(name) for name in self._made}
+        outputs |= {name: feeds[given] for name, given in self._handed_on.items()}
         return {**feeds, **made}, outputs
 
     def close(self) -> None:
         """Ends the session."""
-        self._session.close()
+        if self._session is not None:
+            self._session.close()
 
 
 class WithHost:

@@ -1,0 +1,113 @@
+"""Strings and tables in front of the device part."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.tensorflow.engine import reference
+from msplit.errors import EngineError
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.measure.inputs import make_inputs
+from msplit.measure.verify import compare
+from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, graph_of, job, kernels, program_of, scattered
+
+pytestmark = pytest.mark.tf
+
+
+def load(name):
+    return flatten(read(SAMPLES / name))
+
+
+def test_a_string_lookup_runs_before_and_the_rest_is_captured():
+    flat = load("keras_lookup")
+    feeds = make_inputs(flat, {}, batch=3)
+    assert_equals_tensorflow(flat, feeds, streams=(1, 3))
+    executable = ENGINE.build(job(flat, feeds))
+    assert executable.facts()["host_nodes"] > 0
+    program = program_of(flat, feeds)
+    assert "city" not in program.feeds
+    assert "_FusedMatMul" in kernels(program)
+
+
+def test_the_table_is_looked_up_at_every_step():
+    flat = load("keras_lookup")
+    cities = np.array([b"city_1", b"city_2", b"nowhere", b"elsewhere"], object)
+    feeds = {"city": cities, "amount": np.ones((4, 4), np.float32)}
+    executable = ENGINE.build(job(flat, feeds, scattered(flat, 3), streams=3))
+    (scores,) = executable.step(feeds).values()
+    assert scores[0] != scores[1]
+    assert scores[2] == scores[3]
+    (turned,) = executable.step({**feeds, "city": cities[::-1].copy()}).values()
+    assert turned[::-1].tolist() == scores.tolist()
+    executable.launch()
+    executable.close()
+
+
+def test_feature_columns_run_launch_by_launch():
+    flat = load("feature_columns")
+    feeds = make_inputs(flat, {}, batch=3)
+    assert_equals_tensorflow(flat, feeds, streams=(1, 4), capture=False)
+    with pytest.raises(EngineError, match="--no-capture"):
+        ENGINE.build(job(flat, feeds))
+
+
+def text(tf, v1):
+    city = v1.placeholder(tf.string, [None], name="city")
+    count = v1.placeholder(tf.int32, [], name="count")
+    x = v1.placeholder(tf.float32, [None, 4], name="x")
+    upper = tf.strings.upper(city, name="upper")
+    joined = tf.strings.join([upper, tf.strings.as_string(count)])
+    ids = tf.strings.to_hash_bucket_fast(joined, 10, name="ids")
+    y = tf.gather(tf.constant(np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)), ids)
+    tf.add(tf.tanh(x), y, name="out")
+    tf.identity(ids, name="bucket")
+    tf.constant("fixed", name="fixed")
+
+
+def feeds_of(*cities, count=3):
+    return {
+        "city": np.array([city.encode() for city in cities], object),
+        "count": np.array(count, np.int32),
+        "x": np.ones((len(cities), 4), np.float32),
+    }
+
+
+def test_outputs_of_the_host_come_with_those_of_the_device():
+    flat = graph_of(text, outputs=["upper", "out", "bucket", "fixed", "city"])
+    feeds = feeds_of("oslo", "rom")
+    executable = ENGINE.build(job(flat, feeds))
+    found = executable.step(feeds)
+    assert found["upper"].tolist() == [b"OSLO", b"ROM"]
+    assert found["fixed"] == b"fixed"
+    assert found["city"].tolist() == [b"oslo", b"rom"]
+    expected = reference(graph_of(text, outputs=["upper", "out", "bucket", "fixed"]), feeds)
+    assert compare({name: found[name] for name in expected}, expected).passed
+
+
+def test_inputs_that_only_the_host_reads_are_no_inputs_of_the_device():
+    flat = graph_of(text, outputs=["out"])
+    program = program_of(flat, feeds_of("oslo", "rom"))
+    assert sorted(program.feeds) == ["ids:0 (host)", "x"]
+
+
+def test_what_the_host_hands_over_may_not_change_its_shape():
+    flat = graph_of(text, outputs=["out"])
+    executable = ENGINE.build(job(flat, feeds_of("oslo", "rom")))
+    with pytest.raises(EngineError, match="was prepared as"):
+        executable.step(feeds_of("oslo", "rom", "prag"))
+
+
+def test_a_graph_of_strings_alone_runs_too():
+    flat = graph_of(text, outputs=["upper"])
+    feeds = feeds_of("oslo")
+    assert ENGINE.build(job(flat, feeds)).step(feeds)["upper"].tolist() == [b"OSLO"]
+
+
+def test_importing_the_host_part_imports_no_tensorflow():
+    code = "import sys, msplit.engines.cuda.host, msplit.engines.cuda.lower\nassert 'tensorflow' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
