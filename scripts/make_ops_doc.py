@@ -1,0 +1,52 @@
+"""Writes docs/ops.md from the cuda engine's table of lowerings.
+
+    python scripts/make_ops_doc.py
+
+A test compares the file with what this would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msplit.engines.cuda.coverage import BY_THE_ENGINE
+from msplit.engines.cuda.registry import Lowering, table
+
+TARGET = Path(__file__).parent.parent / "docs" / "ops.md"
+
+HEAD = """# Ops of the cuda engine
+
+{count} TensorFlow ops have a lowering, and {own} need none, since the engine itself knows them: {engine}.
+
+- *static* inputs decide shapes. They must follow from constants and shapes, so that they are known before the run; otherwise the model
+  runs launch by launch (`--no-capture`).
+- The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
+  are known before the run.
+
+Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering where they only depend on inputs: TensorFlow runs them
+on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
+`msplit/engines/cuda/registry.py`.
+
+| op | file | static inputs | dynamic | what it computes |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def page(lowerings: Mapping[str, Lowering]) -> str:
+    """The whole file."""
+    head = HEAD.format(
+        count=len(lowerings), own=len(BY_THE_ENGINE), engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE))
+    )
+    return head + "".join(_row(lowerings[op]) for op in sorted(lowerings, key=lambda op: (op.lstrip("_").lower(), op)))
+
+
+def _row(lowering: Lowering) -> str:
+    file = "ops/" + lowering.file.rpartition(".")[2] + ".py"
+    static = ", ".join("last" if slot == -1 else str(slot) for slot in lowering.static)
+    summary = lowering.summary.replace("``", "`").replace("|", "\\|")
+    return f"| `{lowering.op}` | {file} | {static} | {'yes' if lowering.dynamic else ''} | {summary} |\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(table()), encoding="utf-8")
