@@ -233,7 +233,8 @@ def _nodes(found: Analysis) -> Table:
         )
         for node in range(len(flat))
     ]
-    return Table("Nodes", ("name", "op", "side", ">time"), rows, "? marks a time guessed because a shape is unknown")
+    note = "? marks a time guessed because a shape is unknown"
+    return Table("Nodes", ("name", "op", "side", ">time"), rows, note, whole=True)
 
 
 def _coverage(coverage: Coverage) -> Table:

@@ -13,7 +13,6 @@ from msplit.flatten.origin import Conflict
 from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, percent, plural, shorten, size
 
-_MOST_DIFF = 40
 _MOST_REMARKS = 12
 
 
@@ -119,17 +118,18 @@ def _remarks(assigned: Assigned) -> tuple[list[str], list[str]]:
 
 def _diff(assigned: Assigned) -> Table:
     before = present_ids(assigned.flat)
-    names = assigned.flat.graph.names
     rows = []
-    for node in assigned.changed[:_MOST_DIFF].tolist():
+    for node in assigned.changed.tolist():
         rule = assigned.outcome.assignment.why(node)
         rows.append(
-            (shorten(names[node], 52), str(before[node]), str(assigned.ids[node]), rule[0] if rule else "default")
+            (
+                assigned.flat.graph.names[node],
+                str(before[node]),
+                str(assigned.ids[node]),
+                rule[0] if rule else "default",
+            )
         )
-    left = len(assigned.changed) - len(rows)
-    return Table(
-        "Nodes whose stream changes", ("node", ">was", ">is", "rule"), rows, f"and {count(left)} more" if left else ""
-    )
+    return Table("Nodes whose stream changes", ("node", ">was", ">is", "rule"), rows, whole=True)
 
 
 def conflict_warnings(conflicts: Sequence[Conflict]) -> list[str]:

@@ -15,12 +15,14 @@ class Table:
         columns: Headings; one that starts with ">" is aligned right.
         rows: Cells as text.
         note: A sentence below the table, "" for none.
+        whole: Every row is one line however long, so that lists of nodes can be searched with grep; otherwise cells wrap.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,10 @@ def _print(document: Document, console: Console) -> None:
         console.print()
         if table.title:
             console.print(Text(table.title, style="bold"))
-        if table.rows:
+        if table.rows and table.whole:
+            for line in _lines(table):
+                console.print(Text(line), soft_wrap=True)
+        elif table.rows:
             console.print(_rich_table(table))
         else:
             console.print(Text("  none", style="dim"))
@@ -49,6 +52,17 @@ def _print(document: Document, console: Console) -> None:
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     for note in document.notes:
         console.print(Text(note))
+
+
+def _lines(table: Table) -> list[str]:
+    rows = [[name.removeprefix(">") for name in table.columns], *table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    right = [name.startswith(">") for name in table.columns]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        lines.append("  ".join(cell.rjust(width) if r else cell.ljust(width) for cell, width, r in cells).rstrip())
+    return lines
 
 
 def _rich_table(table: Table) -> RichTable:
