@@ -19,6 +19,7 @@ from msplit._version import __version__
 if TYPE_CHECKING:
     from msplit.annotate import stream
     from msplit.api import Analysis, Assigned, BenchRequest, analyze, assign, bench, load, save
+    from msplit.checks import check
     from msplit.errors import MsplitError
 
 _HOME = {
@@ -29,6 +30,7 @@ _HOME = {
     "analyze": "msplit.api",
     "assign": "msplit.api",
     "bench": "msplit.api",
+    "check": "msplit.checks",
     "load": "msplit.api",
     "save": "msplit.api",
     "stream": "msplit.annotate",
@@ -43,6 +45,7 @@ __all__ = [
     "analyze",
     "assign",
     "bench",
+    "check",
     "load",
     "save",
     "stream",

@@ -34,6 +34,8 @@ Warnings and infos are told and do not fail the run. `--fail-on warning` makes w
 
 A graph without any ids is valid: it runs on one stream. MS020 says so, as an info.
 
+In Python: `msplit.check(msplit.load("model.pb"), ruleset="rules.yaml").findings`.
+
 ## Codes are stable
 
 A code never changes its meaning and is never used again for another one. A new release may add codes and word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from msplit.checks.base import Check, Finding, Severity, Skip
 from msplit.checks.registry import chosen
@@ -11,9 +12,12 @@ from msplit.checks.settings import Settings
 from msplit.checks.subject import Subject
 from msplit.cost import DEFAULT_GPU, estimate, infer
 from msplit.flatten.flat import FlatGraph
+from msplit.formats import read
 from msplit.formats.model import Model
 from msplit.rules import RuleSet
+from msplit.rules import load as load_rules
 from msplit.schedule.planfile import PlanFile
+from msplit.schedule.planfile import load as load_plan
 
 MOST_FINDINGS = 100
 """Findings of one code that are told; the others are counted."""
@@ -65,23 +69,33 @@ def check(
     flat: FlatGraph,
     settings: Settings | None = None,
     *,
-    ruleset: RuleSet | None = None,
-    plan: PlanFile | None = None,
-    against: Model | None = None,
+    ruleset: str | Path | RuleSet | None = None,
+    plan: str | Path | PlanFile | None = None,
+    against: str | Path | Model | None = None,
 ) -> Report:
     """Checks the stream ids of a model. Nothing of it is executed.
 
     Args:
-        flat: The model.
-        settings: Which checks, how severe, which limits, and what prices the nodes. Its `rules` and `plan` are not read here.
-        ruleset: The rules that the ids should come from.
-        plan: The plan that the model should run by.
-        against: The model that the ids were made for.
+        flat: The model, from `msplit.load`.
+        settings: Which checks, how severe, which limits, and what prices the nodes.
+        ruleset: The rules that the ids should come from: loaded already, a file, or the name of a shipped rule set; those of the
+            settings where it is not given.
+        plan: The plan that the model should run by, or its file; that of the settings where it is not given.
+        against: The model that the ids were made for, or its file.
 
     Raises:
-        MsplitError: The settings name a check, a GPU or an input that does not exist.
+        MsplitError: A file can not be read, or the settings name a check, a GPU or an input that does not exist.
     """
     settings = settings or Settings()
+    chosen(settings.select, settings.ignore)  # a wrong code is said before any work is done
+    ruleset = settings.rules if ruleset is None else ruleset
+    if isinstance(ruleset, str | Path):
+        ruleset = load_rules(ruleset, streams=settings.streams)
+    plan = settings.plan if plan is None else plan
+    if isinstance(plan, str | Path):
+        plan = load_plan(plan)
+    if isinstance(against, str | Path):
+        against = read(against)
     shapes = infer(flat, batch=settings.batch, shapes=settings.shapes)
     costs = estimate(flat, shapes, settings.gpu or DEFAULT_GPU)
     return examine(Subject(flat, costs, settings, ruleset, plan, against), shapes.assumed)

@@ -6,8 +6,9 @@ import jsonschema
 import numpy as np
 import pytest
 
+import msplit
 from msplit import cost, formats, rules
-from msplit.checks import CHECKS
+from msplit.checks import CHECKS, Settings
 from msplit.cli.main import run
 from msplit.flatten import flatten, to_ids
 from msplit.schedule import planfile
@@ -156,6 +157,17 @@ def test_every_format_prints_the_findings_of_a_real_model(capsys, style):
 def test_verbose_says_why_checks_were_skipped(capsys):
     assert "MS011 was skipped: no plan was given" in check(capsys, SAMPLE, "--ignore", "MS017", "-v")[1]
     assert "Not checked: MS002" in check(capsys, SAMPLE, "--ignore", "MS017")[1]
+
+
+def test_the_library_does_the_same(assigned):
+    flat = msplit.load(assigned / "m.pb")
+    settings = Settings(rules="default", plan=str(assigned / "plan.json"), ignore=("MS017",))
+    assert msplit.check(flat, settings).findings == ()
+    report = msplit.check(
+        msplit.load(SAMPLE), Settings(select=("MS002", "MS003")), ruleset="default", against=assigned / "m.pb"
+    )
+    assert {one.code for one in report.findings} == {"MS002", "MS003"}
+    assert report.failed
 
 
 def test_the_plan_alone_says_where_nodes_run(capsys, assigned):
