@@ -15,6 +15,7 @@ from msplit.engines.cuda.coverage import divide, refuse
 from msplit.engines.cuda.host import HostPart
 from msplit.engines.cuda.program import Source
 from msplit.engines.cuda.rewrites import rewrite
+from msplit.engines.cuda.rewrites.partitions import join_partitions
 from msplit.engines.cuda.trace import infer
 from msplit.flatten.flat import FlatGraph
 
@@ -64,5 +65,7 @@ def lower(
     source = build(flat, fed)
     infer(source, feeds, device)
     if rewrites:
+        if join_partitions(source):
+            infer(source, feeds, device)
         rewrite(source)
     return Lowered(source, {name: feeds[name] for name in source.feeds}, host)

@@ -30,7 +30,7 @@ from tests.engines.cuda.cases import (
 )
 
 CAPTURED = ["mmoe_small.pb", "mmoe_small.pbtxt", "towers_small.pb", "lstm_small.pb", "annotated.pb"]
-CAPTURED += ["keras_inception", "two_signatures"]
+CAPTURED += ["keras_inception", "two_signatures", "tf1_saved_model"]
 
 SMALL = {
     "bert": {"layers": 2, "hidden": 32, "heads": 2, "sequence": 8, "vocabulary": 50},
@@ -74,14 +74,12 @@ def test_a_sample_equals_tensorflow_on_any_number_of_streams(name):
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("name", ["tf1_saved_model", "ragged_sparse"])
-def test_a_sample_whose_shapes_depend_on_values_runs_launch_by_launch(name):
-    flat = load(name)
+def test_a_sample_whose_shapes_depend_on_values_runs_launch_by_launch():
+    flat = load("ragged_sparse")
     feeds = make_inputs(flat, {}, batch=3)
     assert_equals_tensorflow(flat, feeds, streams=(1, 3), capture=False)
-    with pytest.raises(EngineError, match=r"(?s)depends on values.*--no-capture") as caught:
+    with pytest.raises(EngineError, match=r"(?s)depends on values.*Where.*--no-capture"):
         run(flat, feeds)
-    assert any(op in str(caught.value) for op in ("DynamicPartition", "Where", "Unique"))
 
 
 @pytest.mark.tf
