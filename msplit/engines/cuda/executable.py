@@ -71,7 +71,8 @@ class CudaExecutable:
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_reserved(device)
         if capture:
-            self._capture_graph(copies=False)
+            if lanes.actions:  # CUDA refuses to run a graph of nothing
+                self._capture_graph(copies=False)
             self._capture_graph(copies=True)
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
 
@@ -147,7 +148,10 @@ class CudaExecutable:
         else:
             with self._on_origin():
                 self._inputs.device.copy_(self._inputs.host, non_blocking=True)
-                self._fetch(self._record())
+                results = self._record()
+                if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
+                    return {**{name: to_numpy(tensor) for name, tensor in results.items()}, **self.program.known}
+                self._fetch(results)
         self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
@@ -157,7 +161,8 @@ class CudaExecutable:
 
     def _enqueue(self) -> None:
         if self._capture:
-            self._replay(self._graphs[False])
+            if False in self._graphs:
+                self._replay(self._graphs[False])
         else:
             with self._on_origin():
                 self._record()
