@@ -16,6 +16,7 @@ from msplit.engines.base import Executable, Job
 from msplit.errors import EngineError
 from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate, node_order
+from msplit.schedule.lane_order import keep_lanes
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.problem import Problem
@@ -145,6 +146,7 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     problem = step_problem(program, costs, lanes)
     chosen = evaluate(problem, problem.pin)
     plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+    plan = keep_lanes(plan)
     violations = check(plan, program.dag)
     if violations:
         raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
