@@ -55,7 +55,7 @@ def command(
     page: Page = build.page(
         flat, costs, ruleset=ruleset, streams=streams, candidates=not no_candidates, warnings=sizes.assumed
     )
-    formats.write_bytes_atomic(output, render(page).encode("utf-8", "replace"), force=force)
+    formats.write_bytes_atomic(output, render(page).encode(), force=force)
     found = page.prediction
     click.echo(
         f"{output}: {len(flat)} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs", err=True

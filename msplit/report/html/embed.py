@@ -18,7 +18,7 @@ from typing import Any
 
 _PACKAGE = "msplit.report.html"
 VENDOR = ("cytoscape.min.js", "cytoscape-dagre.min.js")
-SCRIPTS = ("data.js", "look.js", "graph.js", "timeline.js", "panel.js", "main.js")
+SCRIPTS = ("data.js", "look.js", "rows.js", "graph.js", "timeline.js", "panel.js", "main.js")
 LICENCES = ("LICENSE.cytoscape", "LICENSE.cytoscape-dagre", "LICENSE.dagre")
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -43,7 +43,7 @@ def packed(data: Mapping[str, Any]) -> str:
 
 
 def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
-    """The whole file.
+    """The whole file; all of it has a UTF-8 form.
 
     Args:
         parts: HTML for the places of ``page.html`` that are not filled here.
@@ -64,7 +64,8 @@ def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     # One pass, so that a name that looks like a place is not filled.
-    return _PLACE.sub(lambda found: places[found[1]], asset("assets", "page.html"))
+    filled = _PLACE.sub(lambda found: places[found[1]], asset("assets", "page.html"))
+    return filled.encode("utf-8", "replace").decode("utf-8")
 
 
 def _hash(script: str) -> str:

@@ -1,7 +1,7 @@
 // The graph: which boxes are open, and how what is visible is drawn.
 
 const MOST_VISIBLE = 1500;
-const MOST_LINKS = 4000, MOST_LAID = 1200;
+const MOST_LINKS = 4000, MOST_FOR_DAGRE = 2000;
 const WIDTH = 190, HEIGHT = 46;
 
 class GraphView {
@@ -31,6 +31,17 @@ class GraphView {
     return { shown, stands };
   }
 
+  countVisible(open) {
+    const waiting = [...this.model.top];
+    let count = 0;
+    while (waiting.length) {
+      const element = waiting.pop();
+      if (open.has(element)) waiting.push(...this.model.inside.of(element));
+      else count++;
+    }
+    return count;
+  }
+
   // Links between visible elements: [from, to, how many, whether one crosses streams], and how many are left out as too light to draw.
   links(stands) {
     const model = this.model, { src, dst } = model.links, { stream } = model.leaves, found = new Map();
@@ -49,18 +60,20 @@ class GraphView {
     return { links: links.slice(0, MOST_LINKS), omitted: links.length - MOST_LINKS };
   }
 
-  // The links that decide where things go: those that lead on. Two boxes that feed each other would turn the picture upside down. With many
-  // links only those from each element's latest producers count, or the layout takes minutes.
-  backbone(links) {
+  // Puts everything in its place. Only links that lead on decide: two boxes that feed each other would turn the picture upside down.
+  arrange(shown, links) {
     const { level, firstLeaf } = this.model;
-    const onward = links.filter(([a, b]) => level[a] < level[b] || (level[a] === level[b] && firstLeaf[a] < firstLeaf[b]));
-    if (onward.length <= MOST_LAID) return onward;
-    const into = new Map();
-    for (const link of onward) {
-      if (!into.has(link[1])) into.set(link[1], []);
-      into.get(link[1]).push(link);
+    const place = (a, b) => level[a] - level[b] || firstLeaf[a] - firstLeaf[b];
+    const onward = links.filter(([a, b]) => place(a, b) < 0);
+    const { row, crossed } = rowsOf(shown, onward, place);
+    if (shown.length + crossed > MOST_FOR_DAGRE || onward.length > MOST_FOR_DAGRE) {
+      const positions = placeInRows(shown, onward, row, WIDTH + 18, HEIGHT + 42);
+      this.cy.layout({ name: "preset", positions: (node) => positions.get(Number(node.id())), fit: false }).run();
+      return;
     }
-    return [...into.values()].flatMap((found) => found.sort((a, b) => level[b[0]] - level[a[0]]).slice(0, 2));
+    const decides = new Set(onward.map(([a, b]) => `${a}-${b}`));
+    this.cy.elements().filter((element) => element.isNode() || decides.has(element.id()))
+      .layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, fit: false }).run();
   }
 
   look(element) {
@@ -108,7 +121,6 @@ class GraphView {
   draw() {
     const { shown, stands } = this.visible();
     const { links, omitted } = this.links(stands);
-    const id = (link) => `${link[0]}-${link[1]}`;
     this.stands = stands;
     this.shown = shown.length;
     this.omitted = omitted;
@@ -118,13 +130,9 @@ class GraphView {
       classes: this.model.isBox(element) ? "box" : this.model.kernels[element] ? "" : "joint",
     })));
     this.cy.add(links.map((link) => ({
-      group: "edges", data: { id: id(link), source: `${link[0]}`, target: `${link[1]}` }, classes: link[3] ? "cross" : "",
+      group: "edges", data: { id: `${link[0]}-${link[1]}`, source: `${link[0]}`, target: `${link[1]}` }, classes: link[3] ? "cross" : "",
     })));
-    const laid = new Set(this.backbone(links).map(id));
-    // Network simplex draws shorter edges, but its time grows fast.
-    const ranker = shown.length + laid.size > 900 ? "longest-path" : "network-simplex";
-    this.cy.elements().filter((element) => element.isNode() || laid.has(element.id()))
-      .layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, ranker, fit: false }).run();
+    this.arrange(shown, links);
     this.cy.fit(undefined, 20);
     this.mark();
     this.fitText();
@@ -188,12 +196,14 @@ class GraphView {
     this.center(element);
   }
 
+  // Closes what was opened first, until there is not too much to see.
   makeRoom(element) {
-    const needed = new Set([element, ...this.model.ancestors(element)]);
-    for (const box of [...this.opened]) {
-      if (this.visible().shown.length <= MOST_VISIBLE) break;
-      if (!needed.has(box)) this.closeWithInside(box);
+    const needed = new Set([element, ...this.model.ancestors(element)]), open = new Set(this.opened);
+    for (const box of this.opened) {
+      if (this.countVisible(open) <= MOST_VISIBLE) break;
+      if (!needed.has(box)) open.delete(box);
     }
+    this.opened = this.opened.filter((box) => open.has(box) && this.model.ancestors(box).every((around) => open.has(around)));
   }
 
   closeWithInside(box) {
