@@ -246,6 +246,11 @@ def _coverage(coverage: Coverage) -> Table:
         (op, count(len(names)), f"no (such as {shorten(names[0], 32)})")
         for op, names in sorted(coverage.missing.items())
     ]
+    rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
+    rows += [
+        (op, count(len(names)), f"no: host, behind the device (such as {shorten(names[0], 32)})")
+        for op, names in sorted(coverage.stuck.items())
+    ]
     return Table("Ops that the cuda engine can run", ("op", ">nodes", "covered"), rows)
 
 
@@ -267,12 +272,17 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
     else:
         lines = [f"Streams can not help this model. {_sentence(suggestion.why)}"]
     if coverage is not None:
-        lines.append(
-            f"The cuda engine has no lowering for {plural(len(coverage.missing), 'op')}: use --engine tensorflow."
-            if coverage.missing
-            else "The cuda engine can run every op of this model."
-        )
+        lines.append(_coverage_note(coverage))
     return lines
+
+
+def _coverage_note(coverage: Coverage) -> str:
+    if coverage.missing:
+        return f"The cuda engine has no lowering for {plural(len(coverage.missing), 'op')}: use --engine tensorflow."
+    if coverage.stuck:
+        text = f"{plural(len(coverage.stuck), 'op')} of the host {'is' if len(coverage.stuck) == 1 else 'are'} behind the device"
+        return f"The cuda engine can not run this model: {text}. Use --engine tensorflow."
+    return "The cuda engine can run every op of this model."
 
 
 def _sentence(text: str) -> str:

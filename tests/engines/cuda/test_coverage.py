@@ -113,3 +113,18 @@ def test_the_host_takes_no_more_than_it_must():
     assert [flat.graph.ops[node] for node, _ in division.frontier] == ["StringToHashBucketFast"]
     assert "GatherV2" in {flat.graph.ops[node] for node in division.device}
     assert not set(division.host) & set(division.device)
+
+
+def test_analyze_tells_what_runs_on_the_host_and_what_can_not():
+    from msplit.engines.cuda.coverage import Coverage
+    from msplit.report.analysis import _coverage, _coverage_note
+
+    found = cover(graph_of(strings_in_the_middle, outputs=["out"]))
+    rows = {row[0]: row[2] for row in _coverage(found).rows}
+    assert rows["AsString"].startswith("no: host, behind the device (such as text")
+    assert "can not run" in _coverage_note(found)
+    before = cover(load("keras_lookup"))
+    rows = {row[0]: row[2] for row in _coverage(before).rows}
+    assert rows["LookupTableFindV2"] == "on the host, before"
+    assert "every op" in _coverage_note(before)
+    assert "no lowering for 1 op" in _coverage_note(Coverage({}, {"While": ["w"]}, {}))
