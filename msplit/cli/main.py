@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import platform
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from msplit._version import __version__
-from msplit.errors import MsplitError
+from msplit.errors import MsplitError, WriteError
 
 COMMANDS = {
     "analyze": "What is independent in a model, and what streams could gain.",
@@ -43,6 +44,26 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"msplit.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Click would make this exit code 1, which means findings. The reader went away (`| head`) and has what it wanted.
+            _give_up_stdout()
+            return 0
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            # Files are written elsewhere, with errors of their own: this is standard output.
+            _give_up_stdout()
+            raise WriteError(
+                f"can not be written: {problem.strerror}",
+                where="standard output",
+                fix="free some space, or write elsewhere",
+            ) from problem
+        return result
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -81,6 +102,8 @@ def entry(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Runs the command line and returns the exit code."""
     debug = "--debug" in arguments
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller (`>&-`)
+        sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     # TensorFlow writes its log to stderr whatever one asks; at least its INFO lines stay away.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -98,14 +121,15 @@ def run(arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return _say(f"error: {problem}", problem.exit_code)
-    except BrokenPipeError:
-        # The reader went away (`| head`): nothing more can be said, and flushing at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except MemoryError:
         return _say("error: out of memory\n  fix: use a machine with more memory, or cut the model with --outputs", 2)
     except Exception as problem:
         return _internal(problem, debug)
+
+
+def _give_up_stdout() -> None:
+    """Lets what is left in the buffer go nowhere, so that flushing it at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str, code: int) -> int:
