@@ -118,6 +118,9 @@ class CudaExecutable:
         torch.cuda.set_stream(self._origin)
         for last in self.lanes.join:
             self._origin.wait_event(events[last])
+        if self._torture.poison:  # what it writes comes after the last events
+            for stream in self._streams[1:]:
+                self._origin.wait_stream(stream)
         constants = self.program.constants
         return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
 
@@ -155,31 +158,32 @@ class CudaExecutable:
         self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
-    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
-        with torch.cuda.stream(self._origin):
-            graph.replay()
+    def _enqueue(self) -> torch.cuda.Stream:
+        """Issues one step on the inputs that are on the device; the stream that it ends on.
 
-    def _enqueue(self) -> None:
-        if self._capture:
-            if False in self._graphs:
-                self._replay(self._graphs[False])
-        else:
+        A captured graph replays on the caller's stream: entering another one would cost as much as a small model's launch.
+        """
+        if not self._capture:
             with self._on_origin():
                 self._record()
+            return self._origin
+        if False in self._graphs:
+            self._graphs[False].replay()
+        return torch.cuda.current_stream(self.device)
 
     def launch(self) -> None:
         """One step on the inputs that are on the device already."""
-        self._enqueue()
-        self._origin.synchronize()
+        self._enqueue().synchronize()
 
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        marks[0].record(self._origin)
+        stream = torch.cuda.current_stream(self.device) if self._capture else self._origin
+        marks[0].record(stream)
         for mark in marks[1:]:
             self._enqueue()
-            mark.record(self._origin)
-        self._origin.synchronize()
+            mark.record(stream)
+        stream.synchronize()
         return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
 
     def facts(self) -> Mapping[str, Any]:
