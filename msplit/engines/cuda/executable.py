@@ -147,7 +147,8 @@ class CudaExecutable:
         """One step: host inputs in, host outputs back."""
         self._inputs.fill(feeds)
         if self._capture:
-            self._replay(self._graphs[True])
+            self._graphs[True].replay()
+            torch.cuda.current_stream(self.device).synchronize()
         else:
             with self._on_origin():
                 self._inputs.device.copy_(self._inputs.host, non_blocking=True)
@@ -155,7 +156,7 @@ class CudaExecutable:
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                     return {**{name: to_numpy(tensor) for name, tensor in results.items()}, **self.program.known}
                 self._fetch(results)
-        self._origin.synchronize()
+            self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
     def _enqueue(self) -> torch.cuda.Stream:
