@@ -18,19 +18,22 @@ from msplit._version import __version__
 
 if TYPE_CHECKING:
     from msplit.annotate import stream
-    from msplit.api import Analysis, Assigned, BenchRequest, analyze, assign, bench, load, save
+    from msplit.api import Analysis, Assigned, Bench, BenchRequest, Settings, analyze, assign, bench, emit, load, save
     from msplit.checks import check
     from msplit.errors import MsplitError
 
 _HOME = {
     "Analysis": "msplit.api",
     "Assigned": "msplit.api",
+    "Bench": "msplit.api",
     "BenchRequest": "msplit.api",
     "MsplitError": "msplit.errors",
+    "Settings": "msplit.api",
     "analyze": "msplit.api",
     "assign": "msplit.api",
     "bench": "msplit.api",
     "check": "msplit.checks",
+    "emit": "msplit.api",
     "load": "msplit.api",
     "save": "msplit.api",
     "stream": "msplit.annotate",
@@ -39,13 +42,16 @@ _HOME = {
 __all__ = [
     "Analysis",
     "Assigned",
+    "Bench",
     "BenchRequest",
     "MsplitError",
+    "Settings",
     "__version__",
     "analyze",
     "assign",
     "bench",
     "check",
+    "emit",
     "load",
     "save",
     "stream",

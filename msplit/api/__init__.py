@@ -5,6 +5,7 @@ from msplit.api.assignment import Assigned, StreamLoad, assign
 from msplit.api.benchmark import Bench, BenchRequest, bench
 from msplit.api.emission import EMITS, check_places, emit
 from msplit.api.model import load, price, save
+from msplit.measure.result import Settings
 
 __all__ = [
     "EMITS",
@@ -12,6 +13,7 @@ __all__ = [
     "Assigned",
     "Bench",
     "BenchRequest",
+    "Settings",
     "StreamLoad",
     "analyze",
     "assign",

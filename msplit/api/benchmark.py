@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit import formats
+from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
 from msplit.api.model import price
@@ -194,10 +194,15 @@ def assignments_for(
             found.append((folded.streams, folded.ids))
         return found, notes
     name = request.ruleset or "default"
+    annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
     for streams in wanted:
-        assigned = assign(flat, name, streams=streams, priced=(sizes, costs))
+        ruleset = rules.load(name, streams=streams)
+        if annotated:
+            ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+        assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
         found.append((streams, assigned.ids))
-    notes.append(f"streams are assigned by the rule set {name}")
+    in_place = ", in place of the ids in the file" if annotated else ""
+    notes.append(f"streams are assigned by the rule set {name}{in_place}")
     return found, notes
 
 
