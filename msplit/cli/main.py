@@ -84,7 +84,7 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="msplit")
 @click.option("--debug", is_flag=True, help="Show Python tracebacks of errors.")
 @click.option("-q", "--quiet", is_flag=True, help="Only results and errors.")
