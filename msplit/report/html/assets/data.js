@@ -51,14 +51,12 @@ class Model {
     this.shares = new Array(this.elements);
     this.prefix = new Array(this.elements);
     this.first = new Int32Array(this.elements).fill(-1);
-    this.firstLeaf = new Int32Array(this.elements).fill(this.leafCount);
     const order = this.outsideIn();
     for (let i = order.length - 1; i >= 0; i--) {
       const element = order[i];
       if (element < this.leafCount) {
         const node = this.leaves.node[element];
         this.shares[element] = new Map();
-        this.firstLeaf[element] = element;
         if (node >= 0) {
           this.kernels[element] = 1;
           this.time[element] = this.nodes.time[node];
@@ -69,7 +67,6 @@ class Model {
       }
       const box = parent[element];
       if (box < 0) continue;
-      this.firstLeaf[box] = Math.min(this.firstLeaf[box], this.firstLeaf[element]);
       this.kernels[box] += this.kernels[element];
       this.time[box] += this.time[element];
       this.shares[box] ??= new Map();
@@ -85,20 +82,20 @@ class Model {
     this.scope = prefixes.length > 1 ? shared : "";
   }
 
-  // Per leaf the longest way to it, in links; per box the mean over its leaves. Links come sorted by consumer, and leaves in an order in
-  // which producers come first, so that one pass is enough.
+  // Per leaf the longest way to it, in links; per box the least and the most of its leaves. Links come sorted by consumer, and leaves in an
+  // order in which producers come first, so that one pass is enough.
   rank() {
     const { src, dst } = this.links;
-    this.level = new Float64Array(this.elements);
-    for (let i = 0; i < src.length; i++) this.level[dst[i]] = Math.max(this.level[dst[i]], this.level[src[i]] + 1);
-    const leaves = new Int32Array(this.elements).fill(1, 0, this.leafCount);
+    this.low = new Int32Array(this.elements);
+    for (let i = 0; i < src.length; i++) this.low[dst[i]] = Math.max(this.low[dst[i]], this.low[src[i]] + 1);
+    this.high = this.low.slice();
+    this.low.fill(this.leafCount, this.leafCount);
     const order = this.outsideIn();
     for (let i = order.length - 1; i >= 0; i--) {
       const element = order[i], box = this.tree.parent[element];
-      if (this.isBox(element)) this.level[element] /= leaves[element];
       if (box < 0) continue;
-      this.level[box] += this.level[element] * leaves[element];
-      leaves[box] += leaves[element];
+      this.low[box] = Math.min(this.low[box], this.low[element]);
+      this.high[box] = Math.max(this.high[box], this.high[element]);
     }
   }
 

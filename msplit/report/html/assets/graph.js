@@ -42,7 +42,7 @@ class GraphView {
     return count;
   }
 
-  // Links between visible elements: [from, to, how many, whether one crosses streams], and how many are left out as too light to draw.
+  // Links between visible elements: [from, to, how many, whether one crosses streams]; and those that are worth drawing.
   links(stands) {
     const model = this.model, { src, dst } = model.links, { stream } = model.leaves, found = new Map();
     for (let i = 0; i < src.length; i++) {
@@ -53,27 +53,20 @@ class GraphView {
       if (link) { link[2]++; link[3] ||= crosses; } else found.set(key, [a, b, 1, crosses]);
     }
     const links = [...found.values()];
-    if (links.length <= MOST_LINKS) return { links, omitted: 0 };
+    if (links.length <= MOST_LINKS) return { links, drawn: links };
     // A single dependency is everything to a kernel and nothing to a box of thousands.
     const weight = ([a, b, many]) => many / Math.max(1, Math.min(model.kernels[a], model.kernels[b]));
     links.sort((one, other) => weight(other) - weight(one));
-    return { links: links.slice(0, MOST_LINKS), omitted: links.length - MOST_LINKS };
+    return { links, drawn: links.slice(0, MOST_LINKS) };
   }
 
-  // Puts everything in its place. Only links that lead on decide: two boxes that feed each other would turn the picture upside down.
+  // dagre draws best, but it knows nothing of boxes that feed each other, and large views would keep it busy for minutes.
   arrange(shown, links) {
-    const { level, firstLeaf } = this.model;
-    const place = (a, b) => level[a] - level[b] || firstLeaf[a] - firstLeaf[b];
-    const onward = links.filter(([a, b]) => place(a, b) < 0);
-    const { row, crossed } = rowsOf(shown, onward, place);
-    if (shown.length + crossed > MOST_FOR_DAGRE || onward.length > MOST_FOR_DAGRE) {
-      const positions = placeInRows(shown, onward, row, WIDTH + 18, HEIGHT + 42);
+    const { row, crossed, mutual } = rowsOf(shown, links, this.model.low, this.model.high);
+    if (mutual || shown.length + crossed > MOST_FOR_DAGRE || links.length > MOST_FOR_DAGRE) {
+      const positions = placeInRows(shown, links, row, WIDTH + 18, HEIGHT + 42);
       this.cy.layout({ name: "preset", positions: (node) => positions.get(Number(node.id())), fit: false }).run();
-      return;
-    }
-    const decides = new Set(onward.map(([a, b]) => `${a}-${b}`));
-    this.cy.elements().filter((element) => element.isNode() || decides.has(element.id()))
-      .layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, fit: false }).run();
+    } else this.cy.layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, fit: false }).run();
   }
 
   look(element) {
@@ -120,16 +113,16 @@ class GraphView {
 
   draw() {
     const { shown, stands } = this.visible();
-    const { links, omitted } = this.links(stands);
+    const { links, drawn } = this.links(stands);
     this.stands = stands;
     this.shown = shown.length;
-    this.omitted = omitted;
+    this.omitted = links.length - drawn.length;
     this.cy.elements().remove();
     this.cy.add(shown.map((element) => ({
       group: "nodes", data: { id: `${element}`, ...this.look(element) },
       classes: this.model.isBox(element) ? "box" : this.model.kernels[element] ? "" : "joint",
     })));
-    this.cy.add(links.map((link) => ({
+    this.cy.add(drawn.map((link) => ({
       group: "edges", data: { id: `${link[0]}-${link[1]}`, source: `${link[0]}`, target: `${link[1]}` }, classes: link[3] ? "cross" : "",
     })));
     this.arrange(shown, links);
