@@ -18,7 +18,7 @@ def command(style: str) -> None:
     rows = [(finding.subject, finding.status, finding.text) for finding in found]
     document = Document(
         title="What this machine can do",
-        tables=[Table("", ("what", "", ""), rows)],
+        tables=[Table("", ("what", "status", "found"), rows)],
         notes=[f"fix ({finding.subject}): {finding.fix}" for finding in found if finding.fix],
     )
     options.show(style, "doctor", document, lambda: {"findings": list(found)})

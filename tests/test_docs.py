@@ -1,0 +1,129 @@
+"""The pages in docs/ that users copy from: every command and every Python example runs, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from msplit import rules
+from msplit.api import EMITS
+from msplit.cli.main import COMMANDS
+from msplit.rules.registry import RULES
+from tests.cli.runner import ROOT, SAMPLES, fine
+
+PAGES = ("usage.md", "rules.md", "files.md", "library.md")
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
+
+
+def blocks(language: str) -> list[tuple[str, str, str]]:
+    """(page, what follows the language, text) of each block."""
+    found = []
+    for page in PAGES:
+        for match in BLOCK.finditer((ROOT / "docs" / page).read_text()):
+            if match[1] == language:
+                found.append((page, match[2].strip(), match[3]))
+    return found
+
+
+COMMAND_LINES = [(page, line) for page, _, text in blocks("sh") for line in text.splitlines()]
+PYTHON = blocks("python")
+YAML = blocks("yaml")
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the sample graphs in it, to run examples in."""
+    (tmp_path / "sample_graphs").symlink_to(SAMPLES)
+    (tmp_path / "my-rules.yaml").write_text(YAML[0][2])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def slow(line: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.tf] if line.startswith("msplit bench") else []
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=slow(line), id=line) for _, line in COMMAND_LINES])
+def test_commands_run(line: str, clone: Path) -> None:
+    program, *arguments = shlex.split(line)
+    assert program == "msplit"
+    done = fine(*arguments, *(QUICK if arguments[0] == "bench" else ()), columns=200)
+    assert done.out
+    assert "Traceback" not in done.out
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=[pytest.mark.tf] if extra == "tensorflow" else []) for _, extra, text in PYTHON]
+)
+def test_python_examples_run(text: str, clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(text, "example", "exec"), {"__name__": "example"})
+    out = capsys.readouterr().out.splitlines()
+    expected = re.findall(r"^print\(.*\) +# (\w+)$", text, re.MULTILINE)
+    assert [line for line in out if line in expected] == expected
+
+
+@pytest.mark.parametrize("text", [text for _, _, text in YAML])
+def test_rules_files_are_read(text: str) -> None:
+    assert rules.parse(text, "example").rules
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / "docs" / file) if file else ROOT / "docs" / page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, target
+
+
+@pytest.mark.parametrize("command", ["analyze", "assign", "bench"])
+def test_usage_names_every_option(command: str) -> None:
+    usage = (ROOT / "docs" / "usage.md").read_text()
+    for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", fine(command, "--help", columns=100).out, re.MULTILINE):
+        assert option == "--help" or option in usage, option
+
+
+def test_usage_names_every_command() -> None:
+    usage = (ROOT / "docs" / "usage.md").read_text() + (ROOT / "CHANGELOG.md").read_text()
+    for command in COMMANDS:
+        assert f"msplit {command}" in usage
+
+
+def test_rules_names_every_rule_every_option_and_every_rule_set() -> None:
+    page = (ROOT / "docs" / "rules.md").read_text()
+    for name in rules.available():
+        assert f"| `{name}` |" in page
+    sections = dict(zip(*[iter(re.split(r"^### (\w+)$", page, flags=re.MULTILINE)[1:])] * 2, strict=True))
+    assert set(sections) == set(RULES)
+    example = (ROOT / "rules" / "example.yaml").read_text()
+    for options in re.findall(r"^ +(?:# +)?([a-z]\w*):(?: |$)", example, re.MULTILINE):
+        assert f"`{options}`" in page or options in RULES, options
+
+
+def test_files_names_every_kind_of_emit() -> None:
+    page = (ROOT / "docs" / "files.md").read_text()
+    for kind in EMITS:
+        assert f"`{kind}`" in page
+
+
+def test_the_changelog_has_the_version() -> None:
+    from msplit import __version__
+
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_examples_need_nothing_but_the_samples(clone: Path) -> None:
+    for _, line in COMMAND_LINES:
+        for part in shlex.split(line):
+            if "/" in part and not part.startswith(("tower", "expert")):
+                assert (clone / part).exists(), part
