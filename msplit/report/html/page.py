@@ -21,6 +21,7 @@ from msplit.schedule.bounds import Bounds
 from msplit.schedule.predict import Prediction
 
 _MOST_OPS = 12
+_MOST_NODES = 4
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _candidates(page: Page) -> str:
     if page.candidates is None:
         return '<p class="note">No other assignments were simulated (--no-candidates).</p>'
     own = Candidate(
-        "this model's ids", len(page.prediction.lanes), page.prediction.plan.waits, page.prediction.makespan_us
+        "the ids shown here", len(page.prediction.lanes), page.prediction.plan.waits, page.prediction.makespan_us
     )
     one = next(
         (candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), page.prediction.one_us
@@ -239,13 +240,17 @@ def _findings(page: Page) -> str:
     rows = []
     for finding in page.findings:
         style = {"error": "error", "warning": "warn"}.get(finding.severity, "op")
-        nodes = ", ".join(
+        links = [
             f'<button type="button" class="node" data-node="{text(name)}">{text(name)}</button>'
             for name in finding.nodes
-        )
+        ]
+        nodes = ", ".join(links[:_MOST_NODES])
+        if len(links) > _MOST_NODES:
+            rest = ", ".join(links[_MOST_NODES:])
+            nodes += f"<details><summary>{len(links) - _MOST_NODES} more</summary>{rest}</details>"
         fix = f'<br><span class="op">{text(finding.fix)}</span>' if finding.fix else ""
         rows.append(
-            f'<tr><td>{text(finding.code)}</td><td class="{style}">{text(finding.severity)}</td>'
+            f'<tr><td class="short">{text(finding.code)}</td><td class="short {style}">{text(finding.severity)}</td>'
             f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
         )
     head = "<thead><tr><th>code</th><th>severity</th><th>finding</th><th>nodes</th></tr></thead>"
