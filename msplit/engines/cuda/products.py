@@ -66,7 +66,7 @@ def _milliseconds(call: Callable[..., Any], arguments: list[torch.Tensor], lanes
                     kept += [call(*arguments) for _ in range(CALLS)]
             for stream in streams[1:]:
                 origin.wait_stream(stream)
-        times = []
+        times: list[float] = []
         for _ in range(RUNS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,27 @@ from msplit.engines.cuda.tensors import dtype_name, numpy_dtype
 from msplit.errors import EngineError
 
 _ALIGNMENT = 256
-_PARALLEL_BYTES = 1 << 18
+_SMALL_BYTES = 1 << 14
+"""Inputs up to this size lie gap-free beside others of their type, so that one call copies all of them."""
+_PARALLEL_BYTES = 1 << 20
 """Arrays from this size on are copied by several threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Tensors of one type that lie side by side without a gap.
+
+    Attributes:
+        names: In order.
+        shapes: Likewise.
+        dtype: Of all.
+        memory: Their place in the host block, flat.
+    """
+
+    names: tuple[str, ...]
+    shapes: list[tuple[int, ...]]
+    dtype: np.dtype[Any]
+    memory: NDArray[Any]
 
 
 class Pack:
@@ -25,20 +45,34 @@ class Pack:
         device: The device block.
         on_host: The tensors in the host block, by name.
         on_device: The tensors in the device block.
-        arrays: The same in the host block, as NumPy arrays: writing to them costs a copy and nothing else.
+        arrays: The tensors in the host block, as NumPy arrays: writing to them costs a copy and nothing else.
     """
 
     def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        offsets, end = {}, 0
-        for name, tensor in like.items():
-            offsets[name] = end
-            end += -(-max(tensor.numel() * tensor.element_size(), 1) // _ALIGNMENT) * _ALIGNMENT
+        runs = _runs(like)
+        offsets, starts, end = {}, [], 0
+        for run in runs:
+            starts.append(end)
+            at = end
+            for name in run:
+                offsets[name] = at
+                at += like[name].numel() * like[name].element_size()
+            end = -(-max(at, end + 1) // _ALIGNMENT) * _ALIGNMENT
         self.host = torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.device = torch.zeros(max(end, 1), dtype=torch.uint8, device=device)
         self.on_host = {name: _tensor(self.host, offsets[name], tensor) for name, tensor in like.items()}
         self.on_device = {name: _tensor(self.device, offsets[name], tensor) for name, tensor in like.items()}
         memory = self.host.numpy()
         self.arrays = {name: _array(memory, offsets[name], tensor) for name, tensor in like.items()}
+        self._groups = [
+            _Group(
+                tuple(run),
+                [tuple(like[name].shape) for name in run],
+                self.arrays[run[0]].dtype,
+                memory[start : start + sum(self.arrays[name].nbytes for name in run)].view(self.arrays[run[0]].dtype),
+            )
+            for run, start in zip(runs, starts, strict=True)
+        ]
 
     def fill(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Copies arrays into the host block.
@@ -46,26 +80,50 @@ class Pack:
         Raises:
             EngineError: An array is missing or has another shape or dtype than the one that was prepared.
         """
-        for name, place in self.arrays.items():
-            source = arrays.get(name)
-            if source is None:
-                raise EngineError(f"no value for input {name}")
+        for group in self._groups:
+            try:
+                sources = [arrays[name] for name in group.names]
+            except KeyError as missing:
+                raise EngineError(f"no value for input {missing.args[0]}") from None
+            if [source.shape for source in sources] != group.shapes or any(
+                source.dtype != group.dtype for source in sources
+            ):
+                self._refuse(arrays, group)
+            if len(sources) > 1:
+                np.concatenate([source.ravel() for source in sources], out=group.memory)
+            elif (
+                group.memory.nbytes >= _PARALLEL_BYTES and sources[0].flags.c_contiguous and sources[0].flags.writeable
+            ):
+                # PyTorch copies with several threads.
+                source_bytes = torch.from_numpy(sources[0].reshape(-1).view(np.uint8))
+                torch.from_numpy(group.memory.view(np.uint8)).copy_(source_bytes)
+            else:
+                np.copyto(self.arrays[group.names[0]], sources[0])
+
+    def _refuse(self, arrays: Mapping[str, NDArray[Any]], group: _Group) -> None:
+        for name in group.names:
+            place, source = self.arrays[name], arrays[name]
             if source.shape != place.shape or source.dtype != place.dtype:
                 raise EngineError(
                     f"input {name} was prepared as {place.dtype} {place.shape}, not {source.dtype} {source.shape}",
                     fix="shapes are fixed when the graph is captured: prepare one executable per shape",
                 )
-            if place.nbytes >= _PARALLEL_BYTES and source.flags.c_contiguous and source.flags.writeable:
-                # PyTorch copies with several threads.
-                torch.from_numpy(place.reshape(-1).view(np.uint8)).copy_(
-                    torch.from_numpy(source.reshape(-1).view(np.uint8))
-                )
-            else:
-                np.copyto(place, source)
 
     def read(self) -> dict[str, NDArray[Any]]:
         """Copies of the host block's tensors."""
         return {name: place.copy() for name, place in self.arrays.items()}
+
+
+def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Names in groups: small tensors with others of their type, each large one alone."""
+    small: dict[torch.dtype, list[str]] = {}
+    alone = []
+    for name, tensor in like.items():
+        if 0 < tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
+            small.setdefault(tensor.dtype, []).append(name)
+        else:
+            alone.append([name])
+    return [*small.values(), *alone]
 
 
 def _tensor(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
