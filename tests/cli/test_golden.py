@@ -32,6 +32,8 @@ NODE = "StatefulPartitionedCall_1/StatefulPartitionedCall/functional_2_1/stem_co
 @pytest.mark.parametrize("case", CASES)
 def test_output(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    if "--engine" in CASES[case]:
+        pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
     done = fine(*(argument.format(node=NODE) for argument in CASES[case]))
     path = GOLDEN / f"{case}.txt"
     if os.environ.get("MSPLIT_GOLDEN"):
