@@ -104,9 +104,8 @@ def run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     if sys.stdout is None or sys.stderr is None:  # closed by the caller (`>&-`)
         sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    # TensorFlow writes its log to stderr whatever one asks; at least its INFO lines stay away.
+    # What TensorFlow has to say comes as exceptions; its log is noise here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
         result = cli.main(arguments, prog_name="msplit", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from msplit.errors import MsplitError
+from msplit.errors import MsplitError, WriteError
 
 
 @click.command()
@@ -16,39 +18,53 @@ from msplit.errors import MsplitError
     "--size", "sizes", multiple=True, metavar="KEY=N", help="A size of the model, such as experts=4. Repeatable."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the weights.")
-@click.option(
-    "--strip", is_flag=True, help="Leave the weights out; they are made again when the file is loaded with --fill."
-)
+@click.option("--strip", is_flag=True, help="Leave the weights out; msplit.samples.fill brings them back.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed: int, strip: bool, force: bool) -> None:
-    """Build one of the sample models (needs TensorFlow). Without NAME, lists them."""
-    from msplit import samples
+    """Build one of the sample models (needs TensorFlow). Without NAME, lists them with their sizes."""
+    from msplit import formats, samples
+    from msplit.engines.tensorflow.runtime import quiet_stderr
 
     if name is None:
         for known in samples.names():
-            click.echo(known)
+            click.echo(f"{known:14}{_listed(samples.sizes(known))}")
         return
     if name not in samples.names():
         raise MsplitError(f"no sample named {name!r}", fix=f"one of: {', '.join(samples.names())}")
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the model.")
-    from msplit import formats
-
-    chosen = dict(_size(text) for text in sizes)
+    if output.exists() and not force:
+        raise WriteError("is there already", where=str(output), fix="choose another name, or replace it with --force")
+    chosen = dict(_size(text, name, samples.sizes(name)) for text in sizes)
     try:
-        sample = samples.build(name, seed=seed, **chosen)
-    except TypeError as problem:
+        with quiet_stderr():
+            sample = samples.build(name, seed=seed, **chosen)
+    except (TypeError, ValueError, IndexError) as problem:
         raise MsplitError(
-            f"{name} has no such size: {problem}", fix="see the builder's parameters in docs/samples.md"
+            f"TensorFlow builds no {name} of this size: {problem}", fix=f"sizes are {_listed(samples.sizes(name))}"
         ) from problem
     graph_def = samples.strip(sample.graph_def) if strip else sample.graph_def
     formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
-    click.echo(f"{output}: {len(graph_def.node)} nodes", err=True)
+    click.echo(f"{output}: {len(graph_def.node):,} nodes", err=True)
 
 
-def _size(text: str) -> tuple[str, int]:
+def _listed(sizes: Mapping[str, Any]) -> str:
+    """Sizes that the command line can set, which are whole numbers."""
+    return ", ".join(f"{key}={'any' if value is None else value}" for key, value in _numbers(sizes).items())
+
+
+def _numbers(sizes: Mapping[str, Any]) -> dict[str, int | None]:
+    return {
+        key: value
+        for key, value in sizes.items()
+        if value is None or (type(value) is int and not isinstance(value, bool))
+    }
+
+
+def _size(text: str, name: str, known: Mapping[str, Any]) -> tuple[str, int]:
     key, _, number = text.partition("=")
-    try:
-        return key, int(number)
-    except ValueError as problem:
-        raise MsplitError(f"--size {text!r}: write it as name=number") from problem
+    if not number.isdecimal() or int(number) < 1:
+        raise click.BadParameter(f"{text!r}: write it as KEY=N, with N of 1 or more", param_hint="'--size'")
+    if key not in _numbers(known):
+        raise MsplitError(f"{name} has no size {key!r}", fix=f"its sizes are {_listed(known)}")
+    return key, int(number)

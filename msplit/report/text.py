@@ -9,14 +9,14 @@ def count(value: int) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes: 1536 -> "1.5 KB" (powers of 1000, as disk and bandwidth figures are)."""
-    if value < 1000:
+    """Bytes: 1536 -> "1.54 KB" (powers of 1000, as disk and bandwidth figures are)."""
+    if value < 999.5:
         return f"{value:.0f} B"
     for unit in ("KB", "MB", "GB", "TB"):
         value /= 1000
         if value < 999.5:
             return f"{value:.3g} {unit}"
-    return f"{value:.0f} PB"
+    return f"{value / 1000:.3g} PB"
 
 
 def micros(value: float) -> str:

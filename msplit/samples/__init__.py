@@ -8,13 +8,14 @@ TensorFlow is imported only while a model is built. `python -m msplit.samples OU
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any, cast
 
 from msplit.samples.feature_columns import write_feature_columns
 from msplit.samples.types import Input, Sample, make_inputs
 from msplit.samples.weights import fill, strip
 
-__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "strip", "write_feature_columns"]
+__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "sizes", "strip", "write_feature_columns"]
 
 # Builder -> (module, function): the modules are imported when asked for.
 _BUILDERS: dict[str, tuple[str, str]] = {
@@ -48,7 +49,24 @@ def build(name: str, *, seed: int = 0, **size: Any) -> Sample:
         ValueError: There is no builder of that name.
         TypeError: The builder takes no such size.
     """
+    return cast(Sample, _builder(name)(seed, **size))
+
+
+def sizes(name: str) -> dict[str, Any]:
+    """The sizes that a builder takes, with their defaults.
+
+    Args:
+        name: One of `names()`.
+
+    Raises:
+        ValueError: There is no builder of that name.
+    """
+    parameters = inspect.signature(_builder(name)).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "seed"}
+
+
+def _builder(name: str) -> Any:
     if name not in _BUILDERS:
         raise ValueError(f"there is no sample named {name!r}; there are {', '.join(names())}")
     module, function = _BUILDERS[name]
-    return cast(Sample, getattr(importlib.import_module(f"{__name__}.{module}"), function)(seed, **size))
+    return getattr(importlib.import_module(f"{__name__}.{module}"), function)

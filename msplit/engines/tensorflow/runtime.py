@@ -24,7 +24,7 @@ _configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
 
 
 @contextmanager
-def _quiet_stderr() -> Iterator[None]:
+def quiet_stderr() -> Iterator[None]:
     """Holds back what C++ code writes to standard error, and gives it out only when the block fails."""
     try:
         saved = os.dup(2)
@@ -56,7 +56,7 @@ def tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         return importlib.import_module("tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with _quiet_stderr():
+    with quiet_stderr():
         module = importlib.import_module("tensorflow")
         module.get_logger().setLevel("ERROR")
         module.config.list_physical_devices()  # looks for a GPU, with as many words

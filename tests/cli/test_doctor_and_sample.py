@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import msplit as library
+from msplit import samples
+from msplit.api import doctor
+from tests.cli.runner import fine, msplit, unchanged
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, replies: dict[str, str | int | Exception]) -> None:
+    """What programs that doctor asks say: text, an exit code, or an error of starting them."""
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        reply = next((reply for part, reply in replies.items() if any(part in word for word in command)), 127)
+        if isinstance(reply, Exception):
+            raise reply
+        return SimpleNamespace(
+            returncode=reply if isinstance(reply, int) else 0, stdout="" if isinstance(reply, int) else reply
+        )
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    real: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in modules else real(name, *rest))
+
+
+def found() -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in doctor.examine()}
+
+
+GPU = "NVIDIA H200, 570.1, 143771, 143000, 3\n"
+TENSORFLOW = {"version": "2.21.0", "gpus": 1, "cuda": "12.5"}
+
+
+def test_doctor_prints_a_line_per_subject_and_how_to_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {"--query-gpu": 9, "import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0})})
+    done = fine("doctor", columns=100)
+    assert "What this machine can do" in done.out
+    assert "no NVIDIA driver answers" in done.out
+    assert "fix (gpu): install the driver" in done.out
+    shown = fine("doctor", "--format", "json").json
+    assert (shown["schema_version"], shown["command"]) == (1, "doctor")
+    assert {finding["status"] for finding in shown["findings"]} <= {"ok", "limited", "missing"}
+
+
+def test_a_gpu_and_who_else_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(
+        monkeypatch,
+        {
+            "--query-gpu": GPU,
+            "--query-compute-apps": "17, python, 500\n18, other, 20\n",
+            "import tensorflow": "noise\n" + json.dumps(TENSORFLOW) + "\n",
+        },
+    )
+    seen = found()
+    assert seen["gpu"].text == "NVIDIA H200, driver 570.1, 143000 of 143771 MiB free, 3 % busy"
+    assert seen["other processes"].text == "2 on the card: python (pid 17, 500 MiB); other (pid 18, 20 MiB)"
+    assert seen["tensorflow"].status == doctor.OK
+
+
+@pytest.mark.parametrize("reply", [OSError("gone"), subprocess.TimeoutExpired("nvidia-smi", 20), 9])
+def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, reply: int | Exception) -> None:
+    answers(monkeypatch, {"--query": reply, "import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0, "cuda": None})})
+    seen = found()
+    assert seen["gpu"].status == doctor.MISSING
+    assert "other processes" not in seen
+    assert (seen["tensorflow"].status, seen["tensorflow"].fix) == (doctor.LIMITED, "")
+
+
+def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {"--query": "", "import tensorflow": 1})
+    seen = found()
+    assert seen["gpu"].text == "a driver, but no GPU"
+    assert "is installed but does not start" in seen["tensorflow"].text
+
+
+def test_no_driver_program_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {"import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0})})
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    assert found()["gpu"].text == "no NVIDIA driver answers"
+
+
+def test_without_pytorch_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
+    without(monkeypatch, "torch", "triton")
+    seen = found()
+    assert seen["pytorch"].fix == "pip install 'msplit[cuda]'"
+    assert seen["triton"].status == doctor.LIMITED
+    assert "`msplit bench` runs on the tensorflow engine" in seen["so"].text
+
+
+@pytest.mark.parametrize(("protos", "status"), [(True, doctor.LIMITED), (False, doctor.MISSING)])
+def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch, protos: bool, status: str) -> None:
+    answers(monkeypatch, {"--query": 9, "import tensorflow": 1})
+
+    def version(_: str) -> str:
+        raise doctor.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    without(monkeypatch, "triton", *([] if protos else ["tensorflow"]))
+    seen = found()
+    assert seen["tensorflow"].status == status
+    if not protos:
+        assert seen["so"].text == "analyze, assign and check work; nothing here can run `msplit bench`"
+
+
+def test_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "sees no device" in found()["pytorch"].text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    seen = found()
+    assert "sees NVIDIA H200 (sm 9.0)" in seen["pytorch"].text
+    assert seen["so"].text == "`msplit bench` runs on the cuda engine"
+
+
+def test_sample_lists_models_with_their_sizes() -> None:
+    lines = fine("sample").out.splitlines()
+    assert [line.split()[0] for line in lines] == samples.names()
+    assert "mmoe          experts=16, tasks=2, batch=any, features=512" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "fix"),
+    [
+        (("nope",), "no sample named 'nope'", "one of: bert, deepfm"),
+        (("mmoe",), "-o/--output is missing", "where to write the model"),
+        (("mmoe", "-o", "new.pb", "--size", "layers=2"), "mmoe has no size 'layers'", "its sizes are experts=16"),
+        (("mmoe", "-o", "new.pb", "--size", "experts"), "'experts'", "write it as KEY=N"),
+        (("mmoe", "-o", "new.pb", "--size", "experts=0"), "'experts=0'", "write it as KEY=N"),
+        (("mmoe", "-o", "old.pb"), "old.pb: is there already", "replace it with --force"),
+    ],
+)
+def test_samples_that_can_not_be_built(
+    arguments: tuple[str, ...], what: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.pb").write_bytes(b"old")
+    with unchanged(tmp_path):
+        done = msplit("sample", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert what in done.err
+    assert fix in done.err
+
+
+@pytest.mark.tf
+def test_a_sample_is_built_in_the_size_asked_for(tmp_path: Path) -> None:
+    size = ("--size", "experts=3", "--size", "features=8")
+    done = msplit("sample", "mmoe", "-o", tmp_path / "mmoe.pb", *size)
+    assert (done.code, done.out) == (0, "")
+    flat = library.load(tmp_path / "mmoe.pb")
+    assert done.err == f"{tmp_path / 'mmoe.pb'}: {len(flat.model.graph_def.node):,} nodes\n"
+    assert {name.split("/")[0] for name in flat.graph.names if name.startswith("expert_")} == {
+        "expert_0",
+        "expert_1",
+        "expert_2",
+    }
+    again = msplit("sample", "mmoe", "-o", tmp_path / "again.pb", *size)
+    assert again.code == 0
+    assert (tmp_path / "again.pb").read_bytes() == (tmp_path / "mmoe.pb").read_bytes()
+    stripped = msplit("sample", "mmoe", "-o", tmp_path / "mmoe.pb", *size, "--strip", "--force")
+    assert stripped.code == 0
+    assert (tmp_path / "mmoe.pb").stat().st_size < (tmp_path / "again.pb").stat().st_size / 4
+
+
+@pytest.mark.tf
+def test_sizes_that_tensorflow_refuses(tmp_path: Path) -> None:
+    done = msplit("sample", "inception_v3", "-o", tmp_path / "new.pb", "--size", "image=10")
+    assert (done.code, done.out) == (2, "")
+    assert "TensorFlow builds no inception_v3 of this size: " in done.err
+    assert "fix: sizes are image=299, classes=1000, batch=any" in done.err
+    assert list(tmp_path.iterdir()) == []

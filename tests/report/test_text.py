@@ -1,0 +1,161 @@
+import json
+import math
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from msplit.measure.stats import Ratio
+from msplit.report import jsonio, render, text
+from msplit.report.document import Document, Table
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 µs"),
+        (0.004, "<0.1 µs"),
+        (0.05, "0.1 µs"),
+        (1.1, "1.1 µs"),
+        (99.94, "99.9 µs"),
+        (99.96, "100 µs"),
+        (999.4, "999 µs"),
+        (999.6, "1 ms"),
+        (12345, "12.3 ms"),
+        (2_500_000, "2.5 s"),
+    ],
+)
+def test_times(value: float, shown: str) -> None:
+    assert text.micros(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1536, "1.54 KB"),
+        (95.4e6, "95.4 MB"),
+        (999.9e6, "1 GB"),
+        (5e12, "5 TB"),
+        (7e15, "7 PB"),
+    ],
+)
+def test_sizes(value: float, shown: str) -> None:
+    assert text.size(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(500, "500 FLOP"), (2.5e9, "2.5 GFLOP"), (3e20, "3e+05 PFLOP")])
+def test_operations(value: float, shown: str) -> None:
+    assert text.operations(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"), [(1, 0, "-"), (0, 10, "0 %"), (12.4, 100, "12 %"), (0.44, 100, "0.4 %")]
+)
+def test_shares(part: float, whole: float, shown: str) -> None:
+    assert text.percent(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1, "1.00x"), (5.612, "5.61x"), (9.996, "10.0x"), (49.3, "49.3x"), (160.2, "160x")]
+)
+def test_ratios(value: float, shown: str) -> None:
+    assert text.ratio(value) == shown
+
+
+def test_plurals() -> None:
+    assert [text.plural(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
+    assert text.plural(2, "dependency", "dependencies") == "2 dependencies"
+
+
+def test_long_names_keep_their_end() -> None:
+    name = "StatefulPartitionedCall/StatefulPartitionedCall/model/dense/MatMul"
+    short = text.shorten(name, 30)
+    assert len(short) == 30
+    assert short.startswith("Stateful")
+    assert short.endswith("/dense/MatMul")
+    assert text.shorten("short", 30) == "short"
+
+
+def test_headings_name_the_format() -> None:
+    assert text.heading(Path("a.pb"), "graphdef") == "a.pb (GraphDef)"
+    assert text.heading("m", "savedmodel-text") == "m (SavedModel, text)"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def test_json_is_plain() -> None:
+    ratio = Ratio("one", "host", 2.0, 0.0, math.inf, 0.95, 3)
+    payload = {
+        "array": np.arange(3),
+        "number": np.float32(1.5),
+        "nothing": math.nan,
+        "path": Path("a/b"),
+        "enum": Colour.RED,
+        "bytes": b"\xff",
+        "ratio": ratio,
+        3: (1, 2),
+    }
+    found = json.loads(jsonio.dumps("test", payload))
+    assert list(found)[:2] == ["schema_version", "command"]
+    assert found["array"] == [0, 1, 2]
+    assert found["number"] == 1.5
+    assert found["nothing"] is None
+    assert found["path"] == "a/b"
+    assert found["enum"] == "red"
+    assert found["bytes"] == "\ufffd"
+    assert found["ratio"]["high"] is None
+    assert found["3"] == [1, 2]
+
+
+DOCUMENT = Document(
+    "title",
+    facts=[("name", "value | with\na bar")],
+    tables=[
+        Table("Empty", ("a",), []),
+        Table("Wide", ("name", ">size"), [("x" * 120, "1"), ("y", "22")], whole=True),
+        Table("", ("a", ">b"), [("1", "2")], "a note"),
+    ],
+    notes=["the end"],
+    warnings=["careful"],
+)
+
+
+def printed(width: int = 60, *, terminal: bool = False) -> str:
+    from io import StringIO
+
+    out = StringIO()
+    render.to_terminal(DOCUMENT, Console(file=out, width=width, force_terminal=terminal, highlight=False))
+    return out.getvalue()
+
+
+def test_rows_of_lists_are_never_broken() -> None:
+    lines = printed().splitlines()
+    assert "x" * 120 + "     1" in lines
+    assert "y" + " " * 119 + "    22" in lines
+    assert all(line == line.rstrip() for line in lines)
+    assert all(len(line) <= 60 for line in lines if not line.startswith(("x", "y", "name")))
+
+
+def test_the_order_is_title_facts_tables_warnings_notes() -> None:
+    out = printed()
+    places = [
+        out.index(part) for part in ("title", "value", "Empty", "none", "Wide", "a note", "warning: careful", "the end")
+    ]
+    assert places == sorted(places)
+    assert "\x1b[" not in out
+    assert "\x1b[33mwarning: " in printed(terminal=True)
+
+
+def test_markdown_keeps_cells_in_their_cells() -> None:
+    lines = render.to_markdown(DOCUMENT).splitlines()
+    assert "| name | value \\| with<br>a bar |" in lines
+    assert "| a | b |" in lines
+    assert "| --- | ---: |" in lines
+    assert "> **warning:** careful" in lines
+    assert "_a note_" in lines
