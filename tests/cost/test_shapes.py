@@ -320,6 +320,24 @@ def test_damaged_counts_and_types_are_no_statement() -> None:
     assert shapes.dtype(cast) == ""
 
 
+def test_shape_of_a_billion_axes_is_no_statement_and_takes_no_memory() -> None:
+    b = Builder()
+    shape = b.input("shape", (10**9,), "int32")
+    noise = b.add("RandomUniform", shape, T="int32", dtype="float32")
+    few = b.add("RandomUniform", b.input("few", (3,), "int32"), T="int32", dtype="float32")
+    shapes = infer(b.flat())
+    assert shapes.shape(noise) is None
+    assert shapes.shape(few) == (None, None, None)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_value_that_is_no_number_is_unknown_and_warns_of_nothing() -> None:
+    b = Builder()
+    root = b.add("Sqrt", b.ints(-1, 4), T="int32")
+    filled = b.add("Fill", root, b.const(0.0))
+    assert infer(b.flat()).shape(filled) == (None, 2)
+
+
 def test_dtypes_come_from_attributes_and_the_op_table() -> None:
     b = Builder()
     x = b.input("x", (2, 8), "float16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from msplit.cost.shapes.registry import (
+    MAX_RANK,
     Node,
     Outputs,
     Shape,
@@ -27,7 +28,7 @@ def sized(node: Node, index: int) -> Shape:
     if sizes is not None:
         return shape_from(sizes)
     vector = node.shape(index)
-    return (None,) * vector[0] if vector and vector[0] is not None else None
+    return (None,) * vector[0] if vector and vector[0] is not None and vector[0] <= MAX_RANK else None
 
 
 @shape_function("Reshape")

@@ -30,6 +30,9 @@ UNKNOWN = int(np.iinfo(np.int64).min)
 MAX_OUTPUTS = 1_000_000
 """Most outputs of a node that are believed: a damaged file must not fill the memory."""
 
+MAX_RANK = 254
+"""Most axes that TensorFlow allows: what asks for more is no statement, and must not fill the memory."""
+
 UNKNOWN_OUTPUT: Outputs = (None,)
 
 

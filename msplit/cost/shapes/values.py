@@ -89,7 +89,10 @@ def _apply(function: Callable[..., Any], *operands: Value) -> Value:
         hidden = hidden | missing(operand)
     if result.dtype.kind == "f" and floating:
         return np.where(hidden, np.nan, result)
-    return np.where(hidden, UNKNOWN, result.astype(np.int64))
+    if result.dtype.kind == "f":
+        hidden = hidden | ~np.isfinite(result)  # the root of -1
+    with np.errstate(all="ignore"):
+        return np.where(hidden, UNKNOWN, result.astype(np.int64))
 
 
 def _to_float(value: Value) -> Value:
