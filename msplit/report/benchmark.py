@@ -117,8 +117,10 @@ def _gains(variants: Sequence[VariantResult]) -> list[Table]:
 def _ratio(ratio: Ratio | None) -> str:
     if ratio is None:
         return "-"
-    interval = f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio.low > 0 else "too few rounds"
-    return f"{ratio.value:.2f} ({interval}{'' if ratio.significant else ', no difference'})"
+    if ratio.low <= 0:
+        return f"{ratio.value:.2f} (too few rounds)"
+    verdict = "" if ratio.significant else ", no difference"
+    return f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f}{verdict})"
 
 
 def _memory(variants: Sequence[VariantResult]) -> Table | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from msplit import api, formats
 from msplit.api.assignment import present_ids
 from msplit.api.benchmark import assignments_for, choose_engine
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
+from msplit.report import benchmark
+from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
 from tests.graphs import parse
 
@@ -229,3 +232,24 @@ def test_bench_verifies_and_measures() -> None:
     assert found.result.environment["command"] == ["notebook"]
     assert told
     assert 0 <= min(share for _, share in told) <= max(share for _, share in told) <= 1
+
+
+@pytest.mark.tf
+def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    flat = msplit.load(SAMPLES / "mmoe_small.pb")
+    request = msplit.BenchRequest(
+        streams=(2,),
+        engine="cuda",
+        device="cpu",
+        save_reference=tmp_path / "reference.npz",
+        settings=msplit.Settings(duration=0.1, warmup=0, builds=1, min_rounds=3),
+    )
+    found = msplit.bench(flat, request)
+    assert not found.result.failed
+    assert {check.against for variant in found.result.variants for check in variant.checks} >= {"TensorFlow on the CPU"}
+    markdown = to_markdown(benchmark.document(flat, found))
+    assert "**What ran**" in markdown
+    assert "| msplit, 2 streams, CUDA graph | 2 | " in markdown
+    again = msplit.bench(flat, replace(request, save_reference=None, reference=tmp_path / "reference.npz"))
+    assert not again.result.failed

@@ -1,0 +1,100 @@
+"""The report of bench, from results made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from msplit.api.benchmark import Bench
+from msplit.measure.result import BenchResult, Check, Settings, VariantResult
+from msplit.measure.stats import Ratio, Summary
+from msplit.measure.verify import compare
+from msplit.report import benchmark
+from msplit.report.render import to_markdown
+from tests.graphs import flat
+
+ONE, TWO, XLA = "msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph", "TensorFlow with XLA"
+
+
+def summary(median: float) -> Summary:
+    return Summary(100, median, median, 1.1 * median, 1.2 * median, 0.9 * median, 0.1 * median, 0.01, 0)
+
+
+def ratio(over: str, clock: str, value: float, low: float, high: float) -> Ratio:
+    return Ratio(over, clock, value, low, high, 0.95, 30, 3)
+
+
+def check(*, right: bool) -> Check:
+    values = {"y": np.ones(4, np.float32)}
+    other = values if right else {"y": np.full(4, 1.5, np.float32)}
+    return Check("TensorFlow on the CPU", "tf32", 3, compare(values, other))
+
+
+FAST = VariantResult(
+    TWO,
+    "cuda",
+    2,
+    facts={"streams": 2, "kernels": 25, "waits": 2, "waits_before_reduction": 3, "peak_bytes": 2e6, "layout": "nhwc"},
+    checks=(check(right=True),),
+    host=summary(30e-6),
+    launch=summary(20e-6),
+    device=summary(10e-6),
+    ratios=(
+        ratio(ONE, "host", 1.2, 1.1, 1.3),
+        ratio(ONE, "device", 2.0, 1.9, 2.1),
+        ratio(XLA, "host", 5, 0, float("inf")),
+    ),
+)
+BASE = VariantResult(ONE, "cuda", 1, checks=(check(right=True),), host=summary(36e-6), device=summary(20e-6))
+SKIPPED = VariantResult(XLA, "tensorflow", 1, skipped="XLA does not know the op")
+RESULT = BenchResult(
+    (SKIPPED, BASE, FAST),
+    ONE,
+    Settings(),
+    {"gpus": [{"name": "NVIDIA H200"}], "cpu": {"model": "CPU", "usable_cores": 1}},
+    warnings=(f"{ONE}: times vary by 4.0%; why?", f"{TWO}: times vary by 5.0%; why?", "the clock is coarse"),
+    diagnosis=("Kernels already fill the GPU.",),
+)
+GRAPH = flat("x:Placeholder; y:Relu(x)")
+
+
+def lines(result: BenchResult) -> list[str]:
+    return to_markdown(benchmark.document(GRAPH, Bench(result, "cuda", "asked for", ("a note",)))).splitlines()
+
+
+def test_every_clock_and_every_comparison_has_its_column() -> None:
+    shown = lines(RESULT)
+    assert "| machine | NVIDIA H200, CPU, 1 core |" in shown
+    assert "|  | median | p90 | p99 | launch | device | spread |" in shown
+    assert f"| {TWO} | 30.0 µs | 33.0 µs | 36.0 µs | 20.0 µs | 10.0 µs | 1.0 % |" in shown
+    assert f"| {ONE} | 36.0 µs | 39.6 µs | 43.2 µs | - | 20.0 µs | 1.0 % |" in shown
+    assert f"| {XLA} | skipped |  |  |  |  |  |" in shown
+    assert f"**Times faster than {ONE}**" in shown
+    assert "|  | host | device |" in shown
+    assert f"| {TWO} | 1.20 (1.10–1.30) | 2.00 (1.90–2.10) |" in shown
+    assert f"| {TWO} | 5.00 (too few rounds) |" in shown
+    assert f"| {TWO} | 2 | 25 | 2 of 3 | 2 MB | 2 MB | nhwc |" in shown
+
+
+def test_what_is_said_of_several_variants_is_said_once() -> None:
+    warned = [line.removeprefix("> **warning:** ") for line in lines(RESULT) if line.startswith("> ")]
+    assert warned == [
+        f"{ONE} and 1 more: times vary by 4.0%; why?",
+        "the clock is coarse",
+        f"{XLA}: skipped: XLA does not know the op",
+    ]
+    assert lines(RESULT)[-1] == "Kernels already fill the GPU."
+    assert "A note." in lines(RESULT)
+
+
+def test_wrong_outputs_are_the_first_thing_told() -> None:
+    wrong = replace(FAST, checks=(check(right=False),), host=None, launch=None, device=None, ratios=())
+    shown = lines(replace(RESULT, variants=(BASE, wrong), environment={}))
+    assert f"| verified | NO: outputs of {TWO} are wrong |" in shown
+    assert "| machine | unknown CPU |" in shown
+    assert f"| {TWO} | wrong outputs |  |  |  |  |  |" in shown
+
+
+def test_nothing_to_compare() -> None:
+    shown = lines(replace(RESULT, variants=(replace(BASE, checks=(), device=None),), warnings=()))
+    assert "| verified | nothing to compare |" in shown
+    assert "|  | median | p90 | p99 | spread |" in shown
