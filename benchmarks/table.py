@@ -12,8 +12,8 @@ from typing import Any
 def runs(paths: list[str]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in paths:
-        raw = gzip.open(path).read() if path.endswith(".gz") else Path(path).read_bytes()
-        for run in json.loads(raw)["runs"]:
+        raw = Path(path).read_bytes()
+        for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
             name = Path(run["model"]).stem
             found.setdefault((name, run["batch"]), run)
     return list(found.values())

@@ -16,6 +16,7 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
 from msplit.dag import Dag
+from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
 from msplit.rules import Outcome, RuleSet
@@ -131,7 +132,14 @@ def present_ids(flat: FlatGraph) -> Ints:
     """The ids that the file holds; 0 where a node has none."""
     ids = np.zeros(len(flat), np.int32)
     for node in flat.graph.nodes_with(formats.STREAM_ID):
-        ids[node] = int(flat.graph.attrs[node].get(formats.STREAM_ID, 0))
+        value = flat.graph.attrs[node].get(formats.STREAM_ID, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+            raise AssignError(
+                f"{formats.STREAM_ID} is {value!r}, not a stream's number",
+                where=f"node {flat.graph.names[node]}",
+                fix="write it as an int attribute, or take it away",
+            )
+        ids[node] = value
     return ids
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 from msplit import cost, formats
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
-from msplit.flatten.build import flatten
+from msplit.errors import LoadError
+from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict, to_ids
 from msplit.formats import WriteReport
@@ -24,6 +26,7 @@ def load(
     signature: str | None = None,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    function: str | None = None,
 ) -> FlatGraph:
     """Reads a model, without TensorFlow, and makes the flat graph that everything works on.
 
@@ -33,12 +36,23 @@ def load(
         signature: Signature of the SavedModel; by default `serving_default`, or the only one.
         inputs: Tensors to feed instead of the model's own inputs.
         outputs: Tensors to fetch instead of the model's own outputs.
+        function: Look inside this function of the library, such as the body of a `While`, instead of at the model.
 
     Raises:
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
-    return flatten(formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs))
+    model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs)
+    if function is None:
+        return flatten(model)
+    if function not in model.graph.functions:
+        near = difflib.get_close_matches(function, list(model.graph.functions), 3)
+        raise LoadError(
+            f"the model has no function {function!r}",
+            where=str(path),
+            fix=f"did you mean {', '.join(near)}?" if near else f"it has {len(model.graph.functions)} functions",
+        )
+    return body(model, function)
 
 
 def price(

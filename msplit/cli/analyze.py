@@ -17,6 +17,7 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 @click.option(
     "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
 )
+@click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
 @options.cost_options
 @options.format_option
@@ -27,6 +28,7 @@ def command(
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
     views: Sequence[str],
+    function: str | None,
     engine: str | None,
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
@@ -37,7 +39,7 @@ def command(
     from msplit import api
     from msplit.report import analysis
 
-    flat = options.load(model, tags, signature, inputs, outputs)
+    flat = options.load(model, tags, signature, inputs, outputs, function)
     found = api.analyze(flat, batch=batch, shapes=dict(shapes), gpu=gpu)
     coverage = None
     if engine == "cuda":

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from msplit.cli import options
 from msplit.report.text import plural
+
+if TYPE_CHECKING:
+    from msplit.api import Assigned
+
 
 EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 """What `msplit.api.EMITS` lists, here without importing it."""
@@ -34,6 +39,9 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
     help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
 )
 @click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write the simulated timeline, for Perfetto or chrome://tracing."
+)
+@click.option(
     "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
 )
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
@@ -52,6 +60,7 @@ def command(
     diff: bool,
     explain: str | None,
     emits: Sequence[tuple[str, Path]],
+    trace: Path | None,
     wrap: bool,
     force: bool,
     batch: int | None,
@@ -60,13 +69,13 @@ def command(
     style: str,
 ) -> None:
     """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes; the model is not executed."""
-    if output is None and not (dry_run or explain or emits or diff):
+    if output is None and not (dry_run or explain or emits or diff or trace):
         raise click.UsageError("nothing to write: give -o OUT, or --dry-run to see what would be assigned.")
     from msplit import api
     from msplit.report import assignment
 
     flat = options.load(model, tags, signature, inputs, outputs)
-    places = [path for path in (output, *(path for _, path in emits)) if path is not None]
+    places = [path for path in (output, trace, *(path for _, path in emits)) if path is not None]
     if not dry_run:
         api.check_places(flat, places, force=force)
     assigned = api.assign(flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu)
@@ -83,6 +92,9 @@ def command(
         for kind, path in emits:
             api.emit(assigned, kind, path, force=force)
             written.append(f"Written: {path}, as {kind}.")
+        if trace is not None:
+            _write_trace(assigned, trace, force)
+            written.append(f"Written: {trace}, the simulated timeline.")
     if explained is not None:
         options.show(
             style,
@@ -104,3 +116,13 @@ def command(
         ),
         lambda: assignment.payload(assigned, written=written, notes=notes, warnings=warnings, diff=diff),
     )
+
+
+def _write_trace(assigned: Assigned, path: Path, force: bool) -> None:
+    from msplit import formats
+    from msplit.report import trace
+    from msplit.schedule.predict import predict
+
+    prediction = predict(assigned.flat, assigned.costs, assigned.ids)
+    timeline = trace.from_simulation(assigned.flat, assigned.costs, prediction, assigned.outcome.assignment)
+    formats.write_bytes_atomic(path, trace.to_bytes(timeline), force=force)

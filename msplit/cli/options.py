@@ -123,11 +123,19 @@ def load(
     signature: str | None,
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
+    function: str | None = None,
 ) -> FlatGraph:
-    """Reads and flattens the model that the shared options name."""
+    """Reads and flattens the model that the shared options name, or one function of it."""
     from msplit import api
 
-    return api.load(model, tags=tags or None, signature=signature, inputs=inputs or None, outputs=outputs or None)
+    return api.load(
+        model,
+        tags=tags or None,
+        signature=signature,
+        inputs=inputs or None,
+        outputs=outputs or None,
+        function=function,
+    )
 
 
 def console(*, err: bool = False) -> Console:

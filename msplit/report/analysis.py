@@ -270,7 +270,7 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
     if suggestion.helps:
         lines = [f"Rule set that fits: {suggestion.rule_set}. {_sentence(suggestion.why)}"]
     else:
-        lines = [f"Streams can not help this model. {_sentence(suggestion.why)}"]
+        lines = [f"Streams can not help this model: {suggestion.why.removeprefix('Streams can not help: ')}"]
     if coverage is not None:
         lines.append(_coverage_note(coverage))
     return lines

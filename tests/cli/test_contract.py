@@ -68,7 +68,7 @@ def test_every_sample_is_analyzed(model: str) -> None:
     done = fine("analyze", SAMPLES / model, *options_of(model))
     assert done.out.startswith(f"{SAMPLES / model}"[:78])
     verdict = done.out[-400:].replace("\n", " ")
-    assert "Rule set that fits: " in verdict or "Streams can not help this model." in verdict
+    assert "Rule set that fits: " in verdict or "Streams can not help this model: " in verdict
     found = fine("analyze", SAMPLES / model, *options_of(model), "--show", "all", "--format", "json").json
     assert (found["schema_version"], found["command"]) == (1, "analyze")
     assert found["nodes"]["total"] == len(found["node_list"]) >= found["nodes"]["host"]
@@ -409,3 +409,21 @@ def test_a_saved_model_is_kept_whole(tmp_path: Path) -> None:
     assert set(before) - set(after) == {"fingerprint.pb"}
     assert {name for name in after if after[name] != before[name]} == {"saved_model.pb"}
     shutil.rmtree(out)
+
+
+def test_analyze_looks_inside_a_function_on_request():
+    model = SAMPLES / "gru_while"
+    name = next(name for name in library.load(model).model.graph.functions if "while_body" in name)
+    assert "MatMul" in fine("analyze", model, "--function", name, "--batch", "4").out
+    wrong = msplit("analyze", model, "--function", name[:-1])
+    assert wrong.code == 2
+    assert name in wrong.err
+
+
+def test_assign_writes_a_trace(tmp_path):
+    target = tmp_path / "trace.json"
+    fine("assign", SAMPLES / "towers_small.pb", "--rules", "recsys", "--trace", target)
+    assert json.loads(target.read_text())["traceEvents"]
+    again = msplit("assign", SAMPLES / "towers_small.pb", "--trace", target)
+    assert again.code == 2
+    assert "is there already" in again.err
