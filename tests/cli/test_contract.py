@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -215,18 +216,20 @@ def test_help_imports_nothing_heavy(heavy: str) -> None:
 
 
 def best_of(count: int, *arguments: str) -> float:
+    """Least processor time of a whole command, s: unlike wall time it says the same on a busy machine."""
     times = []
     for _ in range(count):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([str(Path(sys.executable).with_name("msplit")), *arguments], cwd=ROOT, capture_output=True)
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
 
 
 def test_it_starts_quickly() -> None:
-    # The targets are 0.4 s and 0.6 s on an idle machine; twice that leaves room for a busy one.
-    assert best_of(4, "--help") < 0.8
-    assert best_of(4, "analyze", "sample_graphs/mmoe_small.pb") < 1.2
+    # The targets are 0.4 s and 0.6 s on an idle machine; memory that others keep busy slows processors down by up to a half.
+    assert best_of(4, "--help") < 0.6
+    assert best_of(4, "analyze", "sample_graphs/mmoe_small.pb") < 0.9
 
 
 @pytest.mark.parametrize("model", ["feature_columns", "towers_small.pb"])
