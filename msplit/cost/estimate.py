@@ -113,8 +113,9 @@ def _estimate(graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Ma
             )
             if found.read is not None:
                 read[node] = found.read
-    nbytes = np.where(launches, read + written, 0.0)
-    flops = np.where(launches, flops, 0.0)
+    # Nonsense in attributes (windows of -1) must not make negative work.
+    nbytes = np.where(launches, np.maximum(read + written, 0.0), 0.0)
+    flops = np.where(launches, np.maximum(flops, 0.0), 0.0)
     share = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
     drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
     time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / drawn)

@@ -284,4 +284,6 @@ def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:
         found: Work = function(case)
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError):
         return None
-    return found
+    # A damaged attribute, such as a window of -1 elements, is no statement either.
+    counts = (found.flops, found.blocks, found.depth, 0.0 if found.read is None else found.read)
+    return found if all(0 <= count < math.inf for count in counts) else None

@@ -136,6 +136,16 @@ def test_an_unused_output_of_unknown_shape_does_not_make_a_cost_unknown() -> Non
     assert costs.flops[y] == 2 * 512
 
 
+@pytest.mark.parametrize("window", [(-1,), (1, -3, 3, 1), (1, 10**400, 1, 1)])
+def test_windows_of_no_possible_size_never_give_a_negative_or_endless_cost(window: tuple[int, ...]) -> None:
+    b = Builder()
+    y = b.add("MaxPoolWithArgmax", b.input("x", (1, 4, 4, 32)), T="float32", ksize=window)
+    gradient = b.add("AvgPoolGrad", b.ints(1, 4, 4, 32), b.input("g", (1, 2, 2, 32)), T="float32", ksize=window)
+    costs = _costs(b.flat())
+    assert (costs.flops[[y, gradient]] >= 0).all()
+    assert np.isfinite(costs.time_us).all()
+
+
 def test_nodes_of_a_v1_loop_run_an_unknown_number_of_times() -> None:
     b = Builder()
     inside, outside = b.add("Tanh", b.input("x", (2, 4)), T="float32"), b.add("Tanh", b.input("y", (2, 4)), T="float32")

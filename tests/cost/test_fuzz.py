@@ -65,3 +65,17 @@ def test_nonsense_is_answered_and_never_with_a_negative_or_infinite_cost(flat: F
         assert np.isfinite(array).all()
         assert (array >= 0).all()
     assert ((costs.share > 0) & (costs.share <= 1)).all()
+
+
+def test_a_window_of_nonsense_makes_no_negative_work():
+    import numpy as np
+
+    from tests.graphs import flat
+
+    found = flat("x:Placeholder; p:MaxPoolWithArgmax(x)")
+    graph = found[0] if isinstance(found, tuple) else found
+    attrs = graph.graph.attrs[graph.graph.index["p"]]
+    attrs.update({"ksize": (1, -1, 1, 1), "strides": (1, 1, 1, 1), "padding": "VALID", "T": "float32"})
+    costs = estimate(graph, infer(graph, shapes={}), "h200")
+    assert (np.asarray(costs.flops) >= 0).all()
+    assert (np.asarray(costs.bytes) >= 0).all()
