@@ -15,6 +15,9 @@ from typing import Any
 
 Attrs = Mapping[str, Any]
 
+MAX_TENSORS = 1_000_000
+"""Most tensors that one argument is believed to stand for: a damaged file must not fill the memory."""
+
 
 @dataclass(frozen=True)
 class ArgInfo:
@@ -46,7 +49,7 @@ class ArgInfo:
             listed = attrs.get(self.type_list_attr)
             return tuple(listed) if isinstance(listed, tuple | list) else None
         count = attrs.get(self.number_attr) if self.number_attr else 1
-        if not isinstance(count, int):
+        if not isinstance(count, int) or not 0 <= count <= MAX_TENSORS:
             return None
         dtype = self.dtype or attrs.get(self.type_attr)
         if dtype is not None and self.is_ref:

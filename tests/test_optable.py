@@ -74,6 +74,12 @@ def test_every_op_decodes():
         assert all(arg.dtype or arg.type_attr or arg.type_list_attr for arg in (*info.inputs, *info.outputs))
 
 
+@pytest.mark.parametrize("count", [-1, 2**40, 2**70, "many", None])
+def test_number_of_tensors_that_can_not_be_is_no_statement(count):
+    assert optable.output_dtypes("Split", {"T": "float32", "num_split": count}) is None
+    assert optable.output_count("Split", {"T": "float32", "num_split": count}) is None
+
+
 def test_first_question_is_quick():
     code = (
         "import json, dataclasses, pathlib, time\nt = time.perf_counter()\n"

@@ -63,7 +63,8 @@ class CudaEngine:
     def build(self, job: Job) -> Executable:
         """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 
-        Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``torture``.
+        Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``group`` and
+        ``fuse`` (False: larger kernels, see `lower`), ``torture``.
 
         Raises:
             EngineError: Something in the graph can not run; the message names it.
@@ -81,7 +82,7 @@ class CudaEngine:
     def _prepare(self, job: Job, device: torch.device) -> Prepared:
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         layout = str(job.options.get("layout", "auto"))
-        key = (shapes, job.ieee, layout, str(device))
+        key = (shapes, job.ieee, layout, str(device), bool(job.options.get("group")), bool(job.options.get("fuse")))
         cache = self._prepared.setdefault(job.flat, {})
         if key not in cache:
             cache[key] = prepare(job, device, layout)
@@ -99,7 +100,14 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
     from msplit.engines.cuda.trace import trace
 
     with precision(job.ieee):
-        lowered = lower(job.flat, job.feeds, device, op_libraries=job.op_libraries)
+        lowered = lower(
+            job.flat,
+            job.feeds,
+            device,
+            op_libraries=job.op_libraries,
+            group=bool(job.options.get("group")),
+            fuse=bool(job.options.get("fuse")),
+        )
     has_choice = any(
         op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
         for op in lowered.source.ops.values()

@@ -12,6 +12,8 @@ import torch
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.build import build
 from msplit.engines.cuda.coverage import divide, refuse
+from msplit.engines.cuda.fusion import fuse_pointwise
+from msplit.engines.cuda.grouping import group_branches
 from msplit.engines.cuda.host import HostPart
 from msplit.engines.cuda.program import Source
 from msplit.engines.cuda.rewrites import rewrite
@@ -39,7 +41,14 @@ class Lowered:
 
 
 def lower(
-    flat: FlatGraph, feeds: Arrays, device: torch.device, *, op_libraries: Sequence[Path] = (), rewrites: bool = True
+    flat: FlatGraph,
+    feeds: Arrays,
+    device: torch.device,
+    *,
+    op_libraries: Sequence[Path] = (),
+    rewrites: bool = True,
+    group: bool = False,
+    fuse: bool = False,
 ) -> Lowered:
     """Lowers a graph.
 
@@ -48,7 +57,9 @@ def lower(
         feeds: An array per input: they fix the shapes.
         device: Where it will run.
         op_libraries: Shared objects with custom TensorFlow ops, for the host part.
-        rewrites: Whether to fold and fuse.
+        rewrites: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
+        group: Whether alike independent branches run as one batched branch.
+        fuse: Whether groups of pointwise ops run as one kernel each.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -68,4 +79,8 @@ def lower(
         if join_partitions(source):
             infer(source, feeds, device)
         rewrite(source)
+    if group:
+        group_branches(source)
+    if fuse:
+        fuse_pointwise(source)
     return Lowered(source, {name: feeds[name] for name in source.feeds}, host)
