@@ -64,10 +64,11 @@ class CudaExecutable:
         self._ready = False
         with self._on_origin():
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
-            self._inputs.device.copy_(self._inputs.host)
+            self._inputs.to_device()
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             results = self._record()
             self._outputs = Pack(results, device)
+            self._outputs.collect(results)  # kernels are compiled here, too
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_reserved(device)
         if capture:
@@ -132,16 +133,12 @@ class CudaExecutable:
             torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"),
         ):
             if copies:
-                self._inputs.device.copy_(self._inputs.host, non_blocking=True)
+                self._inputs.to_device()
             results = self._record()
             if copies:
-                self._fetch(results)
+                self._outputs.collect(results)
         self._graphs[copies] = graph
         self._results[copies] = results
-
-    def _fetch(self, results: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in results.items():
-            self._outputs.on_host[name].copy_(tensor, non_blocking=True)
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: host inputs in, host outputs back."""
@@ -151,11 +148,11 @@ class CudaExecutable:
             torch.cuda.current_stream(self.device).synchronize()
         else:
             with self._on_origin():
-                self._inputs.device.copy_(self._inputs.host, non_blocking=True)
+                self._inputs.to_device()
                 results = self._record()
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                     return {**{name: to_numpy(tensor) for name, tensor in results.items()}, **self.program.known}
-                self._fetch(results)
+                self._outputs.collect(results)
             self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
