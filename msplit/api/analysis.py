@@ -20,6 +20,7 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
 from msplit.flatten.flat import FlatGraph
+from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
 
 GAIN_STREAMS = (2, 4, 8)
@@ -90,10 +91,12 @@ def analyze(
         gpu: Data sheet that prices the nodes.
     """
     sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu)
-    kernels = Kernels.of(flat, costs)
-    branches = find(Blocks.from_kernels(kernels))
-    found = columns(flat, costs)
-    limits = bounds(flat, costs)
+    with phase("finding branches and embeddings"):
+        kernels = Kernels.of(flat, costs)
+        branches = find(Blocks.from_kernels(kernels))
+        found = columns(flat, costs)
+    with phase("bounds"):
+        limits = bounds(flat, costs)
     guessed = np.flatnonzero(~costs.known & (costs.time_us > 0))
     return Analysis(
         flat=flat,

@@ -19,6 +19,7 @@ from msplit.dag import Dag
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
+from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
@@ -110,7 +111,8 @@ def assign(
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
     sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu)
     outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
-    plan = plan_of(flat, costs, outcome.ids)
+    with phase("planning"):
+        plan = plan_of(flat, costs, outcome.ids)
     edges, moved, unknown = _crossing(flat, costs, outcome.ids)
     return Assigned(
         flat=flat,

@@ -17,6 +17,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict, to_ids
 from msplit.formats import WriteReport
 from msplit.graph import Ints
+from msplit.progress import phase
 
 
 def load(
@@ -42,9 +43,11 @@ def load(
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
-    model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs)
+    with phase("reading"):
+        model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs)
     if function is None:
-        return flatten(model)
+        with phase("flattening"):
+            return flatten(model)
     if function not in model.graph.functions:
         near = difflib.get_close_matches(function, list(model.graph.functions), 3)
         raise LoadError(
@@ -70,8 +73,9 @@ def price(
         shapes: Whole shapes by input name.
         gpu: Name of a data sheet, see `cost.gpu_names`.
     """
-    found = cost.infer(flat, batch=batch, shapes=shapes)
-    return found, cost.estimate(flat, found, gpu)
+    with phase("shapes and costs"):
+        found = cost.infer(flat, batch=batch, shapes=shapes)
+        return found, cost.estimate(flat, found, gpu)
 
 
 def save(
@@ -95,5 +99,6 @@ def save(
     had = np.zeros(len(flat), dtype=bool)
     had[flat.graph.nodes_with(formats.STREAM_ID)] = True
     wanted = np.where(flat.host & ~had, -1, ids).astype(np.int32)
-    named, conflicts = to_ids(flat, wanted.tolist(), costs.time_us.tolist() if costs is not None else None)
-    return formats.write(flat.model, dict(named), Path(out), force=force), conflicts
+    with phase("writing"):
+        named, conflicts = to_ids(flat, wanted.tolist(), costs.time_us.tolist() if costs is not None else None)
+        return formats.write(flat.model, dict(named), Path(out), force=force), conflicts

@@ -14,6 +14,7 @@ from msplit.cost import DEFAULT_GPU, estimate, infer
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 from msplit.formats.model import Model
+from msplit.progress import phase
 from msplit.rules import RuleSet
 from msplit.rules import load as load_rules
 from msplit.schedule.planfile import PlanFile
@@ -96,8 +97,9 @@ def check(
         plan = load_plan(plan)
     if isinstance(against, str | Path):
         against = read(against)
-    shapes = infer(flat, batch=settings.batch, shapes=settings.shapes)
-    costs = estimate(flat, shapes, settings.gpu or DEFAULT_GPU)
+    with phase("shapes and costs"):
+        shapes = infer(flat, batch=settings.batch, shapes=settings.shapes)
+        costs = estimate(flat, shapes, settings.gpu or DEFAULT_GPU)
     return examine(Subject(flat, costs, settings, ruleset, plan, against), shapes.assumed)
 
 
@@ -115,7 +117,8 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
             skipped[one.code] = _NEEDS[missing]
             continue
         try:
-            found = list(one.find(subject))
+            with phase(f"check {one.code}"):
+                found = list(one.find(subject))
         except Skip as reason:
             skipped[one.code] = str(reason)
             continue

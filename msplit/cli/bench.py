@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from msplit.cli import options
-
-if TYPE_CHECKING:
-    from msplit.measure.run import Progress
+from msplit.cli import options, progress
 
 
 @click.command()
@@ -137,9 +132,8 @@ def command(
         ),
         command=("msplit", *sys.argv[1:]),
     )
-    quiet = bool((ctx.obj or {}).get("quiet"))
-    with _progress(quiet) as progress:
-        found = bench(flat, request, progress=progress)
+    with progress.told() as tell:
+        found = bench(flat, request, progress=tell)
     options.show(style, "bench", benchmark.document(flat, found), lambda: benchmark.payload(flat, found))
     if found.result.failed:
         click.echo(f"error: outputs differ\n{found.result.describe_failures()}", err=True)
@@ -151,17 +145,3 @@ def _input(text: str) -> tuple[str, Path]:
     if not equals or not name or not path:
         raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
     return name, Path(path)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on stderr where that is a terminal, nothing in a pipe."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    with Bar(TextColumn("{task.description}"), BarColumn(), console=options.console(err=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=share)

@@ -54,7 +54,6 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     expose_value=False,
     help="Explain a code and exit.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Say why checks were skipped.")
 @click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
 @click.option(
     "--shape", "shapes", type=options.Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
@@ -76,7 +75,6 @@ def command(
     config: Path | None,
     fail_on: str | None,
     exit_zero: bool,
-    verbose: bool,
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str | None,
@@ -114,7 +112,7 @@ def command(
         else formats.read(against, tags=tags, signature=signature, inputs=inputs, outputs=outputs)
     )
     report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
-    _show(style, report, settings, verbose=verbose)
+    _show(style, report, settings, verbose=options.told("verbose"))
     return int(report.failed and not exit_zero)
 
 
@@ -127,7 +125,10 @@ def _settings(config: Path | None) -> Settings:
 
 
 def _show(style: str, report: Report, settings: Settings, *, verbose: bool) -> None:
+    from msplit.cli import progress
     from msplit.report import findings
+
+    progress.clear()
 
     def payload() -> Mapping[str, Any]:
         return findings.payload(report)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import functools
 import importlib
 import os
 import platform
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -42,7 +45,9 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"msplit.cli.{cmd_name}").command
+        command: click.Command = copy.copy(importlib.import_module(f"msplit.cli.{cmd_name}").command)
+        command.params = [*command.params, *_verbosity()]  # people type them behind the command, too
+        command.callback = _showing_progress(command.callback)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -84,14 +89,44 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _verbosity() -> list[click.Option]:
+    """--quiet, --verbose and --debug, of the whole tool and of each of its commands. They say what the tool tells on stderr."""
+    texts = {
+        ("--quiet", "-q"): "Only results and errors.",
+        ("--verbose", "-v"): "Say on stderr what is done and how long it takes.",
+        ("--debug",): "Like --verbose, and tracebacks of errors.",
+    }
+    return [
+        click.Option(list(names), is_flag=True, help=text, expose_value=False, callback=_remember)
+        for names, text in texts.items()
+    ]
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    told = ctx.find_root().ensure_object(dict)
+    told[param.name] = told.get(param.name, False) or value
+
+
+def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]:
+    assert callback is not None
+
+    @functools.wraps(callback)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from msplit.cli import options, progress
+
+        with progress.shown(quiet=options.told("quiet"), verbose=options.told("verbose") or options.told("debug")):
+            return callback(*args, **kwargs)
+
+    return wrapped
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="msplit")
-@click.option("--debug", is_flag=True, help="Show Python tracebacks of errors.")
-@click.option("-q", "--quiet", is_flag=True, help="Only results and errors.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool, quiet: bool) -> None:
+def cli() -> None:
     """Split TensorFlow graphs over GPU streams: find what is independent, assign streams, run, verify, measure."""
-    ctx.obj = {"debug": debug, "quiet": quiet}
+
+
+cli.params += _verbosity()
 
 
 def entry(arguments: list[str] | None = None) -> None:

@@ -138,6 +138,20 @@ def load(
     )
 
 
+def told(option: str) -> bool:
+    """Whether `quiet`, `verbose` or `debug` was asked for, before the command or behind it."""
+    return bool((click.get_current_context().find_root().obj or {}).get(option))
+
+
+def note(text: str) -> None:
+    """Says something on stderr that is no result, unless --quiet."""
+    from msplit.cli import progress
+
+    progress.clear()
+    if not told("quiet"):
+        click.echo(text, err=True)
+
+
 def console(*, err: bool = False) -> Console:
     """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so."""
     import os
@@ -154,8 +168,10 @@ def console(*, err: bool = False) -> Console:
 
 def show(style: str, command: str, document: Document, payload: Callable[[], Mapping[str, Any]]) -> None:
     """Prints a result on stdout in the style asked for."""
+    from msplit.cli import progress
     from msplit.report import jsonio, render
 
+    progress.clear()
     if style == "json":
         click.echo(jsonio.dumps(command, payload()))
     elif style == "md":

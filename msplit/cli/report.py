@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msplit.cli import options
+from msplit.progress import phase
 
 if TYPE_CHECKING:
     from msplit.report.html import Page
@@ -55,8 +56,8 @@ def command(
     page: Page = build.page(
         flat, costs, ruleset=ruleset, streams=streams, candidates=not no_candidates, warnings=sizes.assumed
     )
-    formats.write_bytes_atomic(output, render(page).encode(), force=force)
+    with phase("drawing"):
+        content = render(page).encode()
+    formats.write_bytes_atomic(output, content, force=force)
     found = page.prediction
-    click.echo(
-        f"{output}: {len(flat)} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs", err=True
-    )
+    options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")

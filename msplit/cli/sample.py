@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from msplit.cli import options
 from msplit.errors import MsplitError, WriteError
 
 
@@ -45,7 +46,7 @@ def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed:
         ) from problem
     graph_def = samples.strip(sample.graph_def) if strip else sample.graph_def
     formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
-    click.echo(f"{output}: {len(graph_def.node):,} nodes", err=True)
+    options.note(f"{output}: {len(graph_def.node):,} nodes")
 
 
 def _listed(sizes: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
+from msplit.progress import phase
 from msplit.rules.base import Context, Remark, Rule, in_range
 from msplit.rules.ruleset import RuleSet
 
@@ -55,8 +56,9 @@ def assign(
     # A rule behind a constraint may break it, so constraints have the last word.
     for rule in (*ruleset.rules, *constraints):
         before = assignment
-        assignment, said = rule.apply(context, before)
-        verify(before, assignment, rule, context)
+        with phase(f"rule {rule.key}"):
+            assignment, said = rule.apply(context, before)
+            verify(before, assignment, rule, context)
         remarks.extend(remark for remark in said if remark not in remarks)
     ids = assignment.filled(default)
     ids[flat.host & (assignment.ids == UNASSIGNED)] = 0

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from msplit import progress
 from msplit.graph import Ints
 from msplit.schedule.candidates import ALGORITHMS, LIST, ONE, Algorithm, Skipped
 from msplit.schedule.coarsen import coarsen
@@ -81,7 +82,9 @@ def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -
     effort = EFFORT
     known: dict[bytes, Evaluation] = {}
     results: list[tuple[Candidate, Evaluation | None]] = []
-    for number, (name, algorithm, width) in enumerate(_variants(problem, streams, names)):
+    variants = list(_variants(problem, streams, names))
+    for number, (name, algorithm, width) in enumerate(variants):
+        progress.done(number / (len(variants) + 1))
         if effort < len(problem) and number >= ALWAYS:
             results.append((_skip(name, f"the graph is large and {EFFORT:,} blocks were scheduled already"), None))
             continue

@@ -17,6 +17,7 @@ from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
 from msplit.graph import Ints
+from msplit.progress import phase
 from msplit.report.compare import annotated_ids
 from msplit.report.html.page import Candidate, Finding, Page
 from msplit.report.text import count, plural
@@ -59,14 +60,16 @@ def page(
     if ruleset is not None or not annotated:
         name = ruleset or _fitting(flat, costs)
         loaded = rules.load(name, streams=streams)
-        outcome = rules.assign(flat, costs, loaded, streams=streams)
+        with phase("assigning"):
+            outcome = rules.assign(flat, costs, loaded, streams=streams)
         ids, assignment = outcome.ids, outcome.assignment
         origin = f"from the rules {loaded.source}" + (
             "" if ruleset else ", which fit this model; it has none of its own"
         )
     else:
         ids, origin = annotated_ids(flat), "as they are in the model"
-    prediction = predict(flat, costs, ids)
+    with phase("simulating"):
+        prediction = predict(flat, costs, ids)
     found, note = _findings(flat, costs, loaded, annotated, own=assignment is None)
     guessed = int(np.count_nonzero(~costs.known & (prediction.kernel_us > 0)))
     if guessed:
@@ -100,7 +103,8 @@ def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | Non
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     if not len(problem):
         return []
-    tried = choose(problem, streams)
+    with phase("simulating other assignments"):
+        tried = choose(problem, streams)
     winner = best(tried)
     return [Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped) for one in tried]
 

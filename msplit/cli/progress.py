@@ -1,0 +1,163 @@
+"""How a command tells what it is doing: a bar on a terminal, lines with times for --verbose, nothing in a pipe. All on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from msplit import progress
+
+PATIENCE = 0.7
+"""Seconds after which a command that is still at work shows a bar."""
+
+_display: list[Bar | Lines] = []
+"""What is shown now: nothing, or one."""
+
+
+class Bar:
+    """A `progress.Listener` that draws a bar, from `PATIENCE` seconds on."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._phases: list[tuple[str, float | None]] = []
+        self._lock = threading.Lock()  # a timer draws first, so that one long first phase shows, too
+        self._closed = False
+        self._drawn: Any = None
+        self._task: Any = None
+        self._timer = threading.Timer(patience, self._draw)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def begin(self, what: str) -> None:
+        """See `progress.Listener`."""
+        with self._lock:
+            self._phases.append((what, None))
+            self._show()
+
+    def share(self, done: float) -> None:
+        """See `progress.Listener`."""
+        with self._lock:
+            if self._phases:
+                self._phases[-1] = (self._phases[-1][0], done)
+                self._show()
+
+    def end(self) -> None:
+        """See `progress.Listener`."""
+        with self._lock:
+            if self._phases:
+                self._phases.pop()
+                self._show()
+
+    def close(self) -> None:
+        """Takes the bar off the terminal."""
+        self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._drawn is not None:
+                self._drawn.stop()
+                self._drawn = None
+
+    def _draw(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from msplit.cli.options import console
+
+        with self._lock:
+            if self._closed:
+                return
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
+            self._drawn = Progress(*columns, console=console(err=True), transient=True)
+            self._task = self._drawn.add_task("starting", total=None)
+            self._show()
+            self._drawn.start()
+
+    def _show(self) -> None:
+        if self._drawn is None or not self._phases:
+            return
+        (what, share), outer = self._phases[-1], self._phases[0][0]
+        text = what if len(self._phases) == 1 else f"{outer}: {what}"
+        self._drawn.update(
+            self._task,
+            description=text,
+            total=None if share is None else 1.0,
+            completed=0.0 if share is None else share,
+        )
+
+
+class Lines:
+    """A `progress.Listener` that writes a line per phase when it is over, with the time it took."""
+
+    def __init__(self) -> None:
+        self._phases: list[tuple[str, float]] = []
+
+    def begin(self, what: str) -> None:
+        """See `progress.Listener`."""
+        self._phases.append((what, time.perf_counter()))
+
+    def share(self, done: float) -> None:
+        """See `progress.Listener`."""
+        del done
+
+    def end(self) -> None:
+        """See `progress.Listener`."""
+        names = ": ".join(what for what, _ in self._phases)
+        _, start = self._phases.pop()
+        click.echo(f"{time.perf_counter() - start:8.2f} s  {names}", err=True)
+
+    def close(self) -> None:
+        """Nothing to take away."""
+
+
+@contextmanager
+def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
+    """Shows the phases of everything in the block: as lines if `verbose`, as a bar where stderr is a terminal, else not at all."""
+    if verbose:
+        display: Bar | Lines = Lines()
+    elif not quiet and sys.stderr.isatty():
+        display = Bar()
+    else:
+        yield
+        return
+    _display.append(display)
+    try:
+        with progress.listening(display):
+            yield
+    finally:
+        clear()
+
+
+def clear() -> None:
+    """Takes a bar off the terminal, because results come now."""
+    while _display:
+        _display.pop().close()
+
+
+@contextmanager
+def told() -> Iterator[Callable[[str, float], None]]:
+    """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else.
+
+    Within `shown`, such as in every command: `with progress.told() as tell: bench(..., progress=tell)`.
+    """
+    listener = progress.present()
+    now: list[str] = []
+
+    def tell(what: str, share: float) -> None:
+        if listener is None:
+            return
+        if now != [what]:
+            if now:
+                listener.end()
+            now[:] = [what]
+            listener.begin(what)
+        listener.share(share)
+
+    try:
+        yield tell
+    finally:
+        if now and listener is not None:
+            listener.end()

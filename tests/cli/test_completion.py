@@ -1,0 +1,56 @@
+"""Shell completion as docs/usage.md tells to switch it on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msplit.cli.main import COMMANDS
+from tests.cli.runner import ROOT
+
+LINES = re.findall(r"^.*_MSPLIT_COMPLETE=\w+ msplit.*$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE)
+BIN = str(Path(sys.executable).parent)
+
+
+def run(*command: str, **variables: str) -> str:
+    path = os.pathsep.join([BIN, os.environ["PATH"]])
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=60, env={**os.environ, "PATH": path, **variables}
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_documented_line_switches_it_on(shell: str) -> None:
+    (line,) = [line for line in LINES if f"{shell}_source" in line]
+    code = line.partition("#")[0].strip()
+    script = run("msplit", _MSPLIT_COMPLETE=f"{shell}_source")
+    assert f"_MSPLIT_COMPLETE={shell}_complete" in script
+    if shutil.which(shell) is None:
+        assert shell != "bash"  # what is not here can only be looked at
+        return
+    ready = "autoload -Uz compinit; compinit -u; " if shell == "zsh" else ""
+    show = {"bash": "complete -p msplit", "zsh": 'print "$_comps[msplit]"', "fish": "complete -c msplit"}[shell]
+    assert "msplit" in run(shell, "-c", f"{ready}{code}\n{show}")
+
+
+def completed(line: str, shell: str = "bash") -> list[str]:
+    words = line.split(" ")
+    return run(
+        "msplit", _MSPLIT_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
+    ).splitlines()
+
+
+def test_commands_options_and_choices_are_completed() -> None:
+    assert completed("msplit a") == ["plain,analyze", "plain,assign"]
+    assert {entry.partition(",")[2] for entry in completed("msplit ")} == set(COMMANDS)
+    assert completed("msplit analyze --sh") == ["plain,--show", "plain,--shape"]
+    assert completed("msplit analyze --show br") == ["plain,branches"]
+    assert completed("msplit analyze sample") == ["file,sample"]

@@ -1,0 +1,119 @@
+"""What commands tell on standard error while they work, and that it never gets into results or pipes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from msplit import progress as phases
+from msplit.cli import progress
+from msplit.cli.main import COMMANDS
+from tests.cli.runner import ROOT, SAMPLES, fine, msplit
+
+MODEL = SAMPLES / "mmoe_small.pb"
+
+
+def test_verbose_tells_each_phase_with_its_time_and_changes_no_result() -> None:
+    plain = fine("assign", MODEL, "--dry-run")
+    for arguments in (("-v", "assign", MODEL, "--dry-run"), ("assign", MODEL, "--dry-run", "--verbose")):
+        told = msplit(*arguments)
+        assert (told.code, told.out) == (0, plain.out)
+        said = re.findall(r"^ +\d+\.\d\d s  (.*)$", told.err, re.MULTILINE)
+        assert len(said) == len(told.err.splitlines())
+        assert said[:3] == ["reading", "flattening", "shapes and costs"]
+        assert "rule branch" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_knows_the_three(command: str) -> None:
+    done = fine(command, "--help", columns=100)
+    for option in ("-q, --quiet", "-v, --verbose", "--debug"):
+        assert re.search(rf"^  {option} ", done.out, re.MULTILINE)
+
+
+def test_debug_behind_the_command_shows_where_an_error_comes_from() -> None:
+    done = msplit("analyze", "gone.pb", "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.err
+    assert "Traceback" not in msplit("analyze", "gone.pb").err
+
+
+def test_quiet_leaves_notes_out_but_no_result(tmp_path: Path) -> None:
+    loud = msplit("report", MODEL, "-o", tmp_path / "loud.html", "--no-candidates")
+    quiet = msplit("report", MODEL, "-o", tmp_path / "quiet.html", "--no-candidates", "--quiet")
+    assert "nodes" in loud.err
+    assert (quiet.code, quiet.err) == (0, "")
+    assert (tmp_path / "loud.html").read_bytes() == (tmp_path / "quiet.html").read_bytes()
+    assert fine("analyze", MODEL, "-q").out == fine("analyze", MODEL).out
+
+
+def on_a_terminal(*arguments: str, **variables: str) -> str:
+    """Standard error of a command whose standard error is a terminal and whose standard output is a pipe."""
+    code = "from msplit.cli import main, progress; progress.Bar.__init__.__defaults__ = (0.0,); main.entry()"
+    leader, follower = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", **variables},
+    ) as running:
+        os.close(follower)
+        text = b""
+        try:
+            while part := os.read(leader, 65536):
+                text += part
+        except OSError:  # the other end is closed
+            pass
+        assert running.stdout is not None
+        assert b"\x1b" not in running.stdout.read()
+        assert running.wait() == 0
+    os.close(leader)
+    return text.decode()
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_takes_it_away() -> None:
+    arguments = ("assign", "sample_graphs/inception_v3_stripped.pb", "--rules", "auto", "--dry-run")
+    shown = on_a_terminal(*arguments)
+    assert "rule auto" in shown
+    assert "━" in shown
+    assert shown.endswith("\x1b[2K")  # the line is cleared
+    assert on_a_terminal(*arguments, "--quiet") == ""
+
+
+def test_work_that_tells_its_share_itself_is_phases_too() -> None:
+    heard: list[str] = []
+
+    class Ear:
+        def begin(self, what: str) -> None:
+            heard.append(f"begin {what}")
+
+        def share(self, done: float) -> None:
+            heard.append(f"{done}")
+
+        def end(self) -> None:
+            heard.append("end")
+
+    with phases.listening(Ear()), progress.told() as tell:
+        tell("building", 0.0)
+        tell("building", 0.5)
+        tell("measuring", 0.1)
+    assert heard == ["begin building", "0.0", "0.5", "end", "begin measuring", "0.1", "end"]
+    with progress.told() as tell:
+        tell("nobody listens", 0.0)
+    assert len(heard) == 7
+
+
+def test_a_bar_that_is_closed_before_it_was_drawn_never_is(capfd: pytest.CaptureFixture[str]) -> None:
+    bar = progress.Bar(patience=0.01)
+    bar.begin("reading")
+    bar.close()
+    time.sleep(0.05)
+    bar.end()
+    assert capfd.readouterr() == ("", "")
