@@ -17,6 +17,7 @@ from msplit.errors import EngineError
 from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.lane_order import keep_lanes
+from msplit.schedule.machine import Machine
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.problem import Problem
@@ -64,7 +65,7 @@ class CudaEngine:
         """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 
         Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``group`` and
-        ``fuse`` (False: larger kernels, see `lower`), ``torture``.
+        ``fuse`` (False: larger kernels, see `lower`), ``plan`` (a `steps.StoredPlan` to run by, where it fits the program), ``torture``.
 
         Raises:
             EngineError: Something in the graph can not run; the message names it.
@@ -74,12 +75,13 @@ class CudaEngine:
         device = torch.device(str(job.options.get("device", "cuda")))
         if device.type == "cuda" and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        prepared = self._prepare(job, device)
-        plan = plan_for(prepared.program, job.ids, job.costs)
+        prepared = self.prepared(job, device)
+        plan = plan_of_job(prepared.program, job)
         capture = bool(job.options.get("capture", True))
         return _executable(job, prepared, plan, device, capture)
 
-    def _prepare(self, job: Job, device: torch.device) -> Prepared:
+    def prepared(self, job: Job, device: torch.device) -> Prepared:
+        """The job's graph lowered and traced, once per graph, shapes and options."""
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         layout = str(job.options.get("layout", "auto"))
         key = (shapes, job.ieee, layout, str(device), bool(job.options.get("group")), bool(job.options.get("fuse")))
@@ -142,6 +144,27 @@ def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> f
         executable.close()
 
 
+def plan_of_job(program: Program, job: Job) -> Plan:
+    """The plan that the job brings, where it was made for this program; else one made for its ids."""
+    from msplit.engines.cuda.steps import restore
+
+    stored = job.options.get("plan")
+    plan = restore(program, stored) if stored is not None else None
+    return plan_for(program, job.ids, job.costs) if plan is None else prove(plan, program)
+
+
+def prove(plan: Plan, program: Program) -> Plan:
+    """The plan, after the second checker has found nothing wrong with it.
+
+    Raises:
+        EngineError: It has, which is a bug in msplit.
+    """
+    violations = check(plan, program.dag)
+    if violations:
+        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+    return plan
+
+
 def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
     """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
 
@@ -154,15 +177,26 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     problem = step_problem(program, costs, lanes)
     chosen = evaluate(problem, problem.pin)
     plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
-    plan = keep_lanes(plan)
-    violations = check(plan, program.dag)
-    if violations:
-        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
-    return plan
+    return prove(keep_lanes(plan), program)
 
 
-def step_problem(program: Program, costs: Costs | None, lanes: NDArray[np.int32]) -> Problem:
-    """The program's steps as a scheduling problem, each pinned to its stream."""
+def step_problem(
+    program: Program,
+    costs: Costs | None,
+    lanes: NDArray[np.int32] | int = -1,
+    *,
+    tie: NDArray[np.int32] | int = -1,
+    machine: Machine | None = None,
+) -> Problem:
+    """The program's steps as a scheduling problem.
+
+    Args:
+        program: The steps.
+        costs: Of the flat graph's nodes; None: every step costs the same.
+        lanes: Per step its stream; -1 where that is open.
+        tie: Per step a group that must share a stream, or -1.
+        machine: The GPU, by default the one that the defaults were fitted to.
+    """
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * 1.0, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
@@ -172,7 +206,7 @@ def step_problem(program: Program, costs: Costs | None, lanes: NDArray[np.int32]
                 times[number] = max(1.0, float(costs.time_us[covers].sum()))
                 shares[number] = float(costs.share[covers].max())
                 moved[number] = float(costs.bytes[covers].max())
-    return Problem.of(program.dag, times, shares, moved, launches=launches, pin=lanes)
+    return Problem.of(program.dag, times, shares, moved, launches=launches, pin=lanes, tie=tie, machine=machine)
 
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
@@ -184,7 +218,26 @@ def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, 
     return executable if host is None else WithHost(host, executable)
 
 
-def _device_executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
+def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: bool = False) -> Executable:
+    """What runs a plan of a prepared program, without the host part in front of it.
+
+    Args:
+        job: For its options and precision.
+        prepared: The program.
+        plan: Proved.
+        timing_only: Only `device_times` and `launch` are wanted, and no facts.
+    """
+    import torch
+
+    device = torch.device(str(job.options.get("device", "cuda")))
+    return _device_executable(
+        job, prepared, plan, device, bool(job.options.get("capture", True)), timing_only=timing_only
+    )
+
+
+def _device_executable(
+    job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool, *, timing_only: bool = False
+) -> Executable:
     from msplit.engines.cuda.executable import CudaExecutable
     from msplit.engines.cuda.lanes import arrange
     from msplit.engines.cuda.simulated import SimulatedExecutable
@@ -198,7 +251,8 @@ def _device_executable(job: Job, prepared: Prepared, plan: Plan, device: torch.d
             fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
         )
     lanes = arrange(program, plan)
-    facts = {**plan_facts(program, plan, lanes.peak_bytes), "layout": prepared.layout, "captured": capture}
+    about = {} if timing_only else plan_facts(program, plan, lanes.peak_bytes)
+    facts = {**about, "layout": prepared.layout, "captured": capture}
     if device.type != "cuda":
         return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})
     import torch
@@ -213,6 +267,7 @@ def _device_executable(job: Job, prepared: Prepared, plan: Plan, device: torch.d
         ieee=job.ieee,
         facts={**facts, "device": torch.cuda.get_device_name(device)},
         torture=job.options.get("torture"),
+        timing_only=timing_only,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,10 @@ class Torture:
 
 
 class CudaExecutable:
-    """One program with one plan on one device. See `engines.base.Executable`."""
+    """One program with one plan on one device. See `engines.base.Executable`.
+
+    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class CudaExecutable:
         ieee: bool,
         facts: Mapping[str, Any],
         torture: Torture | None = None,
+        timing_only: bool = False,
     ) -> None:
         self.program, self.lanes, self.device, self.ieee = program, lanes, device, ieee
         self._facts = dict(facts)
@@ -57,7 +62,7 @@ class CudaExecutable:
         self._streams = pool.lease(device, max(lanes.count, 1))
         self._origin = self._streams[0]
         self._inputs = Pack(feeds, device)
-        self._memory = torch.cuda.graph_pool_handle()
+        self._memory = _timing_pool() if timing_only else torch.cuda.graph_pool_handle()
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
@@ -67,14 +72,16 @@ class CudaExecutable:
             self._inputs.to_device()
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             results = self._record()
-            self._outputs = Pack(results, device)
-            self._outputs.collect(results)  # kernels are compiled here, too
+            if not timing_only:
+                self._outputs = Pack(results, device)
+                self._outputs.collect(results)  # kernels are compiled here, too
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_reserved(device)
         if capture:
             if lanes.actions:  # CUDA refuses to run a graph of nothing
                 self._capture_graph(copies=False)
-            self._capture_graph(copies=True)
+            if not timing_only:
+                self._capture_graph(copies=True)
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
 
     @contextlib.contextmanager
@@ -198,6 +205,12 @@ class CudaExecutable:
             self._results.clear()
             pool.give_back(self.device, self._streams)
             self._streams = []
+
+
+@functools.cache
+def _timing_pool() -> Any:
+    """One memory for all that is only timed: such graphs never run at once, nobody reads what they make, and mapping memory takes long."""
+    return torch.cuda.graph_pool_handle()
 
 
 @contextlib.contextmanager

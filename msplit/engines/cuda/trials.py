@@ -1,0 +1,211 @@
+"""Measures schedules for `schedule.search`: builds them cheaply from programs that are prepared already, and runs them side by side."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit.engines.base import Executable, Job
+from msplit.engines.cuda import steps
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove, step_problem
+from msplit.engines.cuda.lanes import arrange
+from msplit.graph import Ints
+from msplit.schedule.evaluate import evaluate
+from msplit.schedule.machine import Machine
+from msplit.schedule.plan import Plan
+from msplit.schedule.problem import Problem
+from msplit.schedule.search import Trial, single
+from msplit.schedule.simulate import simulate
+
+if TYPE_CHECKING:
+    import torch
+
+BURST_SECONDS = 0.003
+"""How long one trial runs on in a round."""
+
+LEAST_BURST, MOST_BURST = 4, 40
+
+MEMORY_FLOOR = 16 << 20
+"""Bytes: below this the memory of a plan's values does not matter, whatever it is over one stream's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way to make kernels of a model, ready to be scheduled.
+
+    Attributes:
+        name: "plain", "fuse", "group" or "both".
+        job: With the options that make these kernels; on one stream.
+        prepared: The program.
+        problem: Its steps.
+    """
+
+    name: str
+    job: Job
+    prepared: Prepared
+    problem: Problem
+
+    def plan(self, trial: Trial) -> Plan:
+        """The plan of a trial over the program's steps."""
+        return trial.point.plan(self.problem, self.prepared.program.dag)
+
+    def streams_of(self, ids: Ints) -> Ints:
+        """Per block the stream that ids of the flat graph's nodes mean."""
+        lanes, _ = self.prepared.program.lanes(ids)
+        stream = np.zeros(len(self.problem), np.int32)
+        inside = self.problem.block >= 0
+        # Of the steps of a block the first decides: of several values for one place numpy keeps the last, hence backwards.
+        stream[self.problem.block[inside][::-1]] = lanes[inside][::-1]
+        return stream
+
+
+OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "plain": {"fuse": False, "group": False},
+    "fused": {"fuse": True, "group": False},
+    "grouped": {"fuse": False, "group": True},
+    "fused and grouped": {"fuse": True, "group": True},
+}
+"""The ways to make kernels that are tried."""
+
+
+def arms(job: Job, groups: Ints, machine: Machine, names: Sequence[str] = tuple(OPTIONS)) -> dict[str, Arm]:
+    """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
+
+    Args:
+        job: What to run; its ids do not matter.
+        groups: Per flat node a group that must share a stream, or -1.
+        machine: The GPU.
+        names: Keys of `OPTIONS`.
+    """
+    import torch
+
+    device = torch.device(str(job.options.get("device", "cuda")))
+    found: dict[str, Arm] = {}
+    seen = set()
+    for name in names:
+        own = replace(job, options={**job.options, **OPTIONS[name]})
+        prepared = ENGINE.prepared(own, device)
+        program = prepared.program
+        kernels = tuple((step.op.op, tuple(step.op.covers), step.inputs) for step in program.steps)
+        if kernels in seen:
+            continue
+        seen.add(kernels)
+        tie = steps.ties(program, groups)
+        found[name] = Arm(name, own, prepared, step_problem(program, job.costs, tie=tie, machine=machine))
+    return found
+
+
+class _Memory:
+    """Memory of trials over one stream's."""
+
+    def __init__(self, arms: Mapping[str, Arm]) -> None:
+        self.arms = arms
+        self._one: dict[str, int] = {}
+
+    def peak_bytes(self, trial: Trial) -> int:
+        """Memory for values at its highest."""
+        arm = self.arms[trial.arm]
+        return arrange(arm.prepared.program, arm.plan(trial)).peak_bytes
+
+    def memory(self, trial: Trial) -> float:
+        """See `schedule.search.Device`."""
+        if trial.arm not in self._one:
+            self._one[trial.arm] = self.peak_bytes(single(self.arms[trial.arm].problem, trial.arm))
+        peak, one = self.peak_bytes(trial), self._one[trial.arm]
+        return peak / one if peak > MEMORY_FLOOR and one else 1.0
+
+
+class GpuTrials(_Memory):
+    """See `schedule.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+
+    Args:
+        arms: What trials name.
+        seed: Of the order in which trials run.
+    """
+
+    def __init__(self, arms: Mapping[str, Arm], seed: int = 0) -> None:
+        super().__init__(arms)
+        self._built: dict[tuple[str, bytes], Executable] = {}
+        self._chance = random.Random(seed)
+
+    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+        """See `schedule.search.Device`."""
+        wanted = {trial.key() for trial in trials}
+        for key in [key for key in self._built if key not in wanted]:
+            self._built.pop(key).close()
+        running = [self._executable(trial) for trial in trials]
+        bursts = [_burst(executable) for executable in running]
+        found: list[list[float]] = [[] for _ in trials]
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(rounds):
+                for number in self._chance.sample(range(len(trials)), len(trials)):
+                    # The first replay finds the caches full of what ran before.
+                    found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
+        finally:
+            if collecting:
+                gc.enable()
+        return found
+
+    def _executable(self, trial: Trial) -> Executable:
+        key = trial.key()
+        if key not in self._built:
+            arm = self.arms[trial.arm]
+            plan = prove(arm.plan(trial), arm.prepared.program)
+            self._built[key] = executable_for(arm.job, arm.prepared, plan, timing_only=True)
+        return self._built[key]
+
+    def renew(self) -> None:
+        """See `schedule.search.Device`."""
+        for executable in self._built.values():
+            executable.close()
+        self._built.clear()
+
+
+def _burst(executable: Executable) -> int:
+    typical = median(_device_times(executable, 3))
+    return max(LEAST_BURST, min(MOST_BURST, int(BURST_SECONDS / max(typical, 1e-7))))
+
+
+def _device_times(executable: Executable, count: int) -> list[float]:
+    times = executable.device_times(count)
+    assert times is not None
+    return times
+
+
+class SimulatedTrials(_Memory):
+    """Trials without a GPU: the simulator's times, for tests and for machines without one.
+
+    Args:
+        arms: What trials name.
+        distort: Makes the true time of a trial, in µs, from the simulated one; by default it is the simulated one.
+    """
+
+    def __init__(self, arms: Mapping[str, Arm], distort: Callable[[Trial, float], float] | None = None) -> None:
+        super().__init__(arms)
+        self._distort = distort or (lambda trial, simulated: simulated)
+
+    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+        """See `schedule.search.Device`."""
+        found = []
+        for trial in trials:
+            problem = self.arms[trial.arm].problem
+            plan = evaluate(problem, trial.point.stream, trial.point.order).plan
+            simulated = simulate(problem, plan).makespan_us
+            found.append([self._distort(trial, simulated) / 1e6 for _ in range(rounds)])
+        return found
+
+    def renew(self) -> None:
+        """Nothing is built."""
+
+
+def make_trials(arms: Mapping[str, Arm], device: torch.device) -> GpuTrials | SimulatedTrials:
+    """What measures on a device."""
+    return GpuTrials(arms) if device.type == "cuda" else SimulatedTrials(arms)
