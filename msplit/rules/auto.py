@@ -75,7 +75,7 @@ class Auto:
         remarks = (
             () if winner.name != ONE or streams < 2 else (Remark(self.key, "no-gain", _no_gain(problem, candidates)),)
         )
-        return _claim_rest(context, assignment), remarks
+        return claim_rest(context, assignment, self.key), remarks
 
     def problem(self, context: Context, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
@@ -111,8 +111,8 @@ def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
     )
 
 
-def _claim_rest(context: Context, assignment: Assignment) -> Assignment:
-    """Nodes without a kernel: with their last input, else with their consumers if these agree, else on the lowest consumer's stream."""
+def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) -> Assignment:
+    """Claims, in the name of a rule, nodes without a kernel: with their last input, else with their consumers if these agree, else on the lowest consumer's stream."""
     before = assignment
     followed, _ = Propagate().apply(context, assignment)
     ids: Ints = followed.ids.copy()
@@ -126,4 +126,4 @@ def _claim_rest(context: Context, assignment: Assignment) -> Assignment:
         lanes[node] = lane
     ids = np.asarray(lanes, np.int32)
     new = np.flatnonzero((before.ids == UNASSIGNED) & ~context.flat.host).astype(np.int32)
-    return before.claim(new, ids[new], Auto.key, "launches no kernel: follows its inputs or its consumers")
+    return before.claim(new, ids[new], key, "launches no kernel: follows its inputs or its consumers")

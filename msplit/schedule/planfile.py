@@ -5,6 +5,7 @@
      "waits": [["join", "y/MatMul"], …],                 the first waits for the event that the second records
      "fork": ["y/MatMul"], "join": [],                   see `plan.Plan`
      "edges": 3, "merged_waits": 2,
+     "kernels": [["x/MatMul", 0, 0], …],                 optional, of a tuned plan: the engine's own record order, see `PlanFile`
      "made_for": {"gpu": "h200", "batch": 128}}
 
 A file may come from anybody: it is bounded in size, and every mistake in it is an error that says where it is.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ _KEYS = (
     "join",
     "edges",
     "merged_waits",
+    "kernels",
     "made_for",
 )
 _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
@@ -63,6 +65,8 @@ class PlanFile:
         join: See `Plan`.
         edges: See `Plan`.
         merged_waits: See `Plan`.
+        kernels: The order in which the cuda engine records: (node, which of that node's kernels, stream). A kernel that does the work of
+            several nodes belongs to the first of them. Empty where the plan does not say; then the engine orders for itself.
         made_for: What else it depends on, such as the GPU and the batch.
     """
 
@@ -75,6 +79,7 @@ class PlanFile:
     join: tuple[str, ...] = ()
     edges: int = 0
     merged_waits: int = 0
+    kernels: tuple[tuple[str, int, int], ...] = ()
     made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, flat: FlatGraph) -> tuple[Plan, tuple[str, ...]]:
@@ -117,12 +122,19 @@ class PlanFile:
         return plan, unknown
 
 
-def dump(plan: Plan, flat: FlatGraph, *, made_for: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def dump(
+    plan: Plan,
+    flat: FlatGraph,
+    *,
+    kernels: Sequence[tuple[int, int, int]] = (),
+    made_for: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """A plan as plain data for JSON.
 
     Args:
         plan: Over the nodes of `flat`.
         flat: The graph.
+        kernels: See `PlanFile`, with numbers of nodes in place of names.
         made_for: What else the plan depends on, such as the GPU and the batch; plain data.
     """
     names = flat.graph.names
@@ -144,6 +156,7 @@ def dump(plan: Plan, flat: FlatGraph, *, made_for: Mapping[str, Any] | None = No
         "join": named(plan.join),
         "edges": plan.edges,
         "merged_waits": plan.merged_waits,
+        **({"kernels": [[names[node], index, lane] for node, index, lane in kernels]} if kernels else {}),
         "made_for": dict(made_for or {}),
     }
 
@@ -207,6 +220,7 @@ def parse(text: str, source: str) -> PlanFile:
         join=_names(data, "join", source),
         edges=_count(data, "edges", source),
         merged_waits=_count(data, "merged_waits", source),
+        kernels=_kernels(data, streams, source),
         made_for=made_for,
     )
 
@@ -227,6 +241,22 @@ def _order(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[st
             raise _wrong(f"`order` entry {place}: node '{name}' is there twice", source)
         seen[name] = lane
     return tuple(seen.items())
+
+
+def _kernels(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[str, int, int], ...]:
+    kernels: dict[tuple[str, int], int] = {}
+    for place, entry in enumerate(_list(data, "kernels", source)):
+        match entry:
+            case [str(name), int(index), int(lane)] if not isinstance(index, bool) and not isinstance(lane, bool):
+                pass
+            case _:
+                raise _wrong(f"`kernels` entry {place} is not [node, number, stream]", source)
+        if not 0 <= lane < streams or index < 0:
+            raise _wrong(f"`kernels` entry {place}: there is no stream {lane} or no kernel {index}", source)
+        if (name, index) in kernels:
+            raise _wrong(f"`kernels` entry {place}: kernel {index} of node '{name}' is there twice", source)
+        kernels[name, index] = lane
+    return tuple((name, index, lane) for (name, index), lane in kernels.items())
 
 
 def _waits(data: Mapping[str, Any], source: str) -> tuple[tuple[str, str], ...]:
