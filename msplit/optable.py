@@ -39,8 +39,16 @@ class ArgInfo:
     type_list_attr: str = ""
     is_ref: bool = False
 
-    def dtypes(self, attrs: Attrs) -> tuple[str | None, ...] | None:
-        """Types of its tensors on a node with these attributes (defaults filled in).
+    def count(self, attrs: Attrs) -> int | None:
+        """How many tensors it stands for; None where the attributes do not say."""
+        if not self.type_list_attr and self.number_attr:
+            number = attrs.get(self.number_attr)
+            return number if isinstance(number, int) and 0 <= number <= MAX_TENSORS else None
+        found = self.dtypes(attrs)
+        return None if found is None else len(found)
+
+    def dtypes(self, attrs: Attrs, most: int = MAX_TENSORS) -> tuple[str | None, ...] | None:
+        """Types of its tensors, of the first `most` at least, on a node with these attributes (defaults filled in).
 
         A reference's type ends in ``"_ref"``. A type that the attributes do not say is None; None as the whole answer means that
         they do not say how many tensors there are.
@@ -51,6 +59,7 @@ class ArgInfo:
         count = attrs.get(self.number_attr) if self.number_attr else 1
         if not isinstance(count, int) or not 0 <= count <= MAX_TENSORS:
             return None
+        count = min(count, most)
         dtype = self.dtype or attrs.get(self.type_attr)
         if dtype is not None and self.is_ref:
             dtype += "_ref"
@@ -139,21 +148,27 @@ def input_dtypes(op: str, attrs: Attrs) -> tuple[str | None, ...] | None:
     return _dtypes(info.inputs, info.filled(attrs)) if info else None
 
 
-def output_dtypes(op: str, attrs: Attrs) -> tuple[str | None, ...] | None:
-    """Type of every output tensor of a node; None where that can not be told (see `ArgInfo.dtypes`)."""
+def output_dtypes(op: str, attrs: Attrs, most: int = MAX_TENSORS) -> tuple[str | None, ...] | None:
+    """Type of every output tensor of a node, of the first `most` at least; None where that can not be told (see `ArgInfo.dtypes`)."""
     info = lookup(op)
-    return _dtypes(info.outputs, info.filled(attrs)) if info else None
+    return _dtypes(info.outputs, info.filled(attrs), most) if info else None
+
+
+def input_count(op: str, attrs: Attrs) -> int | None:
+    """Number of input tensors of a node; None for an unknown op or where its attributes do not say."""
+    info = lookup(op)
+    return _count(info.inputs, info.filled(attrs)) if info else None
 
 
 def output_count(op: str, attrs: Attrs) -> int | None:
     """Number of output tensors of a node; None for an unknown op or where its attributes do not say."""
-    dtypes = output_dtypes(op, attrs)
-    return None if dtypes is None else len(dtypes)
+    info = lookup(op)
+    return _count(info.outputs, info.filled(attrs)) if info else None
 
 
 def output_dtype(op: str, attrs: Attrs, port: int) -> str | None:
     """Type of one output tensor of a node; None where that can not be told or there is no such port."""
-    dtypes = output_dtypes(op, attrs)
+    dtypes = output_dtypes(op, attrs, port + 1)
     return dtypes[port] if dtypes is not None and 0 <= port < len(dtypes) else None
 
 
@@ -171,13 +186,13 @@ def output_port(op: str, attrs: Attrs, arg_name: str, index: int) -> int | None:
     filled = info.filled(attrs)
     port = 0
     for arg in info.outputs:
-        dtypes = arg.dtypes(filled)
-        if dtypes is None:
+        count = arg.count(filled)
+        if count is None:
             # The last argument may hold any number: the port does not hang on it.
             return port + index if arg.name == arg_name else None
         if arg.name == arg_name:
-            return port + index if index < len(dtypes) else None
-        port += len(dtypes)
+            return port + index if index < count else None
+        port += count
     return None
 
 
@@ -201,14 +216,24 @@ def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple
     return tuple(result)
 
 
-def _dtypes(args: tuple[ArgInfo, ...], attrs: Attrs) -> tuple[str | None, ...] | None:
+def _dtypes(args: tuple[ArgInfo, ...], attrs: Attrs, most: int = MAX_TENSORS) -> tuple[str | None, ...] | None:
     result: list[str | None] = []
     for arg in args:
-        dtypes = arg.dtypes(attrs)
+        dtypes = arg.dtypes(attrs, most)
         if dtypes is None:
             return None
         result += dtypes
     return tuple(result)
+
+
+def _count(args: tuple[ArgInfo, ...], attrs: Attrs) -> int | None:
+    total = 0
+    for arg in args:
+        count = arg.count(attrs)
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 @cache

@@ -161,8 +161,8 @@ def _arity(graph: Graph, where: str | None) -> Iterator[Defect]:
     given = np.bincount(graph.edges.dst[data], minlength=len(graph))
     variable = np.array([optable.lookup(op) is not None for op in ops], dtype=bool)[number] & (expected == _UNKNOWN)
     for node in np.flatnonzero(variable).tolist():
-        dtypes = optable.input_dtypes(graph.ops[node], graph.attrs[node])
-        expected[node] = _UNKNOWN if dtypes is None else len(dtypes)
+        known = optable.input_count(graph.ops[node], graph.attrs[node])
+        expected[node] = _UNKNOWN if known is None else known
     # Where an input is broken the count is off, and the node is reported already.
     expected[[broken.node for broken in graph.broken_inputs if broken.node >= 0]] = _UNKNOWN
     for node in np.flatnonzero((expected != _UNKNOWN) & (expected != given)).tolist():

@@ -68,10 +68,13 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
         MsplitError: There is no such data sheet.
     """
     loops = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)
-    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region])
+    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region], {})
 
 
-def _estimate(graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Mask, looped: Mask) -> Costs:
+def _estimate(
+    graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Mask, looped: Mask, done: dict[int, Costs]
+) -> Costs:
+    """As `estimate`. A body that stands in several places is the same object in all of them: `done` holds those that are priced."""
     count = len(graph)
     if not count:
         empty = np.zeros(0)
@@ -133,7 +136,17 @@ def _estimate(graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Ma
         known=known,
         gpu=sheet.name,
     )
-    return _with_bodies(costs, shapes, sheet, host)
+    return _with_bodies(costs, shapes, sheet, host, done)
+
+
+def _body(body: Shapes, sheet: Gpu, done: dict[int, Costs]) -> Costs:
+    found = done.get(id(body))
+    if found is None:
+        graph = body.graph
+        looped = np.zeros(len(graph), np.bool_)
+        found = _estimate(graph, body, sheet, host_nodes(graph), stateful_nodes(graph), looped, done)
+        done[id(body)] = found
+    return found
 
 
 class _Classes:
@@ -218,7 +231,7 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     names: dict[str, int] = {}
     which = np.zeros(len(graph), dtype=np.int32)
     for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
-        given = output_dtypes(op, attrs)
+        given = output_dtypes(op, attrs, 1)
         which[node] = names.setdefault(given[0] if given else "", len(names))
     product = np.fromiter((op in PRODUCTS for op in graph.ops), np.bool_, len(graph))
     result = _lookup(list(names), which, product, sheet)
@@ -239,7 +252,7 @@ def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:
     return result
 
 
-def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask) -> Costs:
+def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask, done: dict[int, Costs]) -> Costs:
     """Puts the cost of their functions on `While`, `If` and calls: a loop's turns, or one where they are not known, the costlier branch."""
     if not shapes.bodies:
         return costs
@@ -248,17 +261,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask) -> Costs:
     for node, bodies in shapes.bodies.items():
         if host[node]:
             continue
-        inner = [
-            _estimate(
-                body.graph,
-                body,
-                sheet,
-                host_nodes(body.graph),
-                stateful_nodes(body.graph),
-                np.zeros(len(body.graph), np.bool_),
-            )
-            for body in bodies.values()
-        ]
+        inner = [_body(body, sheet, done) for body in bodies.values()]
         if not inner:
             continue
         op = shapes.graph.ops[node]

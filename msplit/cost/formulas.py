@@ -10,7 +10,7 @@ from typing import Any
 from msplit.cost.shapes.dtypes import itemsize
 from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.cost.shapes.nn import layout
-from msplit.cost.shapes.registry import Node, Shape
+from msplit.cost.shapes.registry import MAX_RANK, Node, Shape
 from msplit.cost.tensors import elements
 
 THREADS = 256
@@ -164,7 +164,7 @@ def depthwise_gradient(case: Case) -> Work:
 @formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax")
 def pooling(case: Case) -> Work:
     """One operation per element of each window."""
-    return _windows(case.outputs[0], float(math.prod(case.node.attr("ksize", (1,)))))
+    return _windows(case.outputs[0], _window(case.node))
 
 
 @formula("MaxPoolV2")
@@ -177,7 +177,19 @@ def pooling_v2(case: Case) -> Work:
 def pooling_gradient(case: Case) -> Work:
     """One operation per element of each window."""
     gradient = case.node.shape(-1)
-    return _windows(gradient, float(math.prod(case.node.attr("ksize", (1,)))))
+    return _windows(gradient, _window(case.node))
+
+
+def _window(node: Node) -> float:
+    """Elements of a window of pooling.
+
+    Raises:
+        ValueError: It has more axes than there are.
+    """
+    sizes = node.attr("ksize", (1,))
+    if len(sizes) > MAX_RANK:
+        raise ValueError(f"a window of {len(sizes)} axes")
+    return float(math.prod(sizes))
 
 
 def _windows(out: Shape, per_element: float) -> Work:

@@ -119,7 +119,7 @@ def _types(shapes: Shapes, counts: list[int]) -> tuple[list[int], list[bool], li
     dtypes: dict[str, int] = {"": 0}
     facts: dict[tuple[tuple[str, ...], int], tuple[list[int], list[bool], int]] = {}
     for op, attrs, count in zip(graph.ops, graph.attrs, counts, strict=True):
-        given = output_dtypes(op, attrs)
+        given = output_dtypes(op, attrs, count)
         fact = facts.get((given, count))
         if fact is None:
             padded = (*given[:count], *[given[-1] if given else ""] * (count - len(given)))

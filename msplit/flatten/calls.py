@@ -16,8 +16,20 @@ from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 MAX_NODES = 20_000_000
 """Most nodes that a flat graph may have. Functions that call each other twice over grow exponentially."""
 
+MAX_GROWTH = 100
+"""How many times more nodes than the file a flat graph may have, and .."""
+
+FREE_NODES = 20_000
+""".. how many it may have in any case."""
+
 MAX_DEPTH = 1_000
 """Most calls inside each other: a flat name holds the names of all of them."""
+
+MAX_NAME = 1_000
+"""Longest name of a flat node on average, and .."""
+
+FREE_CHARACTERS = 1 << 24
+""".. how many characters all of them may have in any case."""
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _COMPILED = "_XlaMustCompile"
@@ -197,11 +209,12 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
 
     Raises:
         LoadError: A function calls itself, directly or through others; calls are nested deeper than `MAX_DEPTH`; or inlining would
-            make more than `MAX_NODES` nodes.
+            make more than `MAX_NODES` nodes, or `MAX_GROWTH` times as many as there are in the file.
     """
     found: dict[str, Body] = {}
     active = acting((called.name for called in root.calls.values()), functions)
     sizes: dict[str, int] = {}
+    characters: dict[str, int] = {}
     depths: dict[str, int] = {}
     chain: list[str] = []
     on_chain: set[str] = set()
@@ -214,7 +227,7 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
             if callee in on_chain:
                 loop = [*chain[chain.index(callee) :], callee]
                 raise LoadError(
-                    f"the function {callee} calls itself: {' -> '.join(loop)}",
+                    f"the function {callee} calls itself: {' -> '.join(_shortened(loop))}",
                     where=where,
                     fix="TensorFlow can not run such functions either; export the model with a while loop instead",
                 )
@@ -229,11 +242,27 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
         size = len(body.ordinary) + sum(
             2 + len(found[called.name].results) + sizes[called.name] for called in body.calls.values()
         )
-        if size > MAX_NODES:
+        most = MAX_NODES
+        if name is None:
+            there = len(root.graph) + sum(len(called.graph) for called in found.values())
+            most = min(MAX_NODES, max(FREE_NODES, MAX_GROWTH * there))
+        if size > most:
             raise LoadError(
-                f"inlining {'the functions' if name is None else 'the function ' + name} makes {size:,} nodes; msplit takes {MAX_NODES:,}",
+                f"inlining {'the functions' if name is None else 'the function ' + name} makes {size:,} nodes; msplit takes {most:,}",
                 where=where,
                 fix="functions that call each other many times over grow with every level: export the model with fewer levels",
+            )
+        names = body.graph.names
+        length = sum(len(names[node]) for node in body.ordinary.tolist()) + sum(
+            (2 + len(found[called.name].results) + sizes[called.name]) * (len(names[call]) + 1)
+            + characters[called.name]
+            for call, called in body.calls.items()
+        )
+        if name is None and length > max(FREE_CHARACTERS, MAX_NAME * size):
+            raise LoadError(
+                f"the names of inlined nodes, which hold those of all calls around them, would have {length:,} characters",
+                where=where,
+                fix="export the model with shorter names, or with fewer functions inside each other",
             )
         depth = max((depths[called.name] + 1 for called in body.calls.values()), default=0)
         if depth > MAX_DEPTH:
@@ -244,10 +273,17 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
             )
         if name is not None:
             sizes[name] = size
+            characters[name] = length
             depths[name] = depth
             chain.pop()
             on_chain.remove(name)
     return found
+
+
+def _shortened(chain: list[str], most: int = 8) -> list[str]:
+    return (
+        chain if len(chain) <= most else [*chain[: most // 2], f"… {len(chain) - most:,} more …", *chain[-most // 2 :]]
+    )
 
 
 def check_arity(body: Body, functions: Mapping[str, Function], where: str) -> None:

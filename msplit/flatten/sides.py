@@ -35,6 +35,9 @@ _FUNCTIONAL = frozenset(
     | {"StatefulPartitionedCall", "SymbolicGradient", "BatchFunction", "_If", "_While"}
 )
 _STRINGS = ("string", "string_ref")
+_MANY = 64
+"""Tensors of one argument that are taken at their word: a damaged file may claim millions."""
+
 _QUEUE = re.compile("[A-Za-z]*Queue")
 _TABLE = re.compile("Hash(Table|table)")
 
@@ -100,13 +103,22 @@ def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
         names = asked.get(op)
         if names is None:
             names = asked[op] = _asked(op)
-        key: Any = (op, *[attrs.get(name) for name in names]) if names else op
+        key: Any = (op, *_types(graph, node, attrs, names)) if names else op
         kind = by_key.get(key)
         if kind is None:
             kind = by_key[key] = len(kinds)
             kinds.append(_side(op, dict(zip(names, key[1:], strict=True)) if names else {}))
         which[node] = kind
     return which
+
+
+def _types(graph: Graph, node: int, attrs: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
+    """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one."""
+    values = [attrs.get(name) for name in names]
+    for place, value in enumerate(values):
+        if isinstance(value, int) and value > _MANY:
+            values[place] = min(value, max(_MANY, len(graph.in_edges(node)) + 1))
+    return values
 
 
 def _asked(op: str) -> tuple[str, ...]:

@@ -292,6 +292,53 @@ def test_calls_that_grow_exponentially_are_an_error_and_not_a_full_memory(tmp_pa
         flatten(loaded)
 
 
+def test_calls_that_grow_far_beyond_the_file_are_an_error(tmp_path):
+    def level(number, callee):
+        inside = (
+            f"a0:PartitionedCall(a)[f=@{callee},Tout=float32]\n"
+            f"a1:PartitionedCall(a0:output:0)[f=@{callee},Tout=float32]"
+        )
+        return function(f"f{number}", "a:float32", "r:float32=a1:output:0", inside)
+
+    def doubled(levels):
+        functions = [SQUARE, *(level(k, f"f{k - 1}" if k else "square") for k in range(levels))]
+        text = f"x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@f{levels - 1}]"
+        return model(tmp_path, text, *functions, outputs=["c"])
+
+    assert len(flatten(doubled(10))) == 1025
+    with pytest.raises(LoadError, match="msplit takes 20,000"):
+        flatten(doubled(15))
+
+
+def test_names_that_grow_with_every_call_are_an_error_and_not_a_full_memory(tmp_path):
+    long = "n" * 1000
+    links = [
+        function(
+            f"f{k}", "a:float32", f"r:float32={long}:output:0", f"{long}:PartitionedCall(a)[f=@f{k - 1},Tout=float32]"
+        )
+        for k in range(1, 400)
+    ]
+    first = function(
+        "f0", "a:float32", "r:float32=y:y:0", "\n".join(["y:Tanh(a)", *(f"y{k}:Print(a)" for k in range(100))])
+    )
+    loaded = model(
+        tmp_path, "x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@f399]", first, *links, outputs=["c"]
+    )
+    with pytest.raises(LoadError, match="characters"):
+        flatten(loaded)
+
+
+def test_a_long_ring_of_calls_is_told_shortly(tmp_path):
+    ring = [
+        function(
+            f"f{k}", "a:float32", "r:float32=c:output:0", f"c:PartitionedCall(a)[f=@f{(k + 1) % 500},Tout=float32]"
+        )
+        for k in range(500)
+    ]
+    with pytest.raises(LoadError, match=r"f0 -> f1 -> f2 -> f3 -> … 493 more … -> f497 -> f498 -> f499 -> f0"):
+        flatten(model(tmp_path, "x:Placeholder[dtype=float32]\nc:PartitionedCall(x)[f=@f0]", *ring, outputs=["c"]))
+
+
 def test_deep_calls_need_no_recursion_and_have_a_limit(tmp_path):
     def chain(depth):
         links = [

@@ -344,7 +344,7 @@ def strided_slice(node: Node) -> Outputs:
     shape, vector = node.shape(0), node.shape(1)
     begin, end, strides = node.ints(1), node.ints(2), node.ints(3)
     count = len(begin) if begin is not None else (vector[0] if vector else None)
-    if shape is None or count is None:
+    if shape is None or count is None or count > MAX_RANK:
         return (None,)
     return (strided_spec(shape, begin, end, strides, node, count)[0],)
 

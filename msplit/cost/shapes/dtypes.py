@@ -38,15 +38,18 @@ def _rule(op: str) -> tuple[str, str, str] | None:
     return output.dtype, output.type_attr, str(info.defaults.get(output.type_attr, ""))
 
 
-def output_dtypes(op: str, attrs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Types of a node's outputs, "" where neither the op table nor an attribute says one; references count as what they refer to."""
+def output_dtypes(op: str, attrs: Mapping[str, Any], most: int = optable.MAX_TENSORS) -> tuple[str, ...]:
+    """Types of a node's outputs, of the first `most` at least; references count as what they refer to.
+
+    One that neither the op table nor an attribute says is "".
+    """
     rule = _rule(op)
     if rule is not None:
         fixed, attribute, default = rule
         given = fixed or attrs.get(attribute)
         return (given if isinstance(given, str) else default,)
     try:
-        known = optable.output_dtypes(op, attrs)
+        known = optable.output_dtypes(op, attrs, most)
     except TypeError:
         # An attribute that is not what the op says it is.
         known = None

@@ -25,6 +25,8 @@ def _walked(function: Function, arguments: Sequence[Bound], state: State) -> tup
     key = (function.name, tuple(_fingerprint(bound) for bound in arguments))
     result = state.done.get(key)
     if result is None:
+        if not state.may_walk(function):
+            return None
         state.active.append(function.name)
         try:
             bound = {parameter.node: given for parameter, given in zip(function.parameters, arguments, strict=False)}
@@ -169,8 +171,12 @@ def _turns(condition: Function, tested: Result, body: Function, walked: Result, 
     waiting = [condition.results[0].node]
     found: list[int] = []
     unknown = False
+    seen: set[int] = set()
     while waiting:
         place, graph = waiting.pop(), condition.body
+        if place in seen:
+            continue
+        seen.add(place)
         sources = [source for source, _ in graph.inputs(place)]
         op = graph.ops[place]
         if op in ("Identity", "LogicalAnd"):

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from msplit.cost.shapes.array import sized
 from msplit.cost.shapes.registry import Node, Outputs, Shape, axis_of, merge, shape_from, shape_function
 
+MAX_INDICES = 1 << 16
+"""Most indices among which the largest is looked for: one constant may go into a node many times."""
+
 
 def table_shape(node: Node, index: int = 0) -> Shape:
     """Shape of a table that is a tensor or a handle."""
@@ -133,11 +136,13 @@ def dynamic_stitch(node: Node) -> Outputs:
     half = len(node.inputs) // 2
     rest: Shape = None
     largest: int | None = -1
+    if sum(value.size for value in node.values[:half] if value is not None) > MAX_INDICES:
+        largest = None
     for place in range(half):
         index, data = node.shape(place), node.shape(half + place)
         if index is not None and data is not None:
             rest = merge(rest, data[len(index) :])
-        values = node.ints(place)
+        values = None if largest is None else node.ints(place)
         if values is None or largest is None:
             largest = None
         else:

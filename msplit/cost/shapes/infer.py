@@ -49,7 +49,7 @@ class Shapes:
 
     def dtype(self, node: int, port: int = 0) -> str:
         """Type of a tensor as in ``"float32"``, "" where the graph does not say."""
-        dtypes = output_dtypes(self.graph.ops[node], self.graph.attrs[node])
+        dtypes = output_dtypes(self.graph.ops[node], self.graph.attrs[node], port + 1)
         return dtypes[port] if 0 <= port < len(dtypes) else ""
 
     @cached_property
@@ -112,14 +112,21 @@ def infer(
     return _finish(graph, result, tuple(assumed))
 
 
-def _finish(graph: Graph, result: Result, assumed: tuple[str, ...] = ()) -> Shapes:
+def _finish(
+    graph: Graph, result: Result, assumed: tuple[str, ...] = (), done: dict[int, Shapes] | None = None
+) -> Shapes:
+    """The shapes of a graph and of all bodies inside it; a body that stands in several places is finished once."""
+    done = {} if done is None else done
+    if id(result) in done:
+        return done[id(result)]
     folded = np.zeros(len(graph), dtype=np.bool_)
     ops = graph.ops
     for key, value in result.values.items():
         if isinstance(key, int) and ops[key] != "Const" and not missing(value).any():
             folded[key] = True
     bodies = {
-        node: {name: _finish(body_graph, body) for name, (body_graph, body) in inner.items()}
+        node: {name: _finish(body_graph, body, (), done) for name, (body_graph, body) in inner.items()}
         for node, inner in result.bodies.items()
     }
-    return Shapes(graph, result.outputs, folded, assumed, bodies, result.turns)
+    shapes = done[id(result)] = Shapes(graph, result.outputs, folded, assumed, bodies, result.turns)
+    return shapes

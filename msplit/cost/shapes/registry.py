@@ -33,6 +33,9 @@ MAX_OUTPUTS = 1_000_000
 MAX_RANK = 254
 """Most axes that TensorFlow allows: what asks for more is no statement, and must not fill the memory."""
 
+MAX_SIZE = 2**63 - 1
+"""Longest axis that TensorFlow can count; a chain of repetitions could go on for ever."""
+
 UNKNOWN_OUTPUT: Outputs = (None,)
 
 
@@ -61,9 +64,10 @@ class Node:
         values: Static values of its data inputs, None where not known.
         handles: What its data inputs refer to, None where they are plain tensors.
         outputs: Number of outputs that something in the graph reads, at least.
+        room: Most outputs that it is believed to have, see `msplit.cost.shapes.walk`.
     """
 
-    __slots__ = ("attrs", "handles", "inputs", "op", "outputs", "values")
+    __slots__ = ("attrs", "handles", "inputs", "op", "outputs", "room", "values")
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class Node:
         values: list[Value | None],
         handles: list[Handle | None],
         outputs: int = 1,
+        room: int = MAX_OUTPUTS,
     ) -> None:
         self.op = op
         self.attrs = attrs
@@ -80,6 +85,7 @@ class Node:
         self.values = values
         self.handles = handles
         self.outputs = outputs
+        self.room = room
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or the default where the file leaves it out."""
@@ -92,7 +98,7 @@ class Node:
             ValueError: It is negative, or more than any graph has.
         """
         number = int(self.attrs.get(name, default))
-        if not 0 <= number <= MAX_OUTPUTS:
+        if not 0 <= number <= self.room:
             raise ValueError(f"{name} is {number}")
         return number
 
@@ -206,9 +212,9 @@ def shape_from(sizes: Iterable[int | None] | None) -> Shape:
 
 def plain_shape(shape: Any) -> Shape:
     """An attribute as a shape. Attributes of a damaged file may hold anything: what is not a shape is no statement."""
-    if not isinstance(shape, tuple):
+    if not isinstance(shape, tuple) or len(shape) > MAX_RANK:
         return None
-    return tuple(int(size) if isinstance(size, int) and size >= 0 else None for size in shape)
+    return tuple(int(size) if isinstance(size, int) and 0 <= size <= MAX_SIZE else None for size in shape)
 
 
 def known(shape: Shape) -> bool:

@@ -6,6 +6,7 @@ tensors of up to `LIMIT` elements are followed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,8 +78,17 @@ def missing(value: Value) -> NDArray[np.bool_]:
     return result
 
 
-def _apply(function: Callable[..., Any], *operands: Value) -> Value:
+def _fit(*operands: Value) -> bool:
+    """Whether what operands broadcast to is small enough to be followed."""
+    if math.prod(operand.size for operand in operands) <= LIMIT:
+        return True
+    return math.prod(np.broadcast_shapes(*(operand.shape for operand in operands))) <= LIMIT
+
+
+def _apply(function: Callable[..., Any], *operands: Value) -> Value | None:
     """Calls a ufunc; an element is unknown where one of its operands is, or where the result is not a number."""
+    if not _fit(*operands):
+        return None
     floating = any(operand.dtype.kind == "f" for operand in operands)
     if floating:
         operands = tuple(_to_float(operand) for operand in operands)
@@ -238,8 +248,11 @@ def concat(node: Node, outputs: Outputs) -> Value | None:
 def _joined(
     node: Node, values: list[Value | None], shapes: list[Shape], join: Callable[[list[Value]], Any]
 ) -> Value | None:
-    if any(not known(shape) or (product(shape or ()) or 0) > LIMIT for shape in shapes):
-        return None
+    count = 0
+    for shape in shapes:
+        size = product(shape) if shape is not None and known(shape) else None
+        if size is None or (count := count + size) > LIMIT:
+            return None
     kinds = {value.dtype.kind for value in values if value is not None}
     if len(kinds) != 1:
         return None
@@ -278,6 +291,8 @@ def gather(node: Node, outputs: Outputs) -> Value | None:
     data, indices = node.value(0), node.value(1)
     axis = 0 if node.op == "Gather" else node.scalar(2)
     if data is None or indices is None or axis is None or node.attr("batch_dims", 0) or bool(missing(indices).any()):
+        return None
+    if indices.size * data.size > LIMIT * data.shape[axis_of(axis, data.ndim)]:
         return None
     result: Value = np.take(data, indices, axis=axis)
     return result
@@ -321,10 +336,10 @@ def arange(node: Node, outputs: Outputs) -> Value | None:
 def tile(node: Node, outputs: Outputs) -> Value | None:
     """Repeats along every axis."""
     value, times = node.value(0), node.ints(1)
-    size = None if outputs[0] is None else product(outputs[0])
-    if value is None or times is None or None in times or size is None or size > LIMIT:
+    if value is None or times is None or None in times:
         return None
-    return np.tile(value, [time for time in times if time is not None])
+    repeats = [time for time in times if time is not None]
+    return np.tile(value, repeats) if value.size * math.prod(repeats) <= LIMIT else None
 
 
 @value_function("Transpose")
@@ -343,7 +358,7 @@ def unpack(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
     if value is None:
         return None
     moved = np.moveaxis(value, int(node.attr("axis", 0)), 0)
-    return [moved[index] for index in range(len(moved))]
+    return [moved[index] for index in range(min(len(moved), node.outputs))]
 
 
 @value_function("Split", "SplitV")
@@ -354,9 +369,9 @@ def split(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
     if value is None or axis is None or not all(known(shape) for shape in outputs):
         return None
     place = axis_of(axis, value.ndim)
-    sizes = [shape[place] or 0 for shape in outputs if shape is not None]
-    parts: list[Value] = np.split(value, np.cumsum(sizes)[:-1], place)
-    return parts
+    sizes = [shape[place] or 0 for shape in outputs[: node.outputs] if shape is not None]
+    parts: list[Value] = np.split(value, np.cumsum(sizes), place)
+    return parts[: len(sizes)]
 
 
 @value_function("Select", "SelectV2")
@@ -364,6 +379,8 @@ def select(node: Node, outputs: Outputs) -> Value | None:
     """One or the other; an unknown condition leaves its elements unknown."""
     values = _all(node, 3)
     if values is None or values[1].dtype.kind != values[2].dtype.kind:
+        return None
+    if not _fit(*values):
         return None
     chosen: Value = np.where(values[0] != 0, values[1], values[2])
     return np.where(missing(values[0]), np.nan if chosen.dtype.kind == "f" else UNKNOWN, chosen)

@@ -33,6 +33,27 @@ Key = int | tuple[int, int]
 FLOAT_LIMIT = 16
 """Most elements of a float constant whose value is followed: enough for scales of image sizes."""
 
+FREE_OUTPUTS = 16
+"""Outputs of any node that nothing needs to read: more than all ops have whose outputs an attribute does not count."""
+
+SPARE_OUTPUTS = 1 << 20
+"""Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
+
+LARGE = 64
+"""Elements of a value from which on it counts as large."""
+
+SPARE_ELEMENTS = 1 << 23
+"""Elements of large values that are followed, in a whole graph: a small file can say many times over that it is filled with ones."""
+
+BODY_NODES = 100_000
+"""Nodes inside functions that are walked in any case, and .."""
+
+BODY_WALKS = 20
+""".. how often on average each function's body may be walked beyond that. Functions that hold each other twice over grow exponentially."""
+
+MAX_NESTING = 64
+"""Functions inside functions that are walked."""
+
 _CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
 """What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
 
@@ -99,11 +120,36 @@ class State:
         functions: The library.
         active: Functions that are being walked, outermost first: a recursive one ends there.
         done: Results of calls with the same arguments.
+        met: Functions that were walked at least once.
+        nodes: Nodes of functions that may still be walked.
+        outputs: Outputs that nothing reads and that may still be believed.
+        elements: Elements of large values that may still be followed.
     """
 
     functions: Mapping[str, Function]
     active: list[str] = field(default_factory=list)
     done: dict[Any, Result] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
+    nodes: int = BODY_NODES
+    outputs: int = SPARE_OUTPUTS
+    elements: int = SPARE_ELEMENTS
+
+    def may_walk(self, function: Function) -> bool:
+        """Takes the nodes of a function from those that may still be walked; False where there are not as many left."""
+        if function.name not in self.met:
+            self.met.add(function.name)
+            self.nodes += BODY_WALKS * len(function.body)
+        self.nodes -= len(function.body) + len(function.results)
+        return self.nodes >= 0 and len(self.active) < MAX_NESTING
+
+    def may_follow(self, size: int) -> bool:
+        """Whether a value of a number of elements may be followed; takes them from what is left."""
+        if size <= LARGE:
+            return True
+        if size > min(LIMIT, self.elements):
+            return False
+        self.elements -= size
+        return True
 
 
 @dataclass(frozen=True)
@@ -153,10 +199,17 @@ def run(
     data = edges.port != CONTROL
     starts: list[int] = graph.in_start.tolist()
     ends: list[int] = (graph.in_start[:-1] + np.bincount(edges.dst[data], minlength=count)).tolist()
-    used = np.ones(count, dtype=np.int32)
-    np.maximum.at(used, edges.src[data], edges.port[data] + 1)
+    used = np.ones(count, dtype=np.int64)
+    np.maximum.at(used, edges.src[data], edges.port[data].astype(np.int64) + 1)
+    readers = np.bincount(edges.src[data], minlength=count)
     walk = _Walk(
-        graph, state, Result([UNKNOWN_OUTPUT] * count, {}, {}), edges.src.tolist(), edges.port.tolist(), used.tolist()
+        graph,
+        state,
+        Result([UNKNOWN_OUTPUT] * count, {}, {}),
+        edges.src.tolist(),
+        edges.port.tolist(),
+        used.tolist(),
+        readers.tolist(),
     )
     forced: dict[int, dict[int, Shape]] = {}
     for (forced_node, forced_port), shape in overrides.items():
@@ -221,7 +274,14 @@ class _Walk:
     """The tables of one pass; methods fill in one node."""
 
     def __init__(
-        self, graph: Graph, state: State, result: Result, src: list[int], port: list[int], used: list[int]
+        self,
+        graph: Graph,
+        state: State,
+        result: Result,
+        src: list[int],
+        port: list[int],
+        used: list[int],
+        readers: list[int],
     ) -> None:
         self.graph = graph
         self.attrs: Sequence[Mapping[str, Any]] = graph.attrs
@@ -230,6 +290,7 @@ class _Walk:
         self.src = src
         self.port = port
         self.used = used
+        self.readers = readers
         self._shared: dict[Outputs, Outputs] = {}
 
     def view(self, node: int, first: int, end: int) -> Node:
@@ -245,7 +306,12 @@ class _Walk:
             inputs.append(given[place] if place < len(given) else None)
             values.append(self.result.value(key))
             referred.append(handles.get(key))
-        return Node(self.graph.ops[node], self.attrs[node], inputs, values, referred, self.used[node])
+        room = self.room(node)
+        return Node(self.graph.ops[node], self.attrs[node], inputs, values, referred, min(self.used[node], room), room)
+
+    def room(self, node: int) -> int:
+        """Most outputs that a node is believed to have: each edge reads one, a few are free, and the rest share what is spare."""
+        return self.readers[node] + FREE_OUTPUTS + self.state.outputs
 
     def has_value(self, first: int, end: int) -> bool:
         """Whether the values of all inputs, given as edges, are known."""
@@ -282,10 +348,8 @@ class _Walk:
         size = 1
         for length in value.shape:
             size *= length
-        if size <= (FLOAT_LIMIT if value.dtype.startswith(("float", "bfloat")) else LIMIT) and value.dtype not in (
-            "string",
-            "variant",
-        ):
+        limit = FLOAT_LIMIT if value.dtype.startswith(("float", "bfloat")) else LIMIT
+        if size <= limit and value.dtype not in ("string", "variant") and self.state.may_follow(size):
             self.result.undecoded[node] = value
             self.result.values[node] = _PENDING
 
@@ -312,10 +376,10 @@ class _Walk:
                 outputs = None
         if outputs is None:
             outputs = (None,) * self._output_count(node, recipe, view)
-        missing = self.used[node] - len(outputs)
+        missing = view.outputs - len(outputs)
         if missing > 0 and outputs:
             outputs = (*outputs, *((None,) * missing))
-        self._store(node, outputs)
+        self._store(node, self._believed(node, outputs, view.room))
         if any(shape is None or None in shape for shape in self.result.outputs[node]):
             self.hint(node)
         if recipe.value is not None and (recipe.from_shape or any(value is not None for value in view.values)):
@@ -323,16 +387,23 @@ class _Walk:
         if recipe.handle is not None:
             self.refer(node, recipe.handle, view)
 
+    def _believed(self, node: int, outputs: Outputs, room: int) -> Outputs:
+        """The outputs of a node, as far as there is room for them."""
+        if len(outputs) > self.readers[node] + FREE_OUTPUTS:
+            outputs = outputs[:room]
+            self.state.outputs -= max(0, len(outputs) - self.readers[node] - FREE_OUTPUTS)
+        return outputs
+
     def _output_count(self, node: int, recipe: _Recipe, view: Node) -> int:
         """Number of outputs of a node whose shapes nothing tells."""
-        used = self.used[node]
+        used = view.outputs
         if recipe.shape is not None:
             return used
         try:
             count = optable.output_count(view.op, view.attrs)
         except _CONTRADICTION:
             return used
-        return used if count is None or count > registry.MAX_OUTPUTS else count
+        return used if count is None else min(count, view.room)
 
     def _call(self, node: int, functional: Functional, view: Node) -> bool:
         try:
@@ -341,7 +412,7 @@ class _Walk:
             return False
         if outcome is None:
             return False
-        self._store(node, tuple(bound.shape for bound in outcome.outputs))
+        self._store(node, self._believed(node, tuple(bound.shape for bound in outcome.outputs), view.room))
         for port, bound in enumerate(outcome.outputs):
             key: Key = node if port == 0 else (node, port)
             if bound.value is not None:
@@ -364,7 +435,7 @@ class _Walk:
         if found is None:
             return
         for port, value in enumerate(found if isinstance(found, list | tuple) else (found,)):
-            if value is not None and value.size <= LIMIT:
+            if value is not None and value.size <= LIMIT and self.state.may_follow(value.size):
                 self.result.values[node if port == 0 else (node, port)] = value
 
     def refer(self, node: int, handle: HandleFunction, view: Node) -> None:
