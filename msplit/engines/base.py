@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -62,6 +62,57 @@ class Executable(Protocol):
 
     def close(self) -> None:
         """Frees what the executable holds. It can not run afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that ran on a stream in one step.
+
+    Attributes:
+        name: What viewers write on it, such as the node's name.
+        nodes: Flat nodes whose work it does, the one that it is named after first; empty for what belongs to none.
+        stream: Number of its stream, from 0.
+        start_us: When it began, µs after the step's first.
+        end_us: When it was over.
+        ran: What the device calls it: its kernels.
+        row: Track within its stream, for an engine that runs several nodes of a stream at a time.
+    """
+
+    name: str
+    nodes: tuple[int, ...]
+    stream: int
+    start_us: float
+    end_us: float
+    ran: tuple[str, ...] = ()
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step as it ran.
+
+    Attributes:
+        spans: In any order.
+        waits: Pairs (waited for, waiting) of positions in `spans`.
+        clock: What measured it, and what that does to it, for the record.
+    """
+
+    spans: tuple[Span, ...]
+    waits: tuple[tuple[int, int], ...]
+    clock: str
+
+
+@runtime_checkable
+class HasTimeline(Protocol):
+    """An executable that can tell when each part of a step ran."""
+
+    def timeline(self) -> Timeline:
+        """Runs one more step on the inputs of the last one, and times its parts.
+
+        Raises:
+            EngineError: That does not work here; the message says what does.
+        """
         ...
 
 

@@ -6,19 +6,27 @@ import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda import streams as pool
-from msplit.engines.cuda.lanes import Lanes, poison_memory, run_step
+from msplit.engines.cuda.lanes import Lanes, Tap, poison_memory, run_step
 from msplit.engines.cuda.program import Key, Program
 from msplit.engines.cuda.staging import Pack
 from msplit.engines.cuda.tensors import to_numpy
+from msplit.engines.cuda.timeline import EventTap, timeline
+
+TIMELINE_RUNS = 5
+"""Runs of a step that a timeline is made of: the last is told."""
+
+HEAD_START_CYCLES = 20_000_000
+"""What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +97,9 @@ class CudaExecutable:
         with torch.no_grad(), precision(self.ieee), torch.cuda.device(self.device), torch.cuda.stream(self._origin):
             yield
 
-    def _record(self) -> dict[str, torch.Tensor]:
+    def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
         """Issues every action on its stream. The current stream is the origin."""
+        tap = None if make_tap is None else make_tap()
         values: dict[Key, torch.Tensor] = {
             key: self._inputs.on_device[name] for name, key in self.program.feeds.items()
         }
@@ -113,7 +122,11 @@ class CudaExecutable:
                 current = stream
             if self._torture.delay_cycles:
                 torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
+            if tap is not None:
+                tap.before(action)
             run_step(self.program, action.step, values)
+            if tap is not None:
+                tap.after(action)
             for view in action.views:
                 run_step(self.program, view, values)
             if action.records:
@@ -190,6 +203,40 @@ class CudaExecutable:
             mark.record(stream)
         stream.synchronize()
         return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
+
+    def timeline(self) -> Timeline:
+        """One step with timing events around all of its parts; see `timeline`."""
+        plain = statistics.median(self.device_times(TIMELINE_RUNS))
+        taps: list[EventTap] = []
+
+        def tap() -> EventTap:
+            taps.append(EventTap(self._streams, captured=self._capture))
+            return taps[-1]
+
+        graph = torch.cuda.CUDAGraph()
+        with self._on_origin():
+            if self._capture and self.lanes.actions:
+                with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
+                    results = self._record(tap)
+            for _ in range(TIMELINE_RUNS):  # the last one counts, when everything is warm
+                if not self.lanes.actions:
+                    break
+                if self._capture:
+                    graph.replay()
+                else:
+                    # The launches queue up behind a wait, so that the device does not wait for the host.
+                    torch.cuda._sleep(HEAD_START_CYCLES)
+                    results = self._record(tap)
+                self._origin.synchronize()
+        times = taps[-1].times_us() if taps else {}
+        del results
+        graph.reset()
+        marked = max((end for _, end in times.values()), default=0.0) - min((s for s, _ in times.values()), default=0.0)
+        how = (
+            "the captured CUDA graph, replayed" if self._capture else "kernels launched one by one, behind a head start"
+        )
+        clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
+        return timeline(self.program, self.lanes, times, clock)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable
+from msplit.engines.base import Arrays, Executable, HasTimeline, Timeline
 from msplit.engines.cuda.coverage import Division
 from msplit.engines.cuda.program import Key
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 
 
@@ -101,6 +102,12 @@ class WithHost:
     def device_times(self, count: int) -> list[float] | None:
         """See `Executable`."""
         return self._device.device_times(count)
+
+    def timeline(self) -> Timeline:
+        """The device's part alone."""
+        if not isinstance(self._device, HasTimeline):
+            raise EngineError("this engine can not time the parts of a step")
+        return self._device.timeline()
 
     def facts(self) -> Mapping[str, Any]:
         """See `Executable`."""

@@ -11,6 +11,7 @@ import bisect
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -209,6 +210,18 @@ class _Knowledge:
         return self.members[lane][latest]
 
 
+class Tap(Protocol):
+    """Wants to know when each action of a run is issued."""
+
+    def before(self, action: Action) -> None:
+        """The action's waits are issued; its step comes next."""
+        ...
+
+    def after(self, action: Action) -> None:
+        """Its step is issued."""
+        ...
+
+
 def simulate(
     program: Program,
     lanes: Lanes,
@@ -216,6 +229,7 @@ def simulate(
     *,
     seed: int | None = None,
     poison: bool = False,
+    tap: Tap | None = None,
 ) -> None:
     """Runs the actions on the CPU, streams interleaved at random as the waits allow.
 
@@ -228,6 +242,7 @@ def simulate(
         values: Inputs, filled with every value still alive at the end.
         seed: Of the interleaving; None takes the record order.
         poison: Overwrite memory with NaN bytes when it is let go.
+        tap: Told of each action.
     """
     queues: list[list[Action]] = [[] for _ in range(lanes.count)]
     for action in reversed(lanes.actions):
@@ -245,7 +260,11 @@ def simulate(
             if not ready:
                 raise RuntimeError("streams wait for each other in a circle")
             action = chance.choice(ready).pop()
+        if tap is not None:
+            tap.before(action)
         run_step(program, action.step, values)
+        if tap is not None:
+            tap.after(action)
         finished.add(action.step)
         postponed = _run_views(program, (*postponed, *action.views), values)
         for key in action.releases:

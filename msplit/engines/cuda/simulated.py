@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays
-from msplit.engines.cuda.lanes import Lanes, simulate
+from msplit.engines.base import Arrays, Timeline
+from msplit.engines.cuda.lanes import Lanes, Tap, simulate
 from msplit.engines.cuda.program import Program
 from msplit.engines.cuda.tensors import to_numpy, to_torch
+from msplit.engines.cuda.timeline import HostTap, timeline
 from msplit.errors import EngineError
 
 
@@ -42,13 +43,16 @@ class SimulatedExecutable:
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step."""
+        return self._run(feeds, None)
+
+    def _run(self, feeds: Arrays, tap: Tap | None) -> dict[str, NDArray[Any]]:
         check_feeds(self.program, feeds)
         self._feeds = feeds
         self._seed += 1
         cpu = torch.device("cpu")
         values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
         with torch.no_grad():
-            simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison)
+            simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison, tap=tap)
         constants = self.program.constants
         results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known}
@@ -60,6 +64,13 @@ class SimulatedExecutable:
     def device_times(self, count: int) -> None:
         """There is no device."""
         del count
+
+    def timeline(self) -> Timeline:
+        """One step by the host's clock: one kernel at a time, streams taking turns at random."""
+        tap = HostTap()
+        self._run(self._feeds, tap)
+        clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
+        return timeline(self.program, self.lanes, tap.times_us(), clock)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

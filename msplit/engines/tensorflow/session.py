@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, Timeline
 from msplit.engines.tensorflow.placed import Placed
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
+from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
 from msplit.formats.model import Format, Model
+
+_TRACED_RUNS = 3
+"""Steps of a traced callable; the last one is told, when everything is warm."""
 
 _META_GRAPH = (Format.META_GRAPH, Format.META_GRAPH_TEXT)
 
@@ -64,7 +68,8 @@ class SessionExecutable:
                 targets.append(operation)  # a train step: it runs, and gives nothing
         self._outputs = tuple(fetched)
         feeds = list(self._inputs.values())
-        self._step = _callable(self._session, feeds, list(fetched.values()), targets)
+        self._parts = (feeds, list(fetched.values()), targets)
+        self._step = _callable(self._session, *self._parts)
         self._launch = _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetched.values()])
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
@@ -85,6 +90,19 @@ class SessionExecutable:
 
     def device_times(self, count: int) -> None:
         """None: the stock runtime does not tell a step's time on the device."""
+
+    def timeline(self) -> Timeline:
+        """One step as TensorFlow's step statistics tell it. See `HasTimeline`."""
+        if self._last is None:
+            raise EngineError("timeline was called before the first step", fix="call step once")
+        v1 = tensorflow().compat.v1
+        set_precision(self._ieee)
+        run = _callable(self._session, *self._parts, trace=True)
+        with errors_of(self._model):
+            for _ in range(_TRACED_RUNS):
+                metadata = v1.RunMetadata()
+                run(*self._last, run_metadata=metadata)
+        return from_metadata(metadata)
 
     def facts(self) -> Mapping[str, Any]:
         """What is known of the run."""
@@ -118,17 +136,22 @@ def _fit(value: Any, dtype: Any) -> NDArray[Any]:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[Any]) -> Any:
+def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[Any], *, trace: bool = False) -> Any:
     """The least costly way to run the same step again and again: a user who cares about time runs it so."""
     v1 = tensorflow().compat.v1
     make = getattr(session, "_make_callable_from_options", None)
     if make is None:
+        if trace:
+            raise EngineError(f"TensorFlow {tensorflow().__version__} tells no times of single nodes")
         run = session.make_callable([*fetches, *targets], feed_list=feeds)
         return lambda *values: run(*values)[: len(fetches)]
     options = v1.CallableOptions() if hasattr(v1, "CallableOptions") else _callable_options()
     options.feed.extend(tensor.name for tensor in feeds)
     options.fetch.extend(tensor.name for tensor in fetches)
     options.target.extend(operation.name for operation in targets)
+    if trace:
+        options.run_options.trace_level = v1.RunOptions.FULL_TRACE
+        options.run_options.output_partition_graphs = True
     return make(options)
 
 
