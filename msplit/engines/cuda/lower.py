@@ -11,6 +11,8 @@ import torch
 
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.build import build
+from msplit.engines.cuda.columns.prove import Prover
+from msplit.engines.cuda.columns.uniques import drop_uniques
 from msplit.engines.cuda.coverage import divide, refuse
 from msplit.engines.cuda.fusion import fuse_pointwise
 from msplit.engines.cuda.grouping import group_branches
@@ -74,10 +76,12 @@ def lower(
         fed = {**fed, **host.feeds}
         flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
     source = build(flat, fed)
-    infer(source, feeds, device)
+    if rewrites:
+        drop_uniques(source)
+    infer(source, feeds, device, Prover(source) if rewrites else None)
     if rewrites:
         if join_partitions(source):
-            infer(source, feeds, device)
+            infer(source, feeds, device, Prover(source))
         rewrite(source)
     if group:
         group_branches(source)

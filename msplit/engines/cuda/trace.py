@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 from msplit.dag import Dag
 from msplit.engines.cuda import products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
+from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
 from msplit.engines.cuda.registry import Lowering, Node, table
 from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.windows import keeps_channels_last
 from msplit.errors import EngineError
+
+_COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+"""Types of which intervals are kept."""
 
 
 class _Tracer:
@@ -74,20 +78,22 @@ class _Tracer:
         if lowering.shape_only and not varying:
             shapes = [self.values[key] if key in self.values else self.static[key] for key in op.inputs]
             tensors = [torch.empty(value.shape, dtype=torch.bool, device="meta") for value in shapes]
-            self._know(op, [to_numpy(size) for size in as_tuple(call(lowering, op, tensors))])
+            for port, size in enumerate(as_tuple(call(lowering, op, tensors))):
+                self.know((op.node, port), to_numpy(size))
             return False
         if all(key in self.static for key in op.inputs):
             results = evaluate(op, [self.static[key] for key in op.inputs])
             if results is not None:
-                self._know(op, results)
+                for port, result in enumerate(results):
+                    self.know((op.node, port), result)
                 return False
         self._step(lowering, op, varying)
         return True
 
-    def _know(self, op: Op, results: list[NDArray[Any]]) -> None:
-        for port, result in enumerate(results):
-            self.static[op.node, port] = result
-            self.shapes[op.node, port] = result.shape
+    def know(self, key: Key, value: NDArray[Any]) -> None:
+        """A value that is the same in every run."""
+        self.static[key] = value
+        self.shapes[key] = value.shape
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
         static = positions(lowering, len(op.inputs))
@@ -171,7 +177,9 @@ def _invoke(
     return as_tuple(call(lowering, op, arguments, nchw=nchw))
 
 
-def infer(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device) -> None:
+def infer(
+    source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device, prover: Prover | None = None
+) -> bool:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
 
     The graph runs once for it, as it is. (PyTorch's `meta` tensors would do without data, but the first of them takes longer, since
@@ -181,6 +189,10 @@ def infer(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.devic
         source: Its `shapes` are filled in, its `ops` that need no run become `constants`.
         feeds: An array per input.
         device: Where to run.
+        prover: Finds simpler ops in the place of those whose shapes depend on values.
+
+    Returns:
+        Whether the prover found anything.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
@@ -189,15 +201,44 @@ def infer(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.devic
     tracer.measures = False
     tracer.feed(feeds)
     last_use = _last_uses(source)
+    names: dict[Key, Key] = {}  # what was proved to be another value
+    kept: dict[int, Op] = {}
+    if prover is not None:
+        prover.start(tracer.static, tracer.shapes)
     with torch.no_grad():
-        for number, op in list(source.ops.items()):
-            if not tracer.run(op):
-                del source.ops[number]
+        for op in source.ops.values():
+            op.inputs = [names.get(key, key) for key in op.inputs]
+            proof = prover.prove(op) if prover is not None else None
+            for step in [op] if proof is None else [*proof.ops, op] if not proof.outputs else proof.ops:
+                if tracer.run(step):
+                    kept[step.node] = step
+                    if prover is not None and _has_one_value(tracer, prover, step):
+                        del kept[step.node]
+            for port, found in () if proof is None else proof.outputs.items():
+                if isinstance(found, tuple):
+                    names[op.node, port] = found
+                    last_use.pop(found, None)  # it is read in another's place from now on
+                else:
+                    tracer.know((op.node, port), found)
             tracer.steps.clear()
             _forget(tracer, op, last_use)
+    source.ops = kept
     source.constants = tracer.static
     source.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
+    source.rename(names)
     source.prune()
+    return bool(names)
+
+
+def _has_one_value(tracer: _Tracer, prover: Prover, op: Op) -> bool:
+    """Whether an op's only output turned out to be the same in every run; it is a constant then."""
+    result = tracer.values[op.node, 0]
+    always = prover.learn(op, np.dtype(dtype_name(result.dtype))) if dtype_name(result.dtype) in _COUNTED else None
+    if always is None or (op.node, 1) in tracer.values:
+        return False
+    tracer.know((op.node, 0), always)
+    del tracer.values[op.node, 0]
+    return True
 
 
 def trace(
