@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
 from msplit.api.model import price
+from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
@@ -29,6 +31,7 @@ from msplit.measure.reference import Reference, load_reference, save_reference
 from msplit.measure.result import BenchResult, Settings
 from msplit.measure.run import Progress, Variant
 from msplit.measure.run import bench as measure
+from msplit.schedule import planfile
 
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
@@ -57,6 +60,8 @@ class BenchRequest:
         force: Whether that may replace what is there.
         op_libraries: Shared objects with custom TensorFlow ops.
         settings: How to measure.
+        tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
+        plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
         command: The command line, for the record.
     """
 
@@ -79,6 +84,8 @@ class BenchRequest:
     force: bool = False
     op_libraries: Sequence[Path] = ()
     settings: Settings = field(default_factory=Settings)
+    tune: TuneSettings | None = None
+    plan: Path | None = None
     command: Sequence[str] = ()
 
 
@@ -91,12 +98,14 @@ class Bench:
         engine: Name of the engine.
         why: Why this engine.
         notes: What was done to the assignment, and what was not verified.
+        tuned: What tuning found, if it was asked for.
     """
 
     result: BenchResult
     engine: str
     why: str
     notes: tuple[str, ...]
+    tuned: Tuned | None = None
 
 
 def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
@@ -115,6 +124,10 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     """
     request = request or BenchRequest()
     engine, why = choose_engine(request)
+    if engine is not CUDA and (request.tune is not None or request.plan is not None):
+        option = "--tune" if request.tune is not None else "--plan"
+        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
     sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu)
@@ -144,6 +157,18 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         if engine is TENSORFLOW
         else _cuda_variants(job, assignments, request, engine)
     )
+    tuned = None
+    if stored is not None or request.tune is not None:
+        base = replace(job, options=_cuda_options(request))
+        if stored is not None:
+            planned, said = stored_job(base, stored)
+            notes += said
+            variants.append(Variant(f"msplit, {request.plan}", engine, planned, _one(variants)))
+        if request.tune is not None:
+            given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
+            most = max(request.streams, default=1)
+            tuned = tune(base, request.tune, streams=most, given=given, batch=request.batch or 1, tell=progress)
+            variants += _tuned_variants(base, tuned, _one(variants), engine)
     result = measure(
         variants,
         fresh=feeds_of,
@@ -153,7 +178,9 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         command=request.command,
         progress=progress,
     )
-    return Bench(result, engine.name, why, (*notes, *unverified))
+    if tuned is not None:
+        tuned = confirmed(tuned, result)
+    return Bench(result, engine.name, why, (*notes, *unverified), tuned)
 
 
 def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
@@ -225,7 +252,7 @@ def _cuda_variants(
         if request.compare_xla:
             xla = replace(job, options={"xla": True})
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
-    options = {"device": request.device, "layout": request.layout, "capture": request.capture}
+    options = _cuda_options(request)
     one = f"msplit, 1 stream, {how}"
     if request.capture and request.device == "cuda":
         eager = replace(job, options={**options, "capture": False})
@@ -235,6 +262,28 @@ def _cuda_variants(
         label = f"msplit, {streams} streams, {how}"
         variants.append(Variant(label, engine, replace(job, ids=ids, streams=streams, options=options), one))
     return variants
+
+
+def _cuda_options(request: BenchRequest) -> dict[str, Any]:
+    return {"device": request.device, "layout": request.layout, "capture": request.capture}
+
+
+def _one(variants: Sequence[Variant]) -> str:
+    """What plans are compared with: one stream, as the others run."""
+    alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
+    return next((variant.label for variant in alone if variant.against is None), alone[0].label)
+
+
+def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Variant]:
+    """The tuned plan, and one stream of its kernels if these are not what the others have."""
+    if tuned.gain is None:
+        return []  # one stream it stays, and that is measured
+    own = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    found = []
+    if tuned.kernels != "plain" and tuned.streams > 1:
+        alone = {key: value for key, value in own.options.items() if key != "plan"}
+        found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
+    return [*found, Variant(f"{TUNED}, {tuned.streams} stream{'s' * (tuned.streams != 1)}", engine, own, one)]
 
 
 def _tensorflow_sees_gpu() -> bool:

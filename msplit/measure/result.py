@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from msplit.engines.base import Timeline
 from msplit.measure.stats import Ratio, Summary
 from msplit.measure.verify import Comparison
 
@@ -85,6 +86,7 @@ class VariantResult:
         launch: A step on inputs that are on the device already, by the host's clock; None where there is no device clock.
         device: Back-to-back steps by the device's own clock, None where there is no such clock.
         ratios: How many times faster it is, and over what.
+        timeline: One step as it ran, where that was asked for and the engine can tell.
         host_times: Every measured step, seconds.
         launch_times: Likewise.
         device_times: Likewise.
@@ -100,6 +102,7 @@ class VariantResult:
     launch: Summary | None = None
     device: Summary | None = None
     ratios: tuple[Ratio, ...] = ()
+    timeline: Timeline | None = None
     host_times: tuple[float, ...] = ()
     launch_times: tuple[float, ...] = ()
     device_times: tuple[float, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Engine, Executable, Job
+from msplit.engines.base import Arrays, Engine, Executable, HasTimeline, Job, Timeline
 from msplit.errors import EngineError
 from msplit.measure import stats
 from msplit.measure.diagnose import Hints, diagnose
@@ -96,6 +96,7 @@ class _Running:
     host: list[list[list[float]]] = field(default_factory=list)
     device: list[list[list[float]]] = field(default_factory=list)
     launch: list[float] = field(default_factory=list)
+    timeline: Timeline | None = None
 
     @property
     def alive(self) -> bool:
@@ -123,6 +124,7 @@ def bench(
     about: Hints | None = None,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    timelines: bool = False,
 ) -> BenchResult:
     """Verifies and measures variants of one model.
 
@@ -135,6 +137,7 @@ def bench(
         about: What the cost model says, for the diagnosis.
         command: The command line, for the record.
         progress: Told how far it is.
+        timelines: Run one more step of each variant at the end and time its parts.
 
     Raises:
         EngineError: An engine can not run a variant that is not optional.
@@ -161,6 +164,11 @@ def bench(
             if measured:
                 _warm_up(measured, settings, tell)
                 _measure(measured, settings, tell, build)
+        if timelines:
+            for number, one in enumerate(running):
+                tell(f"tracing {one.variant.label}", number / len(running))
+                if one.alive and isinstance(one.running, HasTimeline):
+                    one.timeline = one.running.timeline()
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
     finally:
         for one in running:
@@ -409,6 +417,7 @@ def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running]
         launch=stats.summarize(launch) if launch else None,
         device=stats.summarize(device) if device else None,
         ratios=tuple(_ratios(one, running, baseline)) if host else (),
+        timeline=one.timeline,
         host_times=tuple(host),
         launch_times=tuple(launch),
         device_times=tuple(device),
