@@ -14,10 +14,11 @@ from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
 from msplit.api.model import price
 from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
+from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.shapes import Shapes
-from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.base import Arrays, Engine, Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
@@ -62,6 +63,7 @@ class BenchRequest:
         settings: How to measure.
         tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
+        timelines: Also time the parts of one step of every variant.
         command: The command line, for the record.
     """
 
@@ -86,7 +88,25 @@ class BenchRequest:
     settings: Settings = field(default_factory=Settings)
     tune: TuneSettings | None = None
     plan: Path | None = None
+    timelines: bool = False
     command: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """One step of a variant as it ran.
+
+    Attributes:
+        label: The variant's name.
+        timeline: When its parts ran.
+        ids: Stream id per node of the flat graph.
+        assignment: Which rule decided each; None where no rules did.
+    """
+
+    label: str
+    timeline: Timeline
+    ids: Ints
+    assignment: Assignment | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +119,8 @@ class Bench:
         why: Why this engine.
         notes: What was done to the assignment, and what was not verified.
         tuned: What tuning found, if it was asked for.
+        costs: What each node should cost.
+        traced: Timelines, where they were asked for, of the variants whose engine can tell.
     """
 
     result: BenchResult
@@ -106,6 +128,8 @@ class Bench:
     why: str
     notes: tuple[str, ...]
     tuned: Tuned | None = None
+    costs: Costs | None = None
+    traced: tuple[Traced, ...] = ()
 
 
 def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
@@ -127,6 +151,11 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     if engine is not CUDA and (request.tune is not None or request.plan is not None):
         option = "--tune" if request.tune is not None else "--plan"
         raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+        raise EngineError(
+            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
+            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
+        )
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
@@ -142,7 +171,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     if request.save_reference is not None:
         outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
         save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
-    assignments, notes = assignments_for(flat, sizes, costs, request)
+    decided: list[tuple[Ints, Assignment]] = []
+    assignments, notes = assignments_for(flat, sizes, costs, request, decided)
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),
@@ -177,10 +207,24 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         about=hints(flat, costs),
         command=request.command,
         progress=progress,
+        timelines=[variant.label for variant in variants if request.timelines and variant.engine is engine],
     )
     if tuned is not None:
         tuned = confirmed(tuned, result)
-    return Bench(result, engine.name, why, (*notes, *unverified), tuned)
+    traced = _traced(result, variants, decided)
+    return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced)
+
+
+def _traced(
+    result: BenchResult, variants: Sequence[Variant], decided: Sequence[tuple[Ints, Assignment]]
+) -> tuple[Traced, ...]:
+    jobs = {variant.label: variant.job for variant in variants}
+    found = []
+    for one in result.variants:
+        if one.timeline is not None:
+            ids = jobs[one.label].ids
+            found.append(Traced(one.label, one.timeline, ids, next((a for given, a in decided if given is ids), None)))
+    return tuple(found)
 
 
 def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
@@ -204,9 +248,16 @@ def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
 
 
 def assignments_for(
-    flat: FlatGraph, sizes: Shapes, costs: Costs, request: BenchRequest
+    flat: FlatGraph,
+    sizes: Shapes,
+    costs: Costs,
+    request: BenchRequest,
+    decided: list[tuple[Ints, Assignment]] | None = None,
 ) -> tuple[list[tuple[int, Ints]], list[str]]:
-    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user."""
+    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user.
+
+    Where rules gave ids, `decided` gets those ids with the rules that decided.
+    """
     wanted = sorted({streams for streams in request.streams if streams > 1})
     notes: list[str] = []
     found: list[tuple[int, Ints]] = []
@@ -228,6 +279,8 @@ def assignments_for(
             ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
         assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
         found.append((streams, assigned.ids))
+        if decided is not None:
+            decided.append((assigned.ids, assigned.outcome.assignment))
     in_place = ", in place of the ids in the file" if annotated else ""
     notes.append(f"streams are assigned by the rule set {name}{in_place}")
     return found, notes

@@ -124,7 +124,7 @@ def bench(
     about: Hints | None = None,
     command: Sequence[str] = (),
     progress: Progress | None = None,
-    timelines: bool = False,
+    timelines: Sequence[str] = (),
 ) -> BenchResult:
     """Verifies and measures variants of one model.
 
@@ -137,7 +137,7 @@ def bench(
         about: What the cost model says, for the diagnosis.
         command: The command line, for the record.
         progress: Told how far it is.
-        timelines: Run one more step of each variant at the end and time its parts.
+        timelines: Labels of variants of which one more step is run at the end and its parts are timed.
 
     Raises:
         EngineError: An engine can not run a variant that is not optional.
@@ -164,11 +164,10 @@ def bench(
             if measured:
                 _warm_up(measured, settings, tell)
                 _measure(measured, settings, tell, build)
-        if timelines:
-            for number, one in enumerate(running):
-                tell(f"tracing {one.variant.label}", number / len(running))
-                if one.alive and isinstance(one.running, HasTimeline):
-                    one.timeline = one.running.timeline()
+        for one in running:
+            if one.variant.label in timelines and one.alive and isinstance(one.running, HasTimeline):
+                tell(f"tracing {one.variant.label}", 1.0)
+                one.timeline = one.running.timeline()
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
     finally:
         for one in running:
