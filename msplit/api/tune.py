@@ -23,6 +23,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.measure import stats
 from msplit.measure.environment import environment
+from msplit.measure.result import BenchResult
 from msplit.rules.auto import claim_rest
 from msplit.rules.base import Context
 from msplit.schedule import planfile
@@ -38,6 +39,9 @@ CONFIRM_ROUNDS = 15
 """Rounds of each."""
 
 ONE_STREAM = "one stream"
+
+TUNED = "msplit, tuned"
+"""How the label of the tuned variant of a bench begins."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Tuned:
         over_candidate: Over the best candidate; None where it is that.
         why: Why it was taken, in a sentence.
         made_for: GPU, driver, batch …: what a plan file says it was made for.
+        fallback: One stream, in case the plan turns out wrong or slower; None where it is that already.
     """
 
     found: Found
@@ -92,6 +97,7 @@ class Tuned:
     over_candidate: stats.Ratio | None
     why: str
     made_for: Mapping[str, Any] = field(default_factory=dict)
+    fallback: Tuned | None = None
 
 
 def tune(
@@ -128,7 +134,8 @@ def tune(
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    machine = Machine.of(data_sheet(job.costs.gpu))
+    costs = job.costs
+    machine = Machine.of(data_sheet(costs.gpu))
     arms = trials.arms(job, groups(job.flat, handles=False).of, machine, settings.kernels)
     _refuse_dynamic(next(iter(arms.values())).prepared.program)
     device = device or trials.make_trials(arms, torch.device(str(job.options.get("device", "cuda"))))
@@ -145,30 +152,48 @@ def tune(
         tell("confirming", 1.0)
     trial, ratios, why = _decide(found, device, single(arms[found.winner.arm].problem, found.winner.arm))
     device.renew()
-    arm = arms[trial.arm]
-    program = arm.prepared.program
-    plan = prove(arm.plan(trial), program)
-    stored = steps.store(program, plan)
-    ids = _all_ids(job.flat, job.costs, steps.ids_of(program, plan.stream, len(job.flat)))
-    options = {**trials.OPTIONS[trial.arm], "layout": arm.prepared.layout, "plan": stored}
-    if arm.prepared.layout == "none":
-        del options["layout"]
-    return Tuned(
-        found=found,
-        trial=trial,
-        kernels=trial.arm,
-        ids=ids,
-        streams=plan.streams,
-        waits=plan.waits,
-        memory=device.memory(trial),
-        options=options,
-        plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
-        gain=ratios.get("one"),
-        over_one=ratios.get("same kernels", ratios.get("one")),
-        over_candidate=ratios.get("candidate"),
-        why=why,
-        made_for=made_for(job, batch, options),
-    )
+
+    def result(trial: Trial, ratios: Mapping[str, stats.Ratio], why: str, fallback: Tuned | None) -> Tuned:
+        arm = arms[trial.arm]
+        program = arm.prepared.program
+        plan = prove(arm.plan(trial), program)
+        stored = steps.store(program, plan)
+        ids = _all_ids(job.flat, costs, steps.ids_of(program, plan.stream, len(job.flat)))
+        layout = {} if arm.prepared.layout == "none" else {"layout": arm.prepared.layout}
+        options = {**trials.OPTIONS[trial.arm], **layout, "plan": stored}
+        return Tuned(
+            found=found,
+            trial=trial,
+            kernels=trial.arm,
+            ids=ids,
+            streams=plan.streams,
+            waits=plan.waits,
+            memory=device.memory(trial),
+            options=options,
+            plan=flat_plan(job.flat, costs, ids, stored.kernels),
+            gain=ratios.get("one"),
+            over_one=ratios.get("same kernels", ratios.get("one")),
+            over_candidate=ratios.get("candidate"),
+            why=why,
+            made_for=made_for(job, batch, options),
+            fallback=fallback,
+        )
+
+    alone = None if trial.key() == found.one.key() else result(found.one, {}, "", None)
+    return result(trial, ratios, why, alone)
+
+
+def confirmed(tuned: Tuned, result: BenchResult) -> Tuned:
+    """The tuned plan after a bench has verified and measured it; one stream in its place where the bench found it slower than that."""
+    variant = next((variant for variant in result.variants if variant.label.startswith(TUNED)), None)
+    if variant is None or variant.failed:
+        return tuned
+    ratios = [ratio for ratio in variant.ratios if ratio.clock == "device" and "1 stream" in ratio.over]
+    slower = [ratio for ratio in ratios if ratio.value < 1]
+    if not slower or tuned.fallback is None:
+        return tuned
+    why = f"the plan that was found is {1 / slower[0].value:.3f} times slower than {slower[0].over} in this bench: one stream is kept"
+    return replace(tuned.fallback, why=why)
 
 
 def _refuse_dynamic(program: Any) -> None:
