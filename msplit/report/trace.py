@@ -38,6 +38,7 @@ class Slice:
         start_us: When it began, µs.
         duration_us: How long it took, µs.
         args: What viewers show when it is clicked: numbers and texts.
+        row: Track within its stream.
     """
 
     name: str
@@ -45,28 +46,68 @@ class Slice:
     start_us: float
     duration_us: float
     args: Mapping[str, Any] = field(default_factory=dict)
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, which viewers show as a process.
+
+    Attributes:
+        title: Its name.
+        slices: In any order.
+        waits: Pairs (waited for, waiting) of positions in `slices`.
+        about: What a reader should know of it, such as what the clock was.
+    """
+
+    title: str
+    slices: Sequence[Slice]
+    waits: Iterable[tuple[int, int]] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 def from_measured(
     slices: Sequence[Slice], waits: Iterable[tuple[int, int]], *, title: str = "measured"
 ) -> dict[str, Any]:
-    """The trace of a run.
+    """The trace of one run; see `from_runs`."""
+    return from_runs([Run(title, slices, waits)])
 
-    Clocks are not exact: a slice that begins before the one before it on its stream has ended begins when that ends instead, and an
+
+def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """The trace of runs, one below the other, all beginning at the same time.
+
+    Clocks are not exact: a slice that begins before the one before it on its track has ended begins when that ends instead, and an
     arrow that would point back in time is left out. `otherData` of the trace says how much of either there was.
-
-    Args:
-        slices: In any order.
-        waits: Pairs (waited for, waiting) of positions in `slices`.
-        title: Name of the process that viewers show the streams under.
 
     Raises:
         ValueError: A time is negative or not finite.
     """
+    names: list[dict[str, Any]] = []
+    timed: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = []
+    told: list[dict[str, Any]] = []
+    arrows = 0
+    for number, run in enumerate(runs):
+        found, moved, undrawn = _events(run, PROCESS + number, arrows)
+        names += _names(run, PROCESS + number, number)
+        timed += [((at, kind, number, place), event) for at, kind, place, event in found]
+        arrows += sum(kind == _FLOW_START for _, kind, _, _ in found)
+        told.append({"title": run.title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn, **run.about})
+    timed.sort(key=lambda entry: entry[0])
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": told[0] if len(told) == 1 else {"runs": told},
+        "traceEvents": [*names, *(event for _, event in timed)],
+    }
+
+
+def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, int, dict[str, Any]]], int, int]:
+    """Time, kind, place and event of each; how far a slice was moved at most, ns; arrows that are not drawn."""
+    slices = run.slices
     for piece in slices:
         if not (np.isfinite(piece.start_us) and np.isfinite(piece.duration_us)) or piece.duration_us < 0:
             raise ValueError(f"slice {piece.name!r} has no valid time: {piece.start_us} for {piece.duration_us} µs")
     start, end, moved = _placed(slices)
+    track = _tracks(slices)
     events = [
         (
             int(start[number]),
@@ -76,8 +117,8 @@ def from_measured(
                 "ph": "X",
                 "name": piece.name,
                 "cat": "kernel",
-                "pid": PROCESS,
-                "tid": FIRST_TRACK + piece.stream,
+                "pid": process,
+                "tid": track[piece.stream, piece.row],
                 "ts": _micros(int(start[number])),
                 "dur": _micros(int(end[number] - start[number])),
                 "args": _plain(piece.args),
@@ -86,27 +127,30 @@ def from_measured(
         for number, piece in enumerate(slices)
     ]
     undrawn = 0
-    for number, (before, after) in enumerate(waits):
+    for number, (before, after) in enumerate(run.waits):
         leaves = min(int(end[before]) - 1, int(start[after]))
         if leaves < start[before]:
             undrawn += 1
             continue
-        common = {"name": "wait", "cat": "wait", "id": number + 1, "pid": PROCESS}
+        arrows += 1
+        common = {"name": "wait", "cat": "wait", "id": arrows, "pid": process}
         for phase, kind, at, owner in (
             ("s", _FLOW_START, leaves, before),
             ("f", _FLOW_END, int(start[after]), after),
         ):
-            event = {"ph": phase, **common, "tid": FIRST_TRACK + slices[owner].stream, "ts": _micros(at)}
+            piece = slices[owner]
+            event = {"ph": phase, **common, "tid": track[piece.stream, piece.row], "ts": _micros(at)}
             if phase == "f":
                 event["bp"] = "e"
             events.append((at, kind, number, event))
-    events.sort(key=lambda entry: entry[:3])
-    streams = sorted({piece.stream for piece in slices})
-    return {
-        "displayTimeUnit": "ns",
-        "otherData": {"title": title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn},
-        "traceEvents": [*_names(title, streams), *(event for *_, event in events)],
-    }
+    return events, moved, undrawn
+
+
+def _tracks(slices: Sequence[Slice]) -> dict[tuple[int, int], int]:
+    """(stream, row) -> number of its track."""
+    rows = max((piece.row for piece in slices), default=0) + 1
+    used = sorted({(piece.stream, piece.row) for piece in slices})
+    return {(stream, row): FIRST_TRACK + (stream if rows == 1 else stream * rows + row) for stream, row in used}
 
 
 def from_simulation(
@@ -187,11 +231,12 @@ def _placed(slices: Sequence[Slice]) -> tuple[np.ndarray, np.ndarray, int]:
     count = len(slices)
     start = np.array([round(piece.start_us * 1000) for piece in slices], np.int64)
     end = np.array([round((piece.start_us + piece.duration_us) * 1000) for piece in slices], np.int64)
-    stream = np.array([piece.stream for piece in slices], np.int64)
+    number_of = _tracks(slices)
+    track = np.array([number_of[piece.stream, piece.row] for piece in slices], np.int64)
     moved = 0
     before = -1
-    for number in np.lexsort((np.arange(count), end, start, stream)).tolist():
-        if before >= 0 and stream[before] == stream[number] and start[number] < end[before]:
+    for number in np.lexsort((np.arange(count), end, start, track)).tolist():
+        if before >= 0 and track[before] == track[number] and start[number] < end[before]:
             moved = max(moved, int(end[before] - start[number]))
             start[number] = end[before]
         end[number] = max(end[number], start[number] + 1)
@@ -199,12 +244,17 @@ def _placed(slices: Sequence[Slice]) -> tuple[np.ndarray, np.ndarray, int]:
     return start, end, moved
 
 
-def _names(title: str, streams: Sequence[int]) -> list[dict[str, Any]]:
-    events = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": FIRST_TRACK, "args": {"name": title}}]
-    for stream in streams:
-        track = {"ph": "M", "pid": PROCESS, "tid": FIRST_TRACK + stream}
-        events.append({**track, "name": "thread_name", "args": {"name": f"stream {stream}"}})
-        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stream}})
+def _names(run: Run, process: int, place: int) -> list[dict[str, Any]]:
+    here = {"ph": "M", "pid": process, "tid": FIRST_TRACK}
+    events = [
+        {**here, "name": "process_name", "args": {"name": run.title}},
+        {**here, "name": "process_sort_index", "args": {"sort_index": place}},
+    ]
+    for (stream, row), number in _tracks(run.slices).items():
+        track = {"ph": "M", "pid": process, "tid": number}
+        name = f"stream {stream}" if row == 0 else f"stream {stream}, beside"
+        events.append({**track, "name": "thread_name", "args": {"name": name}})
+        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": number}})
     return events
 
 

@@ -1,0 +1,37 @@
+"""Measured timelines as a trace: a process per variant, a track per stream, rule and cost with each slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msplit.api.benchmark import Bench, Traced
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+from msplit.report.trace import Run, Slice, from_runs, node_args
+
+
+def trace(flat: FlatGraph, found: Bench) -> dict[str, Any]:
+    """The trace of what `bench` timed.
+
+    Args:
+        flat: The graph.
+        found: From `bench` with `timelines`.
+    """
+    known = {name: node for node, name in enumerate(flat.graph.names)}
+    return from_runs([_run(flat, found.costs, one, known) for one in found.traced])
+
+
+def _run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> Run:
+    slices = []
+    for span in traced.timeline.spans:
+        nodes = [node for node in span.nodes if node < len(flat)] or [known[span.name]] * (span.name in known)
+        args: dict[str, Any] = {"ran": ", ".join(span.ran)}
+        stream = span.stream
+        if nodes and costs is not None:
+            args |= node_args(flat, costs, nodes[0], traced.assignment)
+        if span.nodes and nodes:
+            stream = int(traced.ids[nodes[0]])  # the plan numbers streams without gaps
+        if len(nodes) > 1:
+            args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
+        slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
+    return Run(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
