@@ -18,6 +18,7 @@ from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antich
 from msplit.api.model import price
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import phase
@@ -81,6 +82,7 @@ def analyze(
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
 ) -> Analysis:
     """Analyzes a graph. Nothing of it is executed.
 
@@ -89,8 +91,9 @@ def analyze(
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
         gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
     """
-    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu)
+    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
     with phase("finding branches and embeddings"):
         kernels = Kernels.of(flat, costs)
         branches = find(Blocks.from_kernels(kernels))

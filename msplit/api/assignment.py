@@ -14,6 +14,7 @@ from msplit.api.model import price
 from msplit.assignment import UNASSIGNED
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
 from msplit.dag import Dag
 from msplit.errors import AssignError
@@ -89,6 +90,7 @@ def assign(
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
     priced: tuple[Shapes, Costs] | None = None,
 ) -> Assigned:
     """Assigns a stream id to every node by rules. The graph is not changed; `save` writes the ids.
@@ -101,6 +103,7 @@ def assign(
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
         gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
         priced: What `price` gave for this graph, to spare the work.
 
     Raises:
@@ -109,7 +112,7 @@ def assign(
     """
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
-    sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu)
+    sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
     outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
     with phase("planning"):
         plan = plan_of(flat, costs, outcome.ids)

@@ -13,10 +13,12 @@ from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
 from msplit.api.model import price
+from msplit.api.profile import compared
 from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
 from msplit.engines.base import Arrays, Engine, Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -49,6 +51,7 @@ class BenchRequest:
         shapes: Whole shapes by input name.
         inputs: Files in NumPy's .npy format by input name.
         gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
         seed: Of made-up inputs.
         ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
@@ -74,6 +77,7 @@ class BenchRequest:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Path] = field(default_factory=dict)
     gpu: str = DEFAULT_GPU
+    profile: Profile | None = None
     seed: int = 0
     ieee: bool = False
     capture: bool = True
@@ -159,7 +163,9 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
-    sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu)
+    if request.profile is not None and request.batch is None:
+        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu, profile=request.profile)
 
     def feeds_of(seed: int) -> Arrays:
         return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
@@ -173,6 +179,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
     decided: list[tuple[Ints, Assignment]] = []
     assignments, notes = assignments_for(flat, sizes, costs, request, decided)
+    if request.profile is not None:
+        notes[:0] = compared(request.profile, ieee=request.ieee)
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from msplit import cost, formats
+from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
 from msplit.errors import LoadError
 from msplit.flatten.build import body, flatten
@@ -64,18 +66,34 @@ def price(
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     gpu: str = cost.DEFAULT_GPU,
+    profile: Profile | None = None,
 ) -> tuple[Shapes, Costs]:
-    """Shapes of all tensors and cost of all nodes on a GPU's data sheet.
+    """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured.
 
     Args:
         flat: The graph.
         batch: Size of unknown leading dimensions of inputs; 1 where it is not given.
         shapes: Whole shapes by input name.
         gpu: Name of a data sheet, see `cost.gpu_names`.
+        profile: What was measured on this graph. Shapes that are not given are the profile's, and so is the data sheet if there is one
+            of its GPU.
+
+    Raises:
+        MsplitError: There is no such data sheet, shapes contradict the graph, or the profile is of another graph or of other shapes.
     """
+    if profile is not None:
+        profiles.check(profile, flat)
+        gpu = profile.device.sheet() or gpu
+        if batch is None:
+            shapes = {**profile.shapes, **(shapes or {})}
     with phase("shapes and costs"):
         found = cost.infer(flat, batch=batch, shapes=shapes)
-        return found, cost.estimate(flat, found, gpu)
+        costs = cost.estimate(flat, found, gpu)
+    if profile is not None:
+        fed = {tensor.name: found.shape(tensor.node, tensor.port) for tensor in flat.inputs}
+        profiles.check_shapes(profile, fed)
+        costs = profiles.apply(profile, flat, costs)
+    return found, costs
 
 
 def save(

@@ -20,6 +20,7 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 @click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
 @options.cost_options
+@options.profile_option
 @options.format_option
 def command(
     model: Path,
@@ -33,14 +34,16 @@ def command(
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str,
+    profile_path: Path | None,
     style: str,
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
     from msplit.report import analysis
 
+    measured = options.profile(profile_path)
     flat = options.load(model, tags, signature, inputs, outputs, function)
-    found = api.analyze(flat, batch=batch, shapes=dict(shapes), gpu=gpu)
+    found = api.analyze(flat, batch=batch, shapes=dict(shapes), gpu=gpu, profile=measured)
     coverage = None
     if engine == "cuda":
         from msplit.engines.cuda.coverage import cover

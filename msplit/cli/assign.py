@@ -46,6 +46,7 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 )
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.cost_options
+@options.profile_option
 @options.format_option
 def command(
     model: Path,
@@ -66,6 +67,7 @@ def command(
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str,
+    profile_path: Path | None,
     style: str,
 ) -> None:
     """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes; the model is not executed."""
@@ -74,11 +76,14 @@ def command(
     from msplit import api
     from msplit.report import assignment
 
+    measured = options.profile(profile_path)
     flat = options.load(model, tags, signature, inputs, outputs)
     places = [path for path in (output, trace, *(path for _, path in emits)) if path is not None]
     if not dry_run:
         api.check_places(flat, places, force=force)
-    assigned = api.assign(flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu)
+    assigned = api.assign(
+        flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu, profile=measured
+    )
     explained = None if explain is None else assignment.explain(assigned, explain)
     written: list[str] = []
     notes: list[str] = []

@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "Is the annotation of a model valid, whole, safe, and still worth it?",
     "doctor": "What this machine can do, and why not more.",
     "diff": "What changed between two annotated models.",
+    "profile": "Time a model's kernels on the GPU, for --profile of other commands.",
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
     "sample": "Build one of the sample models.",

@@ -16,6 +16,7 @@ from msplit.errors import MsplitError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from msplit.cost.profile import Profile
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
 
@@ -103,6 +104,31 @@ def cost_options(command: Decorated) -> Decorated:
         return command(*args, **kwargs)
 
     return wrapped
+
+
+def profile_option(command: Decorated) -> Decorated:
+    """--profile."""
+    return click.option(
+        "--profile",
+        "profile_path",
+        type=click.Path(path_type=Path),
+        help="Costs that `msplit profile` measured, in place of the data sheet's.",
+    )(command)
+
+
+def profile(path: Path | None) -> Profile | None:
+    """The profile that --profile names, if it does."""
+    from msplit.cost import profile_file
+
+    return None if path is None else profile_file.load(path)
+
+
+def input_file(text: str) -> tuple[str, Path]:
+    """The name and the file of --input."""
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
+    return name, Path(path)
 
 
 def format_option(command: Decorated) -> Decorated:

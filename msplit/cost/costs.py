@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from msplit.cost.profile import Constants
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +26,9 @@ class Costs:
         out_bytes: Bytes of all outputs.
         known: Whether shapes were known; where not, a default was taken and `time_us` is a guess.
         gpu: Name of the data sheet, such as ``"h200"``.
-        source: "static" or the profile the times come from.
+        source: "static" or what the profile that the times come from says of itself.
+        inside: Nodes whose work is part of another node's kernel, which carries its time; None: none.
+        constants: The device's own, measured; None where there is no profile.
     """
 
     flops: Floats
@@ -33,3 +39,5 @@ class Costs:
     known: NDArray[np.bool_]
     gpu: str
     source: str = "static"
+    inside: NDArray[np.bool_] | None = None
+    constants: Constants | None = None

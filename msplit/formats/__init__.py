@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.digest import graph_hash
+from msplit.formats.digest import graph_hash, structure_hash
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.reader import read
 from msplit.formats.restore import VARIABLE_OPS, variables
@@ -20,6 +20,7 @@ __all__ = [
     "graph_hash",
     "read",
     "sniff",
+    "structure_hash",
     "variables",
     "write",
     "write_bytes_atomic",

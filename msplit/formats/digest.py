@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 from msplit.formats.model import Model
@@ -50,3 +51,58 @@ def _without_id(node: Any) -> bytes:
         del node.attr[STREAM_ID]
     data: bytes = node.SerializeToString(deterministic=True)
     return data
+
+
+_INTEGERS = frozenset({3, 4, 5, 6, 9, 10, 17, 22, 23})
+"""Numbers of the integer and boolean types in TensorFlow's `DataType`."""
+
+_MOST_INTEGERS = 4096
+"""Elements up to which the values of an integer constant count: above it is data, below it may be a shape, an axis or paddings."""
+
+
+def structure_hash(model: Model) -> str:
+    """SHA-256 of what decides which kernels run, as hexadecimal digits.
+
+    As `graph_hash`, but without what no kernel's time depends on: the values of floating-point and string constants and of large integer
+    ones, and attributes whose names begin with an underscore. Training on, or leaving the weights out, changes nothing.
+    """
+    digest = hashlib.sha256()
+
+    def add(data: bytes) -> None:
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+
+    graph_def = model.graph_def
+    add(len(graph_def.node).to_bytes(8, "little"))
+    for node in graph_def.node:
+        add(_structure(node))
+    for function in sorted(graph_def.library.function, key=lambda function: function.signature.name):
+        add(function.signature.SerializeToString(deterministic=True))
+        for name, value in sorted(function.ret.items()):
+            add(f"{name}\t{value}".encode())
+        add(len(function.node_def).to_bytes(8, "little"))
+        for node in function.node_def:
+            add(_structure(node))
+    for ends in (model.inputs, model.outputs):
+        add("\n".join(f"{end.name}\t{end.tensor}" for end in ends).encode())
+    add("\n".join(model.targets).encode())
+    return digest.hexdigest()
+
+
+def _structure(node: Any) -> bytes:
+    bare = type(node)(name=node.name, op=node.op, device=node.device, input=node.input)
+    for key, value in node.attr.items():
+        if key.startswith("_"):
+            continue
+        tensor = value.tensor if node.op == "Const" and key == "value" else None
+        if tensor is None or (tensor.dtype in _INTEGERS and _elements(tensor) <= _MOST_INTEGERS):
+            bare.attr[key].CopyFrom(value)
+        else:
+            bare.attr[key].tensor.dtype = tensor.dtype
+            bare.attr[key].tensor.tensor_shape.CopyFrom(tensor.tensor_shape)
+    data: bytes = bare.SerializeToString(deterministic=True)
+    return data
+
+
+def _elements(tensor: Any) -> int:
+    return math.prod(dim.size for dim in tensor.tensor_shape.dim)

@@ -9,7 +9,6 @@ import numpy as np
 
 from msplit.analysis.colocation import groups
 from msplit.assignment import UNASSIGNED, Assignment
-from msplit.cost.gpus import data_sheet
 from msplit.graph import Ints
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import Options, nearest
@@ -79,7 +78,7 @@ class Auto:
 
     def problem(self, context: Context, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
-        machine = Machine.of(data_sheet(context.costs.gpu))
+        machine = Machine.of_costs(context.costs)
         if self.wait_us is not None:
             machine = replace(machine, wait_us=self.wait_us)
         return Problem.from_flat(

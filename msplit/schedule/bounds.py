@@ -111,6 +111,8 @@ def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
     """
     graph = flat.graph
     runs = costs.time_us > 0
+    if costs.inside is not None:
+        runs |= costs.inside
     edges = graph.edges
     data = edges.port != CONTROL
     origin = _origins(flat, runs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from msplit.cost.gpus import Gpu
+from msplit.cost.costs import Costs
+from msplit.cost.gpus import Gpu, data_sheet
 
 REACHED_BANDWIDTH = 0.85
 """Share of the peak bandwidth that kernels reach."""
@@ -31,6 +32,21 @@ class Machine:
     node_us: float = 0.0
     issue_us: float = 0.15
     bandwidth: float = 4.08e6
+
+    @staticmethod
+    def of_costs(costs: Costs) -> Machine:
+        """The machine that costs were measured on, or that of their data sheet; what was not measured is the data sheet's."""
+        sheet = Machine.of(data_sheet(costs.gpu))
+        found = costs.constants
+        if found is None:
+            return sheet
+        given = {
+            "wait_us": found.wait_us,
+            "join_us": found.join_us,
+            "issue_us": found.issue_us,
+            "bandwidth": found.copy_bytes_per_us,
+        }
+        return replace(sheet, **{name: value for name, value in given.items() if value is not None})
 
     @staticmethod
     def of(gpu: Gpu) -> Machine:

@@ -8,7 +8,6 @@ import numpy as np
 
 from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs, Floats
-from msplit.cost.gpus import data_sheet
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
@@ -94,7 +93,7 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
         )
     # A node without a kernel may have an id that no kernel has; it is on no lane and its lane is never looked at.
     pin = np.where(on_gpu, np.searchsorted(lanes, ids), -1).astype(np.int32)
-    machine = Machine.of(data_sheet(costs.gpu))
+    machine = Machine.of_costs(costs)
     problem = Problem.from_flat(flat, costs, tie=-1, pin=pin, order=order, machine=machine)
     found = evaluate(problem, problem.pin)
     one = evaluate(problem, np.zeros(len(problem), np.int32)).simulation.makespan_us if len(lanes) > 1 else None

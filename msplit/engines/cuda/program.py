@@ -154,6 +154,7 @@ class Step:
         bases: Per output the step in whose memory it lies (itself, or the producer that it is a view of), -1 for a constant's or
             an input's memory.
         varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.
+        bound: Input slot -> value, of the inputs that `call` has bound already.
     """
 
     op: Op
@@ -164,6 +165,7 @@ class Step:
     bytes: int
     bases: tuple[int, ...]
     varying: bool = False
+    bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

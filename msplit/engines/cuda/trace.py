@@ -113,7 +113,8 @@ class _Tracer:
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
-        self.steps.append(Step(op, function, keys, len(results), size > 0 or varying, size, tuple(bases), varying))
+        launches = size > 0 or varying
+        self.steps.append(Step(op, function, keys, len(results), launches, size, tuple(bases), varying, bound))
         for port, result in enumerate(results):
             key = (op.node, port)
             self.values[key] = result

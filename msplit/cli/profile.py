@@ -1,0 +1,95 @@
+"""`msplit profile`: time every kind of kernel of a model on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from msplit.cli import options, progress
+
+
+@click.command()
+@options.model_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the profile.")
+@click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
+@click.option(
+    "--shape", "shapes", type=options.Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+)
+@click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable.")
+@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
+@click.option(
+    "--seconds",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long measuring may take. What is not reached is priced statically.",
+)
+@click.option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
+@click.option(
+    "--precision", type=click.Choice(["tf32", "ieee"]), default="tf32", show_default=True, help="Of products."
+)
+@click.option(
+    "--layout", type=click.Choice(["auto", "nhwc", "nchw"]), default="auto", show_default=True, help="Of convolutions."
+)
+@click.option("--force", is_flag=True, help="Replace an existing profile.")
+@click.option(
+    "--op-library",
+    "op_libraries",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Custom TensorFlow ops. Repeatable.",
+)
+@options.format_option
+def command(
+    model: Path,
+    tags: Sequence[str] | None,
+    signature: str | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    output: Path | None,
+    batch: int | None,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    given: Sequence[str],
+    seed: int,
+    seconds: float,
+    no_grids: bool,
+    precision: str,
+    layout: str,
+    force: bool,
+    op_libraries: Sequence[Path],
+    style: str,
+) -> None:
+    """Time every kind of kernel of MODEL alone on the GPU, for --profile of other commands. This executes the model."""
+    if output is None:
+        raise click.UsageError("-o/--output is missing: where to write the profile.")
+    from msplit import api, formats
+    from msplit.api.profile import ProfileRequest, profile
+    from msplit.cost import profile_file
+    from msplit.report import profile as report
+
+    flat = options.load(model, tags, signature, inputs, outputs)
+    api.check_places(flat, [output], force=force)
+    request = ProfileRequest(
+        batch=batch,
+        shapes=dict(shapes),
+        inputs=dict(options.input_file(text) for text in given),
+        seed=seed,
+        ieee=precision == "ieee",
+        layout=layout,
+        seconds=seconds,
+        grids=not no_grids,
+        op_libraries=tuple(op_libraries),
+    )
+    with progress.told() as tell:
+        found, notes = profile(flat, request, progress=tell)
+    formats.write_bytes_atomic(output, profile_file.dumps(found).encode(), force=force)
+    _, static = api.price(flat, batch=batch, shapes=found.shapes)
+    written = [*notes, f"Written: {output}"]
+    options.show(
+        style,
+        "profile",
+        report.document(flat, found, static, notes=written),
+        lambda: report.payload(flat, found, static, notes=written),
+    )

@@ -1,0 +1,302 @@
+"""Measured costs: what `msplit profile` finds on a GPU, and how it takes the place of static costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from msplit.cost.costs import Costs
+from msplit.cost.gpus import gpu_names
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.digest import structure_hash
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a GPU itself takes to replay a CUDA graph, µs. None: not measured.
+
+    Attributes:
+        launch_us: From the start of a graph to that of its first kernel.
+        node_us: A tiny kernel in a chain of such.
+        wait_us: Half of what a fork into two and its join take beyond a chain: one crossing.
+        join_us: Every further branch of a fork-join.
+        root_us: Every further kernel that a graph begins with.
+        issue_us: Between the starts of two kernels, when 16 chains run side by side.
+        copy_bytes_per_us: Bytes that a large copy reads and writes.
+        crossing_us: What a change of streams adds to a chain.
+        fork_join_us: Number of branches -> what a fork, that many kernels and their join take beyond a chain.
+        roots_us: Number of kernels that a graph begins with, side by side -> time beyond that of one.
+        deep_us: Number of streams -> time of chains of 50 tiny kernels, side by side.
+        concurrency: ``"gemm+gather"`` and so on -> time of two chains of kernels side by side over that of the longer one alone: 1 is
+            free company, 2 is nothing gained.
+    """
+
+    launch_us: float | None = None
+    node_us: float | None = None
+    wait_us: float | None = None
+    join_us: float | None = None
+    root_us: float | None = None
+    issue_us: float | None = None
+    copy_bytes_per_us: float | None = None
+    crossing_us: float | None = None
+    fork_join_us: Mapping[int, float] = field(default_factory=dict)
+    roots_us: Mapping[int, float] = field(default_factory=dict)
+    deep_us: Mapping[int, float] = field(default_factory=dict)
+    concurrency: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a profile was measured.
+
+    Attributes:
+        name: As the driver calls it, such as "NVIDIA H200"; "CPU" for a simulated profile.
+        sms: Multiprocessors, 0 on a CPU.
+        driver: Version of the driver, "" if it is not known.
+        cuda: Version of CUDA that PyTorch is built for.
+        pytorch: Version of PyTorch.
+    """
+
+    name: str
+    sms: int = 0
+    driver: str = ""
+    cuda: str = ""
+    pytorch: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether there was no GPU: the times are those of a CPU."""
+        return self.sms == 0
+
+    def sheet(self) -> str | None:
+        """Name of this GPU's data sheet, if there is one."""
+        words = self.name.lower().replace("-", " ").split()
+        return next((name for name in gpu_names() if name in words), None)
+
+    def __str__(self) -> str:
+        if self.simulated:
+            return "CPU, simulated streams"
+        parts = [f"driver {self.driver}" * bool(self.driver), f"CUDA {self.cuda}", f"PyTorch {self.pytorch}"]
+        return ", ".join([self.name, *(part for part in parts if part)])
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A measured step, and all steps like it.
+
+    Attributes:
+        op: What the engine calls it.
+        inputs: Per input its type, shape and strides.
+        time_us: Time alone on the device, its inputs in the L2 cache as far as they fit.
+        share: Share of the device that it takes when enough like it run side by side, in (0, 1]; None: not measured.
+        bytes: Bytes of its inputs and outputs.
+        launches: Kernels that it launches; None: not known, as all that follows.
+        kernel: Name of the longest of them.
+        blocks: Blocks of its grid.
+        threads: Threads per block.
+        registers: Registers per thread.
+        shared_bytes: Shared memory per block.
+        resident: Blocks of it that the whole device holds at once.
+        occupancy: Share of the device's threads that it fills, by CUPTI's estimate.
+    """
+
+    op: str
+    inputs: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    time_us: float
+    share: float | None
+    bytes: float
+    launches: int | None = None
+    kernel: str | None = None
+    blocks: int | None = None
+    threads: int | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    resident: int | None = None
+    occupancy: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the lowered graph.
+
+    Attributes:
+        nodes: The nodes of the flat graph that it does the work of, the one that decides its stream first.
+        kernel: Index of what was measured for it, or -1.
+    """
+
+    nodes: tuple[str, ...]
+    kernel: int = -1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Type and shape of an input."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What `msplit profile` writes.
+
+    Attributes:
+        graph_hash: `formats.structure_hash` of the model.
+        ops: Op -> nodes of it, to say how another graph differs.
+        inputs: What was fed.
+        device: Where.
+        precision: "tf32" or "ieee".
+        layout: Memory layout of convolutions: "nhwc", "nchw" or "none".
+        constants: Of the device.
+        kernels: What was measured.
+        steps: What runs.
+        unmeasured: Why steps without a kernel have none -> how many.
+        made: When and with which msplit, for people.
+        source: The file, "" for one that was just measured.
+    """
+
+    graph_hash: str
+    ops: Mapping[str, int]
+    inputs: Mapping[str, Shape]
+    device: Device
+    precision: str
+    layout: str
+    constants: Constants
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    unmeasured: Mapping[str, int] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape by input."""
+        return {name: given.shape for name, given in self.inputs.items()}
+
+    @property
+    def measured(self) -> int:
+        """Steps that have a measured time."""
+        return sum(step.kernel >= 0 for step in self.steps)
+
+    def describe(self) -> str:
+        """One line: what it holds and where from."""
+        few = f", {len(self.steps) - self.measured} are priced statically" if self.measured < len(self.steps) else ""
+        return f"{self.measured} of {len(self.steps)} steps measured on {self.device}, {self.precision}{few}"
+
+
+def op_counts(flat: FlatGraph) -> dict[str, int]:
+    """Op -> nodes of it, by name."""
+    return dict(sorted(Counter(flat.graph.ops).items()))
+
+
+def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
+    """Costs with what was measured in place of what was estimated.
+
+    The first node of each step, which decides its stream, carries the step's time, share and bytes; the others launch nothing. Nodes
+    that no step covers are not run by the engine (constants fold, what needs no kernel vanishes) and cost nothing. Nodes of steps that
+    were not measured keep their static costs. FLOPs stay as they are, except for nodes that are not run.
+
+    Args:
+        profile: Of this graph, see `check`.
+        flat: The graph.
+        static: Its static costs at the profile's shapes.
+    """
+    index = flat.graph.index
+    time, share, nbytes, flops = (
+        column.copy() for column in (static.time_us, static.share, static.bytes, static.flops)
+    )
+    known = static.known.copy()
+    run = np.zeros(len(flat), dtype=np.bool_)
+    inside = np.zeros(len(flat), dtype=np.bool_)
+    for step in profile.steps:
+        nodes = [index[name] for name in step.nodes]
+        run[nodes] = True
+        if step.kernel < 0 or not nodes:
+            continue
+        kernel, first = profile.kernels[step.kernel], nodes[0]
+        moved = float(nbytes[nodes].sum())
+        fills = float(share[nodes].max())
+        time[nodes], nbytes[nodes], inside[nodes[1:]] = 0.0, 0.0, True
+        known[nodes] = True
+        time[first] = kernel.time_us
+        share[first] = kernel.share if kernel.share is not None else fills
+        # A gather does not read its whole table: the estimate knows that, the sizes of its inputs do not.
+        nbytes[first] = min(kernel.bytes, moved) if moved > 0 else kernel.bytes
+    for column in (time, nbytes, flops):
+        column[~run] = 0.0
+    return replace(
+        static,
+        time_us=time,
+        share=np.clip(share, 1e-4, 1.0),
+        bytes=nbytes,
+        flops=flops,
+        known=known | ~run,
+        inside=inside,
+        constants=profile.constants,
+        source=profile.describe(),
+    )
+
+
+def check(profile: Profile, flat: FlatGraph) -> None:
+    """Sees to it that a profile is one of this graph.
+
+    Raises:
+        MsplitError: It is not; the message says what differs.
+    """
+    if profile.graph_hash == structure_hash(flat.model):
+        names = flat.graph.index
+        missing = next((name for step in profile.steps for name in step.nodes if name not in names), None)
+        if missing is None:
+            return
+        what = f"its node {missing!r} is not in this graph"
+    else:
+        what = _difference(profile.ops, op_counts(flat))
+    raise MsplitError(
+        f"the profile was measured on another graph: {what}",
+        where=profile.source or None,
+        fix=f"measure this one: msplit profile {flat.model.path} -o profile.json --force; or leave --profile out",
+    )
+
+
+def _difference(there: Mapping[str, int], here: Mapping[str, int]) -> str:
+    changes = [(op, here.get(op, 0) - there.get(op, 0)) for op in sorted({*there, *here})]
+    changes = [(op, change) for op, change in changes if change]
+    counts = f"it has {sum(there.values()):,} nodes, this one {sum(here.values()):,}"
+    if not changes:
+        return f"{counts}, of the same kinds; their names, attributes, inputs or outputs differ"
+    shown = [f"{change:+d} {op}" for op, change in sorted(changes, key=lambda pair: (-abs(pair[1]), pair[0]))[:5]]
+    return f"{counts} ({', '.join(shown)}{', …' if len(changes) > 5 else ''})"
+
+
+def check_shapes(profile: Profile, shapes: Mapping[str, Sequence[int | None] | None]) -> None:
+    """Sees to it that a profile was measured with these inputs.
+
+    Args:
+        profile: The profile.
+        shapes: Shape by input, None or a size of None where nothing is known.
+
+    Raises:
+        MsplitError: An input had another shape.
+    """
+    for name, given in profile.inputs.items():
+        wanted = shapes.get(name)
+        if wanted is None:
+            continue
+        same = len(wanted) == len(given.shape) and all(
+            size is None or size == there for size, there in zip(wanted, given.shape, strict=True)
+        )
+        if not same:
+            raise MsplitError(
+                f"the profile was measured with {name} of {_sizes(given.shape)}, not of {_sizes(wanted)}",
+                where=profile.source or None,
+                fix="leave --batch and --shape out to take the profile's shapes, or measure with these: msplit profile",
+            )
+
+
+def _sizes(shape: Sequence[int | None]) -> str:
+    return "×".join("?" if size is None else str(size) for size in shape) or "no dimensions"

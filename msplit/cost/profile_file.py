@@ -1,0 +1,258 @@
+"""Profiles as JSON: `msplit profile -o` writes them, `--profile` reads them. `docs/schemas/profile.json` describes them.
+
+A file may come from anybody: it is bounded in size, and every mistake in it is an error that says where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step
+from msplit.errors import MsplitError
+
+SCHEMA_VERSION = 1
+KIND = "profile"
+MAX_BYTES = 1 << 30
+"""Longest profile: a million steps with long names."""
+
+_KEYS = (
+    "schema_version", "kind", "graph_hash", "ops", "inputs", "device", "precision", "layout", "made", "constants", "unmeasured",
+    "kernels", "steps",
+)  # fmt: skip
+_FIX = "measure it again: msplit profile MODEL -o PATH"
+_PRECISIONS = ("tf32", "ieee")
+_LAYOUTS = ("nhwc", "nchw", "none")
+
+
+def dumps(profile: Profile) -> str:
+    """A profile as JSON text. Keys are in a fixed order; kernels and steps take a line each."""
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "graph_hash": profile.graph_hash,
+        "ops": dict(sorted(profile.ops.items())),
+        "inputs": {name: {"dtype": one.dtype, "shape": list(one.shape)} for name, one in profile.inputs.items()},
+        "device": dataclasses.asdict(profile.device),
+        "precision": profile.precision,
+        "layout": profile.layout,
+        "made": dict(profile.made),
+        "constants": _rounded(dataclasses.asdict(profile.constants)),
+        "unmeasured": dict(sorted(profile.unmeasured.items())),
+        "kernels": [_rounded(dataclasses.asdict(kernel)) for kernel in profile.kernels],
+        "steps": [{"nodes": list(step.nodes), "kernel": step.kernel} for step in profile.steps],
+    }
+    assert tuple(data) == _KEYS
+    lines = [f"  {json.dumps(key)}: {_value(value)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list) and value:
+        return "[\n    " + ",\n    ".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n  ]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Times to a tenth of a nanosecond: more digits say nothing and make files hard to compare."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    return value
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Reads a profile.
+
+    Raises:
+        MsplitError: It can not be read, or is no profile.
+    """
+    where = os.fspath(path)
+    try:
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise MsplitError(f"the profile is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX)
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise MsplitError(f"the profile can not be read: {error.strerror}", where=where, fix="check the path") from None
+    except ValueError:
+        raise MsplitError("the profile is not UTF-8 text", where=where, fix=_FIX) from None
+    return parse(text, where)
+
+
+def parse(text: str, source: str) -> Profile:
+    """Reads the text of a profile.
+
+    Args:
+        text: JSON.
+        source: Its name, for messages.
+
+    Raises:
+        MsplitError: It is no profile; the message says what is wrong with it, and where.
+    """
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise MsplitError("the profile is nested too deep", where=source, fix=_FIX) from None
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise MsplitError(f"the profile is not valid JSON: {reason}", where=f"{source}{line}", fix=_FIX) from None
+    top = _Reader(source, "", data)
+    top.object(_KEYS)
+    if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
+        raise MsplitError(f"this is not a profile of version {SCHEMA_VERSION}", where=source, fix=_FIX)
+    kernels = tuple(_kernel(item) for item in top.at("kernels").items())
+    return Profile(
+        graph_hash=top.at("graph_hash").text(),
+        ops={op: number.whole() for op, number in top.at("ops").entries()},
+        inputs={name: _input(one) for name, one in top.at("inputs").entries()},
+        device=_device(top.at("device")),
+        precision=top.at("precision").one_of(_PRECISIONS),
+        layout=top.at("layout").one_of(_LAYOUTS),
+        constants=_constants(top.at("constants")),
+        kernels=kernels,
+        steps=_steps(top.at("steps"), len(kernels)),
+        unmeasured={why: number.whole() for why, number in top.at("unmeasured").entries()},
+        made=dict(top.at("made").mapping()),
+        source=source,
+    )
+
+
+class _Reader:
+    """A value of the file with its place, for messages."""
+
+    def __init__(self, source: str, place: str, value: Any) -> None:
+        self.source, self.place, self.value = source, place, value
+
+    def wrong(self, what: str) -> MsplitError:
+        return MsplitError(
+            f"`{self.place}` {what}" if self.place else f"the profile {what}", where=self.source, fix=_FIX
+        )
+
+    def mapping(self) -> Mapping[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self.wrong("is not an object")
+        return self.value
+
+    def object(self, keys: tuple[str, ...]) -> _Reader:
+        """Sees to it that these keys are there and no others."""
+        mapping = self.mapping()
+        for key in mapping:
+            if key not in keys:
+                raise self.wrong(f"has no key {key!r}")
+        for key in keys:
+            if key not in mapping:
+                raise self.wrong(f"lacks the key {key!r}")
+        return self
+
+    def at(self, key: str) -> _Reader:
+        return _Reader(self.source, f"{self.place}.{key}" if self.place else key, self.mapping()[key])
+
+    def entries(self) -> list[tuple[str, _Reader]]:
+        return [(key, self.at(key)) for key in self.mapping()]
+
+    def items(self) -> list[_Reader]:
+        if not isinstance(self.value, list):
+            raise self.wrong("is not a list")
+        return [_Reader(self.source, f"{self.place}[{place}]", item) for place, item in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.wrong("is not text")
+        return self.value
+
+    def one_of(self, choices: tuple[str, ...]) -> str:
+        if self.value not in choices:
+            raise self.wrong(f"is {self.value!r}, not one of {', '.join(choices)}")
+        return str(self.value)
+
+    def number(self, low: float = 0.0, high: float = 1e12) -> float:
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool) or not math.isfinite(self.value):
+            raise self.wrong("is not a number")
+        if not low <= self.value <= high:
+            raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")
+        return float(self.value)
+
+    def whole(self, low: int = 0) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or not low <= self.value < 1 << 62:
+            raise self.wrong(f"is not a whole number of {low} or more")
+        return self.value
+
+    def or_none(self, read: Callable[[_Reader], Any]) -> Any:
+        return None if self.value is None else read(self)
+
+
+def _kernel(item: _Reader) -> Kernel:
+    item.object(tuple(field.name for field in dataclasses.fields(Kernel)))
+    counts = ("launches", "blocks", "threads", "registers", "shared_bytes", "resident")
+    return Kernel(
+        op=item.at("op").text(),
+        inputs=tuple(_tensor(one) for one in item.at("inputs").items()),
+        time_us=item.at("time_us").number(),
+        share=item.at("share").or_none(lambda value: value.number(0.0, 1.0)),
+        bytes=item.at("bytes").number(high=1e15),
+        kernel=item.at("kernel").or_none(_Reader.text),
+        occupancy=item.at("occupancy").or_none(_Reader.number),
+        **{name: item.at(name).or_none(_Reader.whole) for name in counts},
+    )
+
+
+def _tensor(item: _Reader) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    parts = item.items()
+    if len(parts) != 3:
+        raise item.wrong("is not [type, shape, strides]")
+    shape, strides = (tuple(size.whole() for size in part.items()) for part in parts[1:])
+    return parts[0].text(), shape, strides
+
+
+def _input(item: _Reader) -> Shape:
+    item.object(("dtype", "shape"))
+    return Shape(item.at("dtype").text(), tuple(size.whole() for size in item.at("shape").items()))
+
+
+def _device(item: _Reader) -> Device:
+    item.object(tuple(field.name for field in dataclasses.fields(Device)))
+    texts = {name: item.at(name).text() for name in ("name", "driver", "cuda", "pytorch")}
+    return Device(sms=item.at("sms").whole(), **texts)
+
+
+def _constants(item: _Reader) -> Constants:
+    fields = dataclasses.fields(Constants)
+    item.object(tuple(field.name for field in fields))
+    # A difference of two measurements may come out below nothing.
+    read: dict[str, Any] = {}
+    for field in fields:
+        value = item.at(field.name)
+        if field.name == "concurrency":
+            read[field.name] = {key: one.number(-1e9) for key, one in value.entries()}
+        elif field.default is dataclasses.MISSING:
+            read[field.name] = {_width(key, one): one.number(-1e9) for key, one in value.entries()}
+        else:
+            read[field.name] = value.or_none(lambda one: one.number(-1e9))
+    return Constants(**read)
+
+
+def _width(key: str, item: _Reader) -> int:
+    if not key.isdecimal() or len(key) > 6:
+        raise item.wrong("is not named by a number of streams")
+    return int(key)
+
+
+def _steps(item: _Reader, kernels: int) -> tuple[Step, ...]:
+    steps = []
+    for one in item.items():
+        one.object(("nodes", "kernel"))
+        kernel = one.at("kernel").whole(-1)
+        if kernel >= kernels:
+            raise one.at("kernel").wrong(f"is {kernel}, but there are {kernels} kernels")
+        nodes = tuple(node.text() for node in one.at("nodes").items())
+        if not nodes:
+            raise one.wrong("has no node")
+        steps.append(Step(nodes, kernel))
+    return tuple(steps)

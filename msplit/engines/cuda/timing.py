@@ -1,0 +1,142 @@
+"""Times calls alone on the device, as nodes of a CUDA graph: without what launching them from the host costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from msplit.engines.cuda import streams as pool
+
+Call = Callable[[], object]
+Lane = Sequence[Call]
+
+RUNS = 7
+"""Replays of a graph; their median counts."""
+
+WARM_SECONDS = 0.05
+"""Work before the first measurement, so that the clocks are up."""
+
+
+class Timer(Protocol):
+    """Measures how long calls take."""
+
+    @property
+    def lanes(self) -> int:
+        """How many calls it can run side by side."""
+        ...
+
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
+        """µs of one run: `before` in order, then the lanes side by side, each in order, then `after`; all of that `repeat` times."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
+
+
+class CudaTimer:
+    """Captures the calls once as a graph and replays it. Everything is in the L2 cache that fits there, since the runs are alike.
+
+    Args:
+        device: Where to run.
+        lanes: Most lanes of a graph.
+    """
+
+    def __init__(self, device: torch.device, lanes: int = 16) -> None:
+        self._device = device
+        self._streams = pool.lease(device, lanes)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._warm()
+
+    @property
+    def lanes(self) -> int:
+        """See `Timer`."""
+        return len(self._streams)
+
+    def _warm(self) -> None:
+        tensor = torch.ones(1 << 20, device=self._device)
+        end = time.perf_counter() + WARM_SECONDS
+        while time.perf_counter() < end:
+            tensor = tensor * 1.0
+        torch.cuda.synchronize(self._device)
+
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
+        """See `Timer`. The time that the device takes to begin with a graph is in it.
+
+        Raises:
+            RuntimeError: A call can not be captured.
+        """
+        streams = self._streams[: max(len(lanes), 1)]
+        origin = streams[0]
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(origin):
+            # Each call once on its stream, outside of the capture: kernels are loaded and libraries make their handles there.
+            for stream, lane in zip(streams, lanes, strict=False):
+                with torch.cuda.stream(stream):
+                    for call in dict.fromkeys(lane):
+                        call()
+            for call in dict.fromkeys([*before, *after]):
+                call()
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=self._memory, stream=origin, capture_error_mode="relaxed"):
+                for _ in range(repeat):
+                    _record(streams, lanes, before, after)
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * RUNS)]
+            graph.replay()
+            for run in range(RUNS):
+                marks[2 * run].record(origin)
+                graph.replay()
+                marks[2 * run + 1].record(origin)
+            origin.synchronize()
+        times = sorted(first.elapsed_time(last) * 1e3 for first, last in zip(marks[::2], marks[1::2], strict=True))
+        graph.reset()
+        return float(times[RUNS // 2])
+
+    def close(self) -> None:
+        """Gives the streams back."""
+        if self._streams:
+            torch.cuda.synchronize(self._device)
+            pool.give_back(self._device, self._streams)
+            self._streams = []
+
+
+def _record(streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane) -> None:
+    """Forks right after `before`, joins right before `after`. What a call makes is dropped at once, on the stream that made it."""
+    origin = streams[0]
+    for call in before:
+        call()
+    for stream in streams[1:]:
+        stream.wait_stream(origin)
+    for stream, lane in zip(streams, lanes, strict=False):
+        with torch.cuda.stream(stream):
+            for call in lane:
+                call()
+    for stream in streams[1:]:
+        origin.wait_stream(stream)
+    for call in after:
+        call()
+
+
+class CpuTimer:
+    """Runs the calls one after the other on the CPU, for tests: its times say nothing about a GPU."""
+
+    lanes = 1
+
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
+        """See `Timer`."""
+        calls = [*before, *(call for lane in lanes for call in lane), *after]
+        with torch.no_grad():
+            for call in dict.fromkeys(calls):
+                call()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                for call in calls:
+                    call()
+        return (time.perf_counter() - start) * 1e6
+
+    def close(self) -> None:
+        """Nothing to free."""

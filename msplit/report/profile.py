@@ -1,0 +1,128 @@
+"""The report of `profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.flatten.flat import FlatGraph
+from msplit.report.document import Document, Table
+from msplit.report.text import count, heading, micros, percent, plural, shorten
+
+_FEW = 12
+
+
+def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> Document:
+    """What takes the time, beside what the data sheet says, and the GPU's own constants.
+
+    Args:
+        flat: The graph.
+        found: The profile.
+        static: Static costs of the graph at the profile's shapes.
+        notes: Sentences at the end.
+    """
+    estimates = estimated(found, flat, static)
+    uses = np.bincount([step.kernel for step in found.steps if step.kernel >= 0], minlength=len(found.kernels))
+    totals = np.asarray([kernel.time_us for kernel in found.kernels]) * uses
+    whole = float(totals.sum())
+    order = np.argsort(-totals, kind="stable")[:_FEW].tolist()
+    rows = [
+        (
+            shorten(found.kernels[kind].op, 24),
+            shorten(_sizes(found, kind), 26),
+            count(int(uses[kind])),
+            micros(found.kernels[kind].time_us),
+            micros(estimates[kind]),
+            "-" if (share := found.kernels[kind].share) is None else f"{share:.0%}",
+            "-" if (blocks := found.kernels[kind].blocks) is None else count(blocks),
+            percent(float(totals[kind]), whole),
+        )
+        for kind in order
+    ]
+    more = len(found.kernels) - len(rows)
+    facts = [
+        ("device", str(found.device)),
+        (
+            "inputs",
+            ", ".join(f"{name} {'×'.join(map(str, one.shape))}" for name, one in list(found.inputs.items())[:4]),
+        ),
+        ("settings", f"{found.precision}, convolutions {found.layout}"),
+        ("measured", f"{found.measured} of {plural(len(found.steps), 'step')}, {plural(len(found.kernels), 'kind')}"),
+        (
+            "work",
+            f"{micros(whole)} measured, {micros(float(estimates @ uses) if len(estimates) else 0.0)} by the data sheet",
+        ),
+        *_constants(found),
+    ]
+    warnings = (
+        ["there is no GPU: these are times of the CPU, which say nothing about one"] if found.device.simulated else []
+    )
+    title = f"Kinds of steps by time{f', the first {len(rows)} of {len(found.kernels)}' if more > 0 else ''}"
+    columns = ("op", "inputs", ">steps", ">alone", ">static", ">fills", ">blocks", ">of all")
+    return Document(
+        title=heading(flat.model.path, flat.model.format),
+        facts=facts,
+        tables=[Table(title, columns, rows)],
+        notes=notes,
+        warnings=warnings,
+    )
+
+
+def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Per kind its static time: that of the nodes that its first step covers."""
+    index = flat.graph.index
+    result = np.zeros(len(found.kernels))
+    seen: set[int] = set()
+    for step in found.steps:
+        if step.kernel >= 0 and step.kernel not in seen:
+            seen.add(step.kernel)
+            result[step.kernel] = static.time_us[[index[name] for name in step.nodes]].sum()
+    return result
+
+
+def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The same for JSON; the profile itself is in its file."""
+    return {
+        "model": str(flat.model.path),
+        "device": found.device,
+        "precision": found.precision,
+        "layout": found.layout,
+        "inputs": found.inputs,
+        "constants": found.constants,
+        "steps": len(found.steps),
+        "measured": found.measured,
+        "unmeasured": found.unmeasured,
+        "kernels": found.kernels,
+        "static_us": estimated(found, flat, static),
+        "notes": list(notes),
+    }
+
+
+def _sizes(found: Profile, kind: int) -> str:
+    shapes = ["×".join(map(str, shape)) or "scalar" for _, shape, _ in found.kernels[kind].inputs]
+    return " ".join(dict.fromkeys(shapes))
+
+
+def _constants(found: Profile) -> list[tuple[str, str]]:
+    known = found.constants
+    if known.node_us is None:
+        return []
+    named = [
+        ("kernel", known.node_us),
+        ("wait", known.wait_us),
+        ("further join", known.join_us),
+        ("further root", known.root_us),
+    ]
+    parts = [f"{name} {value:.2f} µs" for name, value in named if value is not None]
+    if known.issue_us:
+        parts.append(f"a start every {known.issue_us:.2f} µs")
+    if known.copy_bytes_per_us:
+        parts.append(f"copies {known.copy_bytes_per_us / 1e6:.2f} TB/s")
+    facts = [("GPU", ", ".join(parts))]
+    if known.concurrency:
+        facts.append(("side by side", ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in known.concurrency.items())))
+    return facts
