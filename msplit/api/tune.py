@@ -13,6 +13,7 @@ import numpy as np
 
 from msplit import formats
 from msplit.analysis.colocation import groups
+from msplit.api.model import save
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import data_sheet
@@ -297,6 +298,29 @@ def save_plan(flat: FlatGraph, tuned: Tuned, path: Path, *, force: bool = False)
     stored = tuned.options["plan"]
     data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, made_for=tuned.made_for)
     formats.write_bytes_atomic(path, (json.dumps(data, indent=1) + "\n").encode(), force=force)
+
+
+def write(
+    flat: FlatGraph, tuned: Tuned, *, output: Path | None = None, plan: Path | None = None, force: bool = False
+) -> list[str]:
+    """Writes the annotated model and the plan, those that are asked for. What was written, in sentences.
+
+    Raises:
+        WriteError: One can not be written.
+    """
+    said = []
+    if output is not None:
+        report, conflicts = save(flat, tuned.ids, output, force=force)
+        said.append(f"Written: {report.path}, {report.set} stream ids set or changed.")
+        if conflicts:
+            said.append(
+                f"{len(conflicts)} nodes of functions have one id for several call sites, which want different ones: "
+                "only the plan keeps them apart."
+            )
+    if plan is not None:
+        save_plan(flat, tuned, plan, force=force)
+        said.append(f"Written: {plan}, the plan; `msplit check --plan` proves it and `msplit bench --plan` runs it.")
+    return said
 
 
 def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:

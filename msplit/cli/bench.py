@@ -63,7 +63,26 @@ from msplit.cli import options, progress
     "--reference", type=click.Path(path_type=Path), help="Verify against this .npz instead of TensorFlow on the CPU."
 )
 @click.option("--save-reference", type=click.Path(path_type=Path), help="Save inputs and reference outputs as .npz.")
-@click.option("--force", is_flag=True, help="Replace an existing file of --save-reference.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="cuda: search for the fastest plan, on up to the largest number of --streams, by measuring.",
+)
+@click.option(
+    "--tune-seconds", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds that --tune may search."
+)
+@click.option(
+    "--max-memory",
+    default=1.5,
+    show_default=True,
+    type=click.FloatRange(1),
+    metavar="RATIO",
+    help="--tune takes no plan that needs more than so many times the memory of one stream.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tuned streams as an annotated model.")
+@click.option("--plan-out", type=click.Path(path_type=Path), help="Write the tuned plan: streams, order and waits.")
+@click.option("--plan", type=click.Path(path_type=Path), help="cuda: also run a plan that --plan-out wrote.")
+@click.option("--force", is_flag=True, help="Replace existing outputs.")
 @click.option(
     "--op-library",
     "op_libraries",
@@ -72,6 +91,7 @@ from msplit.cli import options, progress
     help="Custom TensorFlow ops. Repeatable.",
 )
 @options.cost_options
+@options.profile_option
 @options.format_option
 @click.pass_context
 def command(
@@ -97,27 +117,44 @@ def command(
     tolerance: float | None,
     reference: Path | None,
     save_reference: Path | None,
+    tune: bool,
+    tune_seconds: float,
+    max_memory: float,
+    output: Path | None,
+    plan_out: Path | None,
+    plan: Path | None,
     force: bool,
     op_libraries: Sequence[Path],
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str,
+    profile_path: Path | None,
     style: str,
 ) -> None:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model."""
     from msplit.api.benchmark import BenchRequest, bench
+    from msplit.api.emission import check_places
+    from msplit.api.tune import TuneSettings, write
     from msplit.measure.result import Settings
     from msplit.report import benchmark
 
+    if not tune and (output is not None or plan_out is not None):
+        option = "--output" if output is not None else "--plan-out"
+        raise click.UsageError(
+            f"{option} writes what --tune finds: give --tune, too (`msplit assign` writes what rules find)."
+        )
+    measured = options.profile(profile_path)
     flat = options.load(model, tags, signature, inputs, outputs)
+    check_places(flat, [path for path in (output, plan_out) if path is not None], force=force)
     request = BenchRequest(
         streams=streams,
         ruleset=ruleset,
         engine=engine,
         batch=batch,
         shapes=dict(shapes),
-        inputs=dict(_input(text) for text in given),
+        inputs=dict(options.input_file(text) for text in given),
         gpu=gpu,
+        profile=measured,
         seed=seed,
         ieee=precision == "ieee",
         capture=not no_capture,
@@ -130,18 +167,18 @@ def command(
         settings=Settings(
             duration=duration, warmup=warmup, min_rounds=min_iters, builds=builds, seed=seed, tolerance=tolerance
         ),
+        tune=TuneSettings(tune_seconds, max_memory, seed=seed) if tune else None,
+        plan=plan,
         command=("msplit", *sys.argv[1:]),
     )
     with progress.told() as tell:
         found = bench(flat, request, progress=tell)
-    options.show(style, "bench", benchmark.document(flat, found), lambda: benchmark.payload(flat, found))
+    written: list[str] = []
+    if found.tuned is not None and not found.result.failed:
+        written = write(flat, found.tuned, output=output, plan=plan_out, force=force)
+    options.show(
+        style, "bench", benchmark.document(flat, found, written), lambda: benchmark.payload(flat, found, written)
+    )
     if found.result.failed:
         click.echo(f"error: outputs differ\n{found.result.describe_failures()}", err=True)
         ctx.exit(1)
-
-
-def _input(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if not equals or not name or not path:
-        raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
-    return name, Path(path)

@@ -10,12 +10,13 @@ from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
 from msplit.measure.stats import Ratio
+from msplit.report import tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, plural, size
 
 
-def document(flat: FlatGraph, found: Bench) -> Document:
-    """Times, gains, verification and diagnosis."""
+def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Document:
+    """Times, gains, verification and diagnosis; what tuning found and what was written of it."""
     result = found.result
     facts = [
         ("engine", f"{found.engine}: {found.why}"),
@@ -26,13 +27,20 @@ def document(flat: FlatGraph, found: Bench) -> Document:
     memory = _memory(result.variants)
     if memory is not None:
         tables.append(memory)
+    if found.tuned is not None:
+        tables.append(tuning.table(found.tuned))
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
         title=heading(flat.model.path, flat.model.format),
         facts=facts,
         tables=tables,
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
-        notes=[*map(_sentence, found.notes), *result.diagnosis],
+        notes=[
+            *map(_sentence, found.notes),
+            *result.diagnosis,
+            *(tuning.notes(found.tuned) if found.tuned is not None else ()),
+            *written,
+        ],
     )
 
 
@@ -150,7 +158,7 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
     )
 
 
-def payload(flat: FlatGraph, found: Bench) -> dict[str, Any]:
+def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
         "model": str(flat.model.path),
@@ -158,4 +166,5 @@ def payload(flat: FlatGraph, found: Bench) -> dict[str, Any]:
         "why": found.why,
         "notes": list(found.notes),
         "result": found.result.to_dict(),
+        **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned), "written": list(written)}),
     }
