@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from msplit import formats
 from msplit.api.benchmark import Bench, Traced
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.report.trace import Run, Slice, from_runs, node_args
+from msplit.report.trace import Run, Slice, from_runs, node_args, to_bytes
 
 
 def trace(flat: FlatGraph, found: Bench) -> dict[str, Any]:
@@ -21,10 +23,21 @@ def trace(flat: FlatGraph, found: Bench) -> dict[str, Any]:
     return from_runs([_run(flat, found.costs, one, known) for one in found.traced])
 
 
+def write(flat: FlatGraph, found: Bench, path: Path, *, force: bool = False) -> None:
+    """Writes the trace of what `bench` timed.
+
+    Raises:
+        WriteError: It can not be written.
+    """
+    formats.write_bytes_atomic(path, to_bytes(trace(flat, found)), force=force)
+
+
 def _run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> Run:
     slices = []
     for span in traced.timeline.spans:
-        nodes = [node for node in span.nodes if node < len(flat)] or [known[span.name]] * (span.name in known)
+        nodes = [node for node in span.nodes if node < len(flat)]
+        if not span.nodes and span.name in known:
+            nodes = [known[span.name]]
         args: dict[str, Any] = {"ran": ", ".join(span.ran)}
         stream = span.stream
         if nodes and costs is not None:

@@ -46,7 +46,7 @@ def from_metadata(metadata: Any) -> Timeline:
     begin = ran[0][3] if ran else 0
     rows = _rows(ran)
     spans = tuple(
-        Span(name, (), stream, (start - begin) / 1e3, max(start, end) / 1e3 - begin / 1e3, (op,), row)
+        Span(name, (), stream, (start - begin) / 1e3, (max(start, end) - begin) / 1e3, (op,), row)
         for (stream, name, op, start, end), row in zip(ran, rows, strict=True)
     )
     return Timeline(spans, tuple(_waits(spans, metadata.partition_graphs)), CLOCK)

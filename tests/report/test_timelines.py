@@ -1,0 +1,131 @@
+"""Measured timelines: of the simulated streams, of TensorFlow on the CPU, and of what TensorFlow's statistics may say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.engines.base import Span, Timeline
+from msplit.errors import EngineError
+from msplit.measure.result import Settings
+from msplit.report import timelines, trace
+from msplit.report.trace import Run, Slice
+from tests.cli.runner import SAMPLES
+from tests.report.perfetto import complaints
+
+QUICK = Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1, verify_inputs=1)
+
+
+def measured(model: str, **request: Any) -> tuple[msplit.FlatGraph, msplit.Bench]:
+    flat = msplit.load(SAMPLES / model)
+    found = msplit.bench(flat, msplit.BenchRequest(settings=QUICK, batch=4, timelines=True, **request))
+    return flat, found
+
+
+def slices_of(found: dict, process: int) -> list[dict]:
+    return [event for event in found["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
+
+
+def arrows_of(found: dict, process: int) -> int:
+    return sum(event["ph"] == "s" and event["pid"] == process for event in found["traceEvents"])
+
+
+def test_runs_lie_below_each_other_with_arrows_of_their_own():
+    beside = [Slice("x", 0, 0, 2), Slice("y", 0, 3, 1, row=1)]
+    runs = [Run("a", [Slice("x", 0, 0, 1), Slice("y", 1, 2, 1)], [(0, 1)]), Run("b", beside, [(0, 1)])]
+    found = trace.from_runs(runs)
+    assert complaints(found) == []
+    assert [arrows_of(found, process) for process in (1, 2)] == [1, 1]
+    names = [e["args"]["name"] for e in found["traceEvents"] if e["ph"] == "M" and "name" in e["args"]]
+    assert names == ["a", "stream 0", "stream 1", "b", "stream 0", "stream 0, beside"]
+    assert [run["title"] for run in found["otherData"]["runs"]] == ["a", "b"]
+
+
+@pytest.mark.tf
+def test_the_cuda_engine_with_simulated_streams_tells_kernels_rules_and_waits():
+    pytest.importorskip("torch", reason="PyTorch, the cuda engine's kernel library, is not installed")
+    flat, bench = measured("mmoe_small.pb", streams=(1, 2), engine="cuda", device="cpu", compare_tensorflow=False)
+    assert [one.label for one in bench.traced] == ["msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph"]
+    found = timelines.trace(flat, bench)
+    assert complaints(found) == []
+    one, two = slices_of(found, 1), slices_of(found, 2)
+    kernels = {variant.label: variant.facts["kernels"] for variant in bench.result.variants}
+    assert [len(one), len(two)] == list(kernels.values())
+    assert len({event["tid"] for event in one}) == 1
+    assert len({event["tid"] for event in two}) == 2
+    waits = {variant.label: variant.facts["waits"] for variant in bench.result.variants}
+    assert [arrows_of(found, 1), arrows_of(found, 2)] == list(waits.values())
+    assert arrows_of(found, 2) > 0
+    product = next(event for event in two if "expert_1/dense_0" in event["args"].get("nodes", event["name"]))
+    assert product["args"]["rule"] in ("branch", "propagate")
+    assert product["args"]["cost_us"] > 0
+    assert "on the CPU" in found["otherData"]["runs"][1]["clock"]
+
+
+def test_a_stream_keeps_the_id_that_the_user_gave_it():
+    flat = msplit.load(SAMPLES / "mmoe_small.pb")
+    span = Span("k", (3,), 0, 0.0, 1.0)
+    ids = np.full(len(flat), 7, np.int32)
+    bench = SimpleNamespace(
+        costs=None, traced=[SimpleNamespace(label="v", timeline=Timeline((span,), (), "c"), ids=ids, assignment=None)]
+    )
+    found = timelines.trace(flat, bench)  # type: ignore[arg-type]
+    assert "stream 7" in [e["args"].get("name") for e in found["traceEvents"] if e["ph"] == "M"]
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "keras_lookup"])
+def test_tensorflow_on_the_cpu_tells_its_nodes(model: str):
+    flat, bench = measured(model, streams=(1, 2), engine="tensorflow")
+    found = timelines.trace(flat, bench)
+    assert complaints(found) == []
+    assert len(bench.traced) == 2
+    known = set(flat.graph.names)
+    named = [event for event in slices_of(found, 2) if event["name"] in known]
+    assert named
+    assert all(event["args"]["cost_us"] >= 0 for event in named)
+    if model == "mmoe_small.pb":
+        assert arrows_of(found, 1) == 0
+        assert arrows_of(found, 2) > 0
+    assert "CPU devices" in found["otherData"]["runs"][0]["clock"]
+
+
+def test_times_of_a_gpu_device_are_refused_with_the_way_out():
+    from msplit.engines.tensorflow.timeline import from_metadata
+
+    device = SimpleNamespace(device="/job:localhost/replica:0/task:0/device:GPU:0", node_stats=[])
+    metadata = SimpleNamespace(step_stats=SimpleNamespace(dev_stats=[device]), partition_graphs=[])
+    with pytest.raises(EngineError) as caught:
+        from_metadata(metadata)
+    assert "--engine cuda" in str(caught.value)
+
+
+def test_nodes_of_one_stream_that_ran_at_a_time_get_tracks_of_their_own():
+    from msplit.engines.tensorflow.timeline import from_metadata
+
+    def node(name: str, op: str, start: int, end: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            node_name=name,
+            timeline_label=f"{name} = {op}(x)",
+            all_start_nanos=1_000_000 + start,
+            op_start_rel_nanos=0,
+            op_end_rel_nanos=end - start,
+        )
+
+    stats = [
+        node("a", "MatMul", 0, 1000),
+        node("b", "Relu", 500, 900),
+        node("c", "Relu", 1000, 1200),
+        node("k", "Const", 0, 9),
+    ]
+    device = SimpleNamespace(device="/job:localhost/replica:0/task:0/device:CPU:1", node_stats=stats)
+    found = from_metadata(SimpleNamespace(step_stats=SimpleNamespace(dev_stats=[device]), partition_graphs=[]))
+    assert [(span.name, span.stream, span.row, span.start_us, span.end_us) for span in found.spans] == [
+        ("a", 1, 0, 0.0, 1.0),
+        ("b", 1, 1, 0.5, 0.9),
+        ("c", 1, 0, 1.0, 1.2),
+    ]
