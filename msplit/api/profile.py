@@ -109,7 +109,7 @@ def profile(
         )
     names = flat.graph.names
     steps = tuple(
-        Step(tuple(names[node] for node in step.op.covers), kernel)
+        Step(tuple(names[node] for node in step.op.covers if node < len(flat)), kernel)
         for step, kernel in zip(prepared.program.steps, found.kernel, strict=True)
         if step.launches and step.op.covers
     )

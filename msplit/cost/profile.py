@@ -213,20 +213,25 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     known = static.known.copy()
     run = np.zeros(len(flat), dtype=np.bool_)
     inside = np.zeros(len(flat), dtype=np.bool_)
-    for step in profile.steps:
-        nodes = [index[name] for name in step.nodes]
+    covered = [[index[name] for name in step.nodes] for step in profile.steps]
+    for step, nodes in zip(profile.steps, covered, strict=True):
         run[nodes] = True
-        if step.kernel < 0 or not nodes:
+        if step.kernel >= 0:
+            time[nodes], nbytes[nodes], share[nodes] = 0.0, 0.0, 0.0
+            inside[nodes], known[nodes] = True, True
+    # A node may need several steps: what they take adds up.
+    for step, nodes in zip(profile.steps, covered, strict=True):
+        if step.kernel < 0:
             continue
         kernel, first = profile.kernels[step.kernel], nodes[0]
-        moved = float(nbytes[nodes].sum())
-        fills = float(share[nodes].max())
-        time[nodes], nbytes[nodes], inside[nodes[1:]] = 0.0, 0.0, True
-        known[nodes] = True
-        time[first] = kernel.time_us
-        share[first] = kernel.share if kernel.share is not None else fills
+        fills = kernel.share if kernel.share is not None else float(static.share[nodes].max())
+        area = time[first] * share[first] + kernel.time_us * fills
+        time[first] += kernel.time_us
+        share[first] = area / time[first] if time[first] > 0 else fills
         # A gather does not read its whole table: the estimate knows that, the sizes of its inputs do not.
-        nbytes[first] = min(kernel.bytes, moved) if moved > 0 else kernel.bytes
+        moved = float(static.bytes[nodes].sum())
+        nbytes[first] += min(kernel.bytes, moved) if moved > 0 else kernel.bytes
+        inside[first] = False
     for column in (time, nbytes, flops):
         column[~run] = 0.0
     return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.step_costs import estimated
 from msplit.errors import EngineError
 from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate, node_order
@@ -34,11 +35,19 @@ LAYOUT_RUNS = 30
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A program with what is shared by all its executables."""
+    """A program with what is shared by all its executables.
+
+    Attributes:
+        program: What runs.
+        layout: Memory layout of convolutions; "none" where there are none.
+        lowered: What it was traced from.
+        facts: What fusion did.
+    """
 
     program: Program
     layout: str
     lowered: Lowered
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CudaEngine:
@@ -65,7 +74,8 @@ class CudaEngine:
         """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 
         Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``group`` and
-        ``fuse`` (False: larger kernels, see `lower`), ``plan`` (a `steps.StoredPlan` to run by, where it fits the program), ``torture``.
+        ``fuse`` (False: larger kernels, see `lower` and `fusion`), ``compile`` (whether fused groups become kernels: on a GPU; otherwise
+        they are one step that runs op by op), ``plan`` (a `steps.StoredPlan` to run by, where it fits the program), ``torture``.
 
         Raises:
             EngineError: Something in the graph can not run; the message names it.
@@ -84,7 +94,8 @@ class CudaEngine:
         """The job's graph lowered and traced, once per graph, shapes and options."""
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         layout = str(job.options.get("layout", "auto"))
-        key = (shapes, job.ieee, layout, str(device), bool(job.options.get("group")), bool(job.options.get("fuse")))
+        larger = tuple(job.options.get(name) for name in ("group", "fuse", "compile"))
+        key = (shapes, job.ieee, layout, str(device), *larger)
         cache = self._prepared.setdefault(job.flat, {})
         if key not in cache:
             cache[key] = prepare(job, device, layout)
@@ -108,7 +119,6 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
             device,
             op_libraries=job.op_libraries,
             group=bool(job.options.get("group")),
-            fuse=bool(job.options.get("fuse")),
         )
     has_choice = any(
         op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
@@ -118,14 +128,24 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
     if not has_choice or device.type != "cuda":
         wanted = wanted[:1]
     with precision(job.ieee):
-        candidates = [
-            Prepared(trace(lowered.source, lowered.feeds, device, nchw=nchw), layout_name, lowered)
-            for nchw in wanted
-            for layout_name in ["nchw" if nchw else "nhwc" if has_choice else "none"]
-        ]
+        candidates = []
+        for nchw in wanted:
+            fused, facts = _fused(lowered, job, device, nchw) if job.options.get("fuse") else (lowered, {})
+            program = trace(fused.source, fused.feeds, device, nchw=nchw)
+            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", fused, facts))
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda candidate: _one_stream_seconds(job, candidate, device))
+
+
+def _fused(lowered: Lowered, job: Job, device: torch.device, nchw: bool) -> tuple[Lowered, Mapping[str, Any]]:
+    """The graph with groups of pointwise ops as one kernel each, which depends on the memory layout; and what the report tells of it."""
+    from msplit.engines.cuda.fusion import copy_of, fuse
+
+    source = copy_of(lowered.source)
+    compiles = bool(job.options.get("compile", device.type == "cuda"))
+    done = fuse(source, lowered.feeds, device, nchw=nchw, compile=compiles)
+    return replace(lowered, source=source), done.facts()
 
 
 def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
@@ -197,16 +217,17 @@ def step_problem(
         tie: Per step a group that must share a stream, or -1.
         machine: The GPU, by default the one that the defaults were fitted to.
     """
-    launches = np.asarray([step.launches for step in program.steps], dtype=bool)
-    times, shares, moved = launches * 1.0, np.full(len(launches), 0.1), np.zeros(len(launches))
-    if costs is not None:
-        for number, step in enumerate(program.steps):
-            if step.launches:
-                covers = np.asarray(step.op.covers)
-                times[number] = max(1.0, float(costs.time_us[covers].sum()))
-                shares[number] = float(costs.share[covers].max())
-                moved[number] = float(costs.bytes[covers].max())
-    return Problem.of(program.dag, times, shares, moved, launches=launches, pin=lanes, tie=tie, machine=machine)
+    found = estimated(program, costs)
+    return Problem.of(
+        program.dag,
+        found.time_us,
+        found.share,
+        found.bytes,
+        launches=[step.launches for step in program.steps],
+        pin=lanes,
+        tie=tie,
+        machine=machine,
+    )
 
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
@@ -251,7 +272,7 @@ def _device_executable(
             fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
         )
     lanes = arrange(program, plan)
-    about = {} if timing_only else plan_facts(program, plan, lanes.peak_bytes)
+    about = {} if timing_only else {**plan_facts(program, plan, lanes.peak_bytes), **prepared.facts}
     facts = {**about, "layout": prepared.layout, "captured": capture}
     if device.type != "cuda":
         return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})

@@ -1,0 +1,271 @@
+"""How far static costs are from measured ones, and how well the simulator ranks assignments: on a GPU, over the benchmark models.
+
+    python benchmarks/cost_model.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--streams 1,2,4,8,16] [--seconds 8]
+
+GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/cost_model.json (every figure, and the profiles) and
+OUT/cost_model.md (two tables). `--device cpu` tries it without a GPU; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+from msplit import api
+from msplit.analysis.colocation import groups
+from msplit.api.profile import ProfileRequest, profile
+from msplit.cost import profile_file
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for, step_problem
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.inputs import make_inputs
+from msplit.report import jsonio
+from msplit.report.profile import estimated
+from msplit.schedule.choose import best, choose
+from msplit.schedule.evaluate import evaluate
+from msplit.schedule.machine import Machine
+from msplit.schedule.predict import predict
+from msplit.schedule.problem import Problem
+
+DEFAULT = "mmoe,towers,deepfm,dlrm,inception_v3,googlenet,nasnet_mobile,squeezenet,bert"
+RUNS = 25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--models", default=DEFAULT)
+    parser.add_argument("--streams", default="1,2,4,8,16")
+    parser.add_argument("--batch", choices=["small", "large", "both"], default="small")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each model for measuring assignments")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in arguments.models.split(","):
+        batches = models.BATCHES[name]
+        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
+            began = time.time()
+            try:
+                rows.append(examine(arguments, name, batch))
+            except Exception:
+                traceback.print_exc()
+                continue
+            print(f"{name} {batch}: {time.time() - began:.1f} s", flush=True)
+            text = json.dumps(jsonio.plain({"schema_version": 1, "models": rows}))
+            (arguments.out / "cost_model.json").write_text(text)
+            (arguments.out / "cost_model.md").write_text(markdown(rows))
+    print(markdown(rows))
+
+
+def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
+    """One model: kernels, then assignments."""
+    flat = api.load(models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch))
+    request = ProfileRequest(batch=batch, device=arguments.device, grids=False, seconds=15)
+    found, notes = profile(flat, request)
+    _, static = api.price(flat, batch=batch)
+    _, measured = api.price(flat, batch=batch, profile=found)
+    feeds = make_inputs(flat, {}, batch=batch)
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options={"device": arguments.device, "layout": "auto"})
+    import torch
+
+    prepared = ENGINE.prepared(job, torch.device(arguments.device))
+    widths = [int(width) for width in arguments.streams.split(",")]
+    tried, of = assignments(job, prepared, flat, static, measured, widths, arguments.seconds)
+    return {
+        "model": name,
+        "batch": batch,
+        "kernels": kernels(found, flat, static),
+        "tried": tried,
+        "of": of,
+        "notes": notes,
+        "profile": json.loads(profile_file.dumps(found)),
+    }
+
+
+def kernels(found: Profile, flat: FlatGraph, static: Costs) -> dict[str, Any]:
+    """Static over measured time, per kind of step."""
+    guess = estimated(found, flat, static)
+    took = np.asarray([kernel.time_us for kernel in found.kernels])
+    uses = np.bincount([step.kernel for step in found.steps if step.kernel >= 0], minlength=len(took))
+    ratio = guess / took
+    every = np.repeat(ratio, uses)
+    by_op: dict[str, list[float]] = {}
+    for kernel, one, count in zip(found.kernels, ratio, uses, strict=True):
+        by_op.setdefault(kernel.op, []).extend([float(one)] * int(count))
+    return {
+        "kinds": len(took),
+        "steps": int(uses.sum()),
+        "median": float(np.median(every)),
+        "p10": float(np.percentile(every, 10)),
+        "p90": float(np.percentile(every, 90)),
+        "spearman": spearman(guess, took),
+        "static_us": float(guess @ uses),
+        "measured_us": float(took @ uses),
+        "by_op": {op: [len(values), float(np.median(values))] for op, values in sorted(by_op.items())},
+        "static": guess,
+        "measured": took,
+        "steps_of": uses,
+    }
+
+
+def assignments(
+    job: Job, prepared: Prepared, flat: FlatGraph, static: Costs, measured: Costs, widths: list[int], seconds: float
+) -> tuple[list[dict[str, Any]], int]:
+    """Every candidate for every width, by either costs: simulated and measured, as long as there is time. And how many there are."""
+    tie = groups(flat, handles=False).of
+    wanted: dict[bytes, tuple[np.ndarray[Any, Any], list[str]]] = {}
+    chosen: dict[bytes, list[str]] = {}
+    for label, costs in (("static", static), ("profile", measured)):
+        problem = Problem.from_flat(flat, costs, tie=tie, machine=Machine.of_costs(costs))
+        for width in widths:
+            candidates = choose(problem, width)
+            winner = best(candidates)
+            for candidate in candidates:
+                if candidate.skipped is not None:
+                    continue
+                ids = np.maximum(problem.spread(candidate.stream), 0)
+                lanes, _ = prepared.program.lanes(ids)
+                key = lanes.tobytes()
+                wanted.setdefault(key, (ids, []))[1].append(f"{candidate.name}@{width} ({label})")
+                if candidate is winner:
+                    chosen.setdefault(key, []).append(f"{label}-{width}")
+    keys = list(wanted)
+    random.Random(0).shuffle(keys)
+    keys.sort(key=lambda key: key not in chosen)  # what would be taken is measured in any case
+    stop = time.time() + seconds
+    rows = []
+    for key in keys:
+        if time.time() > stop and key not in chosen:
+            break
+        ids, names = wanted[key]
+        rows.append(
+            {
+                "names": names,
+                "chosen": chosen.get(key, []),
+                **_predicted(prepared, flat, ids, static, "static"),
+                **_predicted(prepared, flat, ids, measured, "profile"),
+                "measured_us": _device_us(job, prepared, ids, measured),
+            }
+        )
+    return rows, len(keys)
+
+
+def _predicted(prepared: Prepared, flat: FlatGraph, ids: Any, costs: Costs, label: str) -> dict[str, float]:
+    lanes, _ = prepared.program.lanes(ids)
+    problem = step_problem(prepared.program, costs, lanes, machine=Machine.of_costs(costs))
+    simulated = evaluate(problem, problem.pin)
+    return {
+        f"{label}_us": simulated.simulation.makespan_us,
+        f"{label}_flat_us": predict(flat, costs, ids).makespan_us,
+        "waits": simulated.plan.waits,
+        "streams": simulated.plan.streams,
+    }
+
+
+def _device_us(job: Job, prepared: Prepared, ids: Any, costs: Costs) -> float:
+    """Median of back-to-back replays by the device's clock; on a CPU the time of a simulated step."""
+    program = prepared.program
+    executable = executable_for(
+        job, prepared, plan_for(program, ids, costs), timing_only=job.options["device"] == "cuda"
+    )
+    try:
+        if job.options["device"] == "cpu":
+            start = time.perf_counter()
+            executable.step(job.feeds)
+            return (time.perf_counter() - start) * 1e6
+        executable.device_times(5)
+        return float(np.median(executable.device_times(RUNS) or [0.0])) * 1e6
+    finally:
+        executable.close()
+
+
+def ranks(values: Any) -> Any:
+    """Ranks from 0; equal values share their mean rank."""
+    values = np.asarray(values, float)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts + 1) / 2)[inverse.reshape(-1)]
+
+
+def spearman(first: Any, second: Any) -> float | None:
+    """Rank correlation; None where all are equal or there are fewer than three."""
+    if len(first) < 3:
+        return None
+    a, b = ranks(first), ranks(second)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum() / scale) if scale else None
+
+
+def kendall(first: Any, second: Any) -> float | None:
+    """Kendall's tau-b."""
+    if len(first) < 3:
+        return None
+    upper = np.triu_indices(len(first), 1)
+    a, b = (
+        np.sign(np.subtract.outer(np.asarray(one, float), np.asarray(one, float)))[upper] for one in (first, second)
+    )
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum() / scale) if scale else None
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| model | batch | kinds | steps | static / measured: median | p10 | p90 | rank correlation | static µs | measured µs |",
+        "| --- " + "| ---: " * 9 + "|",
+    ]
+    for row in rows:
+        one = row["kernels"]
+        cells = [
+            row["model"],
+            row["batch"],
+            one["kinds"],
+            one["steps"],
+            *(f"{one[key]:.2f}" for key in ("median", "p10", "p90")),
+        ]
+        cells += [_text(one["spearman"]), f"{one['static_us']:.0f}", f"{one['measured_us']:.0f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "Assignments: Spearman's and Kendall's rank correlation of simulated and measured time; median error of the simulated time; "
+        "µs of what `auto` takes on up to 16 streams by either costs, and of the best that was measured.",
+        "",
+        "| model | batch | measured | static: rho | tau | error | profile: rho | tau | error | one | auto static | auto profile | best |",
+        "| --- " + "| ---: " * 12 + "|",
+    ]
+    for row in rows:
+        took = [one["measured_us"] for one in row["tried"]]
+        cells = [row["model"], row["batch"], f"{len(took)} of {row['of']}"]
+        for label in ("static_us", "profile_us"):
+            said = [one[label] for one in row["tried"]]
+            error = np.median(np.abs(np.asarray(said) / took - 1))
+            cells += [_text(spearman(said, took)), _text(kendall(said, took)), f"{error:.0%}"]
+        widest = max(int(tag.split("-")[1]) for one in row["tried"] for tag in one["chosen"])
+        for tag in ("static-1", f"static-{widest}", f"profile-{widest}"):
+            cells.append(next((f"{one['measured_us']:.0f}" for one in row["tried"] if tag in one["chosen"]), "-"))
+        cells.append(f"{min(took):.0f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
