@@ -14,7 +14,6 @@ from msplit.engines.cuda.build import build
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.columns.uniques import drop_uniques
 from msplit.engines.cuda.coverage import divide, refuse
-from msplit.engines.cuda.fusion import fuse_pointwise
 from msplit.engines.cuda.grouping import group_branches
 from msplit.engines.cuda.host import HostPart
 from msplit.engines.cuda.program import Source
@@ -50,7 +49,6 @@ def lower(
     op_libraries: Sequence[Path] = (),
     rewrites: bool = True,
     group: bool = False,
-    fuse: bool = False,
 ) -> Lowered:
     """Lowers a graph.
 
@@ -61,7 +59,6 @@ def lower(
         op_libraries: Shared objects with custom TensorFlow ops, for the host part.
         rewrites: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
-        fuse: Whether groups of pointwise ops run as one kernel each.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -85,6 +82,4 @@ def lower(
         rewrite(source)
     if group:
         group_branches(source)
-    if fuse:
-        fuse_pointwise(source)
     return Lowered(source, {name: feeds[name] for name in source.feeds}, host)

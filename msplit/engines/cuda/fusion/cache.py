@@ -1,0 +1,53 @@
+"""Where compiled kernels are kept between runs.
+
+Inductor and Triton name what they keep by its content (code, shapes, device, their own version), so a folder shared by all models and
+all versions can not give a wrong kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+_OF_PYTORCH = "torchinductor_"
+"""What the name of PyTorch's own folder starts with, in the system's folder for temporary files."""
+
+
+def folder() -> Path | None:
+    """``$XDG_CACHE_HOME/msplit/kernels`` (by default below ``~/.cache``), made if need be; None where nothing can be written there."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    try:
+        root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+        chosen = root / "msplit" / "kernels"
+        chosen.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen):
+            return chosen
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Lets Inductor and Triton keep in `folder` what they compile meanwhile; in a folder that is deleted at the end where there is none.
+
+    Where the user has set ``TORCHINDUCTOR_CACHE_DIR``, that is where. (PyTorch sets it itself, to its default, when it is loaded.)
+    """
+    if not Path(os.environ.get(_INDUCTOR) or _OF_PYTORCH).name.startswith(_OF_PYTORCH):
+        yield
+        return
+    before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
+    chosen = folder()
+    with contextlib.nullcontext(chosen) if chosen else tempfile.TemporaryDirectory() as path:
+        os.environ[_INDUCTOR] = str(path)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
