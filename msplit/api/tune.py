@@ -16,7 +16,6 @@ from msplit.analysis.colocation import groups
 from msplit.api.model import save
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
-from msplit.cost.gpus import data_sheet
 from msplit.dag import Dag
 from msplit.engines.base import Job
 from msplit.errors import EngineError, MsplitError
@@ -28,7 +27,6 @@ from msplit.measure.result import BenchResult
 from msplit.rules.auto import claim_rest
 from msplit.rules.base import Context
 from msplit.schedule import planfile
-from msplit.schedule.machine import Machine
 from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.search import Device, Found, Limits, Trial, search, single
@@ -38,6 +36,9 @@ BUILDS = 3
 
 CONFIRM_ROUNDS = 15
 """Rounds of each."""
+
+PROFILE_SHARE = 0.25
+"""Share of the seconds, over and above them, that kernels may be timed alone, where no profile is given."""
 
 ONE_STREAM = "one stream"
 
@@ -136,8 +137,13 @@ def tune(
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
     costs = job.costs
-    machine = Machine.of(data_sheet(costs.gpu))
-    arms = trials.arms(job, groups(job.flat, handles=False).of, machine, settings.kernels)
+    arms = trials.arms(
+        job,
+        groups(job.flat, handles=False).of,
+        settings.kernels,
+        seconds=PROFILE_SHARE * settings.seconds,
+        tell=tell,
+    )
     _refuse_dynamic(next(iter(arms.values())).prepared.program)
     device = device or trials.make_trials(arms, torch.device(str(job.options.get("device", "cuda"))))
     limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)

@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda import steps
-from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove, step_problem
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove
 from msplit.engines.cuda.lanes import arrange
 from msplit.graph import Ints
 from msplit.schedule.evaluate import evaluate
@@ -25,6 +25,8 @@ from msplit.schedule.simulate import simulate
 
 if TYPE_CHECKING:
     import torch
+
+    from msplit.engines.cuda.step_costs import StepCosts
 
 BURST_SECONDS = 0.003
 """How long one trial runs on in a round."""
@@ -44,12 +46,14 @@ class Arm:
         job: With the options that make these kernels; on one stream.
         prepared: The program.
         problem: Its steps.
+        costs: What they cost.
     """
 
     name: str
     job: Job
     prepared: Prepared
     problem: Problem
+    costs: StepCosts
 
     def plan(self, trial: Trial) -> Plan:
         """The plan of a trial over the program's steps."""
@@ -74,21 +78,35 @@ OPTIONS: Mapping[str, Mapping[str, bool]] = {
 """The ways to make kernels that are tried."""
 
 
-def arms(job: Job, groups: Ints, machine: Machine, names: Sequence[str] = tuple(OPTIONS)) -> dict[str, Arm]:
+def arms(
+    job: Job,
+    groups: Ints,
+    names: Sequence[str] = tuple(OPTIONS),
+    *,
+    seconds: float = 0.0,
+    tell: Callable[[str, float], None] | None = None,
+) -> dict[str, Arm]:
     """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
 
     Args:
         job: What to run; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
-        machine: The GPU.
         names: Keys of `OPTIONS`.
+        seconds: How long kernels may be timed alone, all together, so that simulations go by measured times. Costs that come from a
+            profile are measured already.
+        tell: Told what is being done.
     """
     import torch
 
+    from msplit.engines.cuda.step_costs import estimated, measured
+
     device = torch.device(str(job.options.get("device", "cuda")))
+    profiled = job.costs is not None and job.costs.constants is not None
     found: dict[str, Arm] = {}
     seen = set()
-    for name in names:
+    for number, name in enumerate(names):
+        if tell:
+            tell(f"lowering, {name} kernels", number / len(names))
         own = replace(job, options={**job.options, **OPTIONS[name]})
         prepared = ENGINE.prepared(own, device)
         program = prepared.program
@@ -96,9 +114,29 @@ def arms(job: Job, groups: Ints, machine: Machine, names: Sequence[str] = tuple(
         if kernels in seen:
             continue
         seen.add(kernels)
-        tie = steps.ties(program, groups)
-        found[name] = Arm(name, own, prepared, step_problem(program, job.costs, tie=tie, machine=machine))
+        if profiled or seconds <= 0:
+            costs = estimated(program, job.costs)
+        else:
+            if tell:
+                tell(f"timing kernels, {name}", number / len(names))
+            costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=seconds / len(names))
+        problem = Problem.of(
+            program.dag,
+            costs.time_us,
+            costs.share,
+            costs.bytes,
+            launches=[step.launches for step in program.steps],
+            tie=steps.ties(program, groups),
+            machine=_machine(job, costs),
+        )
+        found[name] = Arm(name, own, prepared, problem, costs)
     return found
+
+
+def _machine(job: Job, costs: StepCosts) -> Machine:
+    if job.costs is None:
+        return Machine()
+    return Machine.of_costs(replace(job.costs, constants=costs.constants or job.costs.constants))
 
 
 class _Memory:
