@@ -1,10 +1,57 @@
-"""Alike independent branches as one batched branch."""
+"""Alike independent branches as one: horizontal merging.
+
+Ops that are alike (`signature`) and independent (`agenda`) become one op with one more axis, the members (`kinds`): products become
+batched products, lookups one lookup in all tables, pointwise ops gain a dimension. Weights are stacked once (`weights`). What lies side by
+side already is not copied (`merge`), and what reads members on their own reads views.
+"""
 
 from __future__ import annotations
 
-from msplit.engines.cuda.program import Source
+from msplit.engines.cuda.grouping.agenda import Agenda, Group
+from msplit.engines.cuda.grouping.rest import read_from_stacks
+from msplit.engines.cuda.grouping.weights import SMALL_BYTES
+from msplit.engines.cuda.program import Key, Source
+
+__all__ = ["Group", "group_branches"]
 
 
-def group_branches(source: Source) -> None:
-    """Changes a source, whose shapes are known, in place."""
-    del source
+def group_branches(source: Source) -> list[Group]:
+    """Changes a source, whose shapes are known, in place.
+
+    Returns:
+        The merges, in the order in which they run.
+    """
+    _unite_constants(source)
+    agenda = Agenda(source)
+    agenda.run()
+    if not agenda.groups:
+        return []
+    draft = agenda.draft
+    for name, key in source.fetches.items():
+        like = source.ops.get(key[0])
+        if like is not None:
+            source.fetches[name] = draft.plain(key, like)
+    source.ops = draft.ops
+    source.prune()
+    read_from_stacks(source, draft.weights)
+    draft.weights.finish()
+    _forget_constants(source)
+    source.sort()
+    return agenda.groups
+
+
+def _unite_constants(source: Source) -> None:
+    """Small constants of equal value become one: members that share a bias are to be seen to share it."""
+    first: dict[tuple[str, tuple[int, ...], bytes], Key] = {}
+    names: dict[Key, Key] = {}
+    for key, value in source.constants.items():
+        if value.nbytes <= SMALL_BYTES and value.dtype.kind in "biuf":
+            names[key] = first.setdefault((value.dtype.str, value.shape, value.tobytes()), key)
+    for op in source.ops.values():
+        op.inputs = [names.get(key, key) for key in op.inputs]
+
+
+def _forget_constants(source: Source) -> None:
+    """Lets go of constants that nothing reads any more: stacked weights would otherwise be held twice."""
+    read = {key for op in source.ops.values() for key in op.inputs} | set(source.fetches.values())
+    source.constants = {key: value for key, value in source.constants.items() if key in read}
