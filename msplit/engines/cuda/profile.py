@@ -191,8 +191,8 @@ def _time(timer: Timer, call: Callable[[], Any], device: Constants) -> tuple[flo
     return alone, share_of(alone, beside / (deep * timer.lanes), timer.lanes, device.issue_us or 0.0)
 
 
-def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> float:
-    """Share of the device that a kernel fills.
+def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> float | None:
+    """Share of the device that a kernel fills; None where the device could not start enough of its like to tell.
 
     Args:
         alone_us: Its time alone.
@@ -201,8 +201,7 @@ def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> fl
         issue_us: The least that `each_us` can be: the device does not start kernels faster.
     """
     if each_us <= 1.2 * issue_us:
-        # The device was busy with starting kernels, not with running them: no more can be told than that it is less than this.
-        each_us = min(each_us, issue_us)
+        return None
     return float(min(max(each_us / alone_us, 1 / (16 * lanes)), 1.0))
 
 
@@ -253,7 +252,7 @@ def resident(kernel: records.Record, limits: Any) -> int:
     warps = -(-kernel.threads // 32)
     by = [32, limits.max_threads_per_multi_processor // max(32 * warps, 1)]
     if kernel.registers:
-        by.append(limits.regs_per_multiprocessor // (-(-kernel.registers * 32 // 256) * 256 * warps))
-    if kernel.shared_bytes:
+        by.append(getattr(limits, "regs_per_multiprocessor", 65536) // (-(-kernel.registers * 32 // 256) * 256 * warps))
+    if kernel.shared_bytes and hasattr(limits, "shared_memory_per_multiprocessor"):
         by.append(limits.shared_memory_per_multiprocessor // kernel.shared_bytes)
     return max(min(int(most) for most in by), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -18,6 +19,9 @@ RUNS = 7
 
 WARM_SECONDS = 0.05
 """Work before the first measurement, so that the clocks are up."""
+
+HEAD_START_CYCLES = 4_000_000
+"""The device sleeps for so long (2 ms) while the host issues all replays. Otherwise short ones would last as long as issuing them does."""
 
 
 class Timer(Protocol):
@@ -50,6 +54,8 @@ class CudaTimer:
         self._streams = pool.lease(device, lanes)
         self._memory = torch.cuda.graph_pool_handle()
         self._warm()
+        # PyTorch gives a pool up when the last of its graphs is gone; this one stays.
+        self._keeper = self._captured(lambda: torch.ones(1, device=device))
 
     @property
     def lanes(self) -> int:
@@ -72,7 +78,6 @@ class CudaTimer:
         streams = self._streams[: max(len(lanes), 1)]
         origin = streams[0]
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(origin):
             # Each call once on its stream, outside of the capture: kernels are loaded and libraries make their handles there.
             for stream, lane in zip(streams, lanes, strict=False):
@@ -82,11 +87,10 @@ class CudaTimer:
             for call in dict.fromkeys([*before, *after]):
                 call()
             torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, pool=self._memory, stream=origin, capture_error_mode="relaxed"):
-                for _ in range(repeat):
-                    _record(streams, lanes, before, after)
+            graph = self._captured(lambda: _record(streams, lanes, before, after, repeat))
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * RUNS)]
             graph.replay()
+            torch.cuda._sleep(HEAD_START_CYCLES)
             for run in range(RUNS):
                 marks[2 * run].record(origin)
                 graph.replay()
@@ -96,29 +100,47 @@ class CudaTimer:
         graph.reset()
         return float(times[RUNS // 2])
 
+    def _captured(self, run: Call) -> torch.cuda.CUDAGraph:
+        """The graph of what a call issues. (`torch.cuda.graph` would also empty the allocator's caches, every time.)"""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._streams[0]):
+            graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
+            try:
+                run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
     def close(self) -> None:
         """Gives the streams back."""
         if self._streams:
             torch.cuda.synchronize(self._device)
+            self._keeper.reset()
             pool.give_back(self._device, self._streams)
             self._streams = []
 
 
-def _record(streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane) -> None:
+def _record(
+    streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane, repeat: int
+) -> None:
     """Forks right after `before`, joins right before `after`. What a call makes is dropped at once, on the stream that made it."""
     origin = streams[0]
-    for call in before:
-        call()
-    for stream in streams[1:]:
-        stream.wait_stream(origin)
-    for stream, lane in zip(streams, lanes, strict=False):
-        with torch.cuda.stream(stream):
-            for call in lane:
-                call()
-    for stream in streams[1:]:
-        origin.wait_stream(stream)
-    for call in after:
-        call()
+    for _ in range(repeat):
+        for call in before:
+            call()
+        for stream in streams[1:]:
+            stream.wait_stream(origin)
+        for stream, lane in zip(streams, lanes, strict=False):
+            with torch.cuda.stream(stream):
+                for call in lane:
+                    call()
+        for stream in streams[1:]:
+            origin.wait_stream(stream)
+        for call in after:
+            call()
 
 
 class CpuTimer:
