@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from msplit.schedule import planfile
 from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.search import Device, Found, Limits, Trial, search, single
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.trials import Arm
 
 BUILDS = 3
 """Builds of the confirmation."""
@@ -82,6 +85,7 @@ class Tuned:
         over_candidate: Over the best candidate; None where it is that.
         why: Why it was taken, in a sentence.
         made_for: GPU, driver, batch …: what a plan file says it was made for.
+        arms: The kernels that were tried, by name: `Arm.bounds` tells what limits them.
         fallback: One stream, in case the plan turns out wrong or slower; None where it is that already.
     """
 
@@ -100,6 +104,7 @@ class Tuned:
     why: str
     made_for: Mapping[str, Any] = field(default_factory=dict)
     fallback: Tuned | None = None
+    arms: Mapping[str, Arm] = field(default_factory=dict)
 
 
 def tune(
@@ -166,8 +171,7 @@ def tune(
         plan = prove(arm.plan(trial), program)
         stored = steps.store(program, plan)
         ids = _all_ids(job.flat, costs, steps.ids_of(program, plan.stream, len(job.flat)))
-        layout = {} if arm.prepared.layout == "none" else {"layout": arm.prepared.layout}
-        options = {**trials.OPTIONS[trial.arm], **layout, "plan": stored}
+        options = {**trials.OPTIONS[trial.arm], "plan": stored}
         return Tuned(
             found=found,
             trial=trial,
@@ -182,8 +186,9 @@ def tune(
             over_one=ratios.get("same kernels", ratios.get("one")),
             over_candidate=ratios.get("candidate"),
             why=why,
-            made_for=made_for(job, batch, options),
+            made_for=made_for(arm.job, batch, layout=arm.prepared.layout),
             fallback=fallback,
+            arms=arms,
         )
 
     alone = None if trial.key() == found.one.key() else result(found.one, {}, "", None)
@@ -278,7 +283,7 @@ def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[
     return make_plan(dag, lanes, topological(dag, key))
 
 
-def made_for(job: Job, batch: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dict[str, Any]:
     """What a plan of a job depends on beside the graph, as plain data."""
     known = environment()
     gpus = known["gpus"] or [{}]
@@ -290,7 +295,8 @@ def made_for(job: Job, batch: int | None, options: Mapping[str, Any]) -> dict[st
         "batch": batch,
         "inputs": {name: [value.dtype.name, *value.shape] for name, value in sorted(job.feeds.items())},
         "precision": "ieee" if job.ieee else "tf32",
-        "options": {key: value for key, value in options.items() if key in ("fuse", "group", "layout")},
+        "options": {key: True for key in ("fuse", "group") if job.options.get(key)}
+        | ({} if layout == "none" else {"layout": layout}),
     }
     return {key: value for key, value in found.items() if value is not None}
 
@@ -361,7 +367,7 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
             options["plan"] = StoredPlan(tuple(kernels))
             for node, _, lane in kernels:
                 ids[node] = lane
-    notes += _differences(plan.made_for, made_for(job, None, options))
+    notes += _differences(plan.made_for, made_for(job))
     return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
 
 

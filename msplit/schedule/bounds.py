@@ -10,8 +10,10 @@ from msplit.analysis.path import critical_path
 from msplit.cost.costs import Costs, Floats
 from msplit.cost.estimate import peaks
 from msplit.cost.gpus import data_sheet
+from msplit.dag import Dag
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
+from msplit.schedule.order import topological, upward_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,7 @@ class Bounds:
         serial_us: All kernels one after the other.
         fused_us: What larger kernels could reach: every weight and input read once, every result written once, or all operations at
             their peak, whichever takes longer.
+        unique_us: Every weight and input read once, every result written once, at the peak memory bandwidth.
         max_gain: `serial_us / lower_bound_us`: no number of streams gains more. 1 where there is nothing to run.
         path: Nodes of the critical path, first to last.
     """
@@ -39,6 +42,7 @@ class Bounds:
     lower_bound_us: float
     serial_us: float
     fused_us: float
+    unique_us: float
     max_gain: float
     path: Ints
 
@@ -69,7 +73,8 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
     area = float((costs.time_us * costs.share).sum())
     serial = float(costs.time_us.sum())
     lower = max(span, bandwidth, flops, area)
-    fused = max(float(unique_bytes(flat, costs)) / sheet.bytes_per_us, flops)
+    unique = float(unique_bytes(flat, costs)) / sheet.bytes_per_us
+    fused = max(unique, flops)
     return Bounds(
         critical_path_us=span,
         bandwidth_us=bandwidth,
@@ -78,8 +83,78 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
         lower_bound_us=lower,
         serial_us=serial,
         fused_us=fused,
+        unique_us=unique,
         max_gain=serial / lower if lower > 0 else 1.0,
         path=path,
+    )
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """What limits the steps that an engine really runs. Times in µs.
+
+    Unlike `Bounds`, which counts the traffic of every node, bandwidth here is that of what must cross the memory bus at least once
+    (weights, inputs, outputs): what steps hand to each other may stay in the L2 cache, and measured times know that.
+
+    Attributes:
+        critical_path_us: The heaviest path of steps.
+        bandwidth_us: Weights, inputs and outputs once, at the peak memory bandwidth.
+        flops_us: All operations, each at the peak of its type.
+        sm_time_us: Time times share, summed.
+        lower_us: The largest of the four: no plan of these steps is faster.
+        serial_us: All steps one after the other.
+        fused_us: What larger kernels could reach: `bandwidth_us` or `flops_us`.
+        limit: Which of the four is the largest, in words.
+        steps: How many launch kernels.
+        measured: How many of them have a measured time; the others have the static one.
+    """
+
+    critical_path_us: float
+    bandwidth_us: float
+    flops_us: float
+    sm_time_us: float
+    lower_us: float
+    serial_us: float
+    fused_us: float
+    limit: str
+    steps: int
+    measured: int
+
+    @property
+    def max_gain(self) -> float:
+        """No number of streams gains more over one; 1 where nothing runs."""
+        return self.serial_us / self.lower_us if self.lower_us > 0 else 1.0
+
+
+def step_bounds(dag: Dag, time_us: Floats, share: Floats, of: Bounds, *, measured: int = 0) -> StepBounds:
+    """Lower bounds of an engine's steps.
+
+    Args:
+        dag: Dependencies between steps.
+        time_us: Time of each alone; 0 for those that launch nothing.
+        share: Share of the device that each fills.
+        of: Static bounds of the model, for its operations and its weights, inputs and outputs.
+        measured: How many of the times were measured.
+    """
+    rank = upward_rank(dag, time_us, topological(dag)) if len(dag) else np.zeros(1)
+    limits = {
+        "critical path": float(rank.max()),
+        "memory bandwidth": of.unique_us,
+        "arithmetic": of.flops_us,
+        "SM time": float((time_us * share).sum()),
+    }
+    limit = max(limits, key=limits.__getitem__)
+    return StepBounds(
+        critical_path_us=limits["critical path"],
+        bandwidth_us=limits["memory bandwidth"],
+        flops_us=limits["arithmetic"],
+        sm_time_us=limits["SM time"],
+        lower_us=limits[limit],
+        serial_us=float(time_us.sum()),
+        fused_us=of.fused_us,
+        limit=limit,
+        steps=int(np.count_nonzero(time_us)),
+        measured=measured,
     )
 
 

@@ -16,6 +16,7 @@ from msplit.engines.cuda import steps
 from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove
 from msplit.engines.cuda.lanes import arrange
 from msplit.graph import Ints
+from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan
@@ -59,6 +60,14 @@ class Arm:
         """The plan of a trial over the program's steps."""
         return trial.point.plan(self.problem, self.prepared.program.dag)
 
+    def bounds(self) -> StepBounds:
+        """What limits every plan of these kernels."""
+        if self.job.costs is None:
+            raise ValueError("bounds need costs")
+        static = bounds(self.job.flat, self.job.costs)
+        program, costs = self.prepared.program, self.costs
+        return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
+
     def streams_of(self, ids: Ints) -> Ints:
         """Per block the stream that ids of the flat graph's nodes mean."""
         lanes, _ = self.prepared.program.lanes(ids)
@@ -70,9 +79,9 @@ class Arm:
 
 
 OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "plain": {"fuse": False, "group": False},
-    "fused": {"fuse": True, "group": False},
-    "grouped": {"fuse": False, "group": True},
+    "plain": {},  # as the job says
+    "fused": {"fuse": True},
+    "grouped": {"group": True},
     "fused and grouped": {"fuse": True, "group": True},
 }
 """The ways to make kernels that are tried."""

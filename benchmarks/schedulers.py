@@ -1,0 +1,267 @@
+"""Every way to choose streams, and the tuned plan, on the same executor and kernels: every benchmark model, against one stream.
+
+    python benchmarks/schedulers.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--seconds 20] [--streams 16]
+
+GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/schedulers.json (every round's time) and OUT/schedulers.md (the
+table of `schedulers.md`); what is there of other models is kept, so that several visits add up. `--device cpu` tries it without a GPU:
+times are then the simulator's. `--table FILE.json…` only makes the table again.
+
+For each model: kernels are timed alone, which gives the lower bound and what the simulator goes by; every algorithm assigns up to
+`--streams` streams; the rule set that fits the model does, too; the tuner searches for `--seconds`. Then all of them are measured,
+interleaved with one stream, by the device's clock, in `--builds` fresh builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+from msplit import api
+from msplit.api.tune import TuneSettings, tune
+from msplit.engines.base import Job
+from msplit.engines.cuda import trials
+from msplit.measure import stats
+from msplit.measure.environment import environment
+from msplit.measure.inputs import make_inputs
+from msplit.schedule.candidates import ONE
+from msplit.schedule.choose import best, choose
+from msplit.schedule.search import Trial, single, trial_of
+
+ROUNDS = 9
+HEAT = 6
+
+COLUMNS = ("tensorflow", "torchsched", "opara", "nimble", "longest-first", "ios", "list", "rules", "auto", "tuned")
+TARGETS = {("googlenet", 1): 1.75, ("inception_v3", 1): 1.65, ("deepfm", 1): 2.2, ("lstm", 1): 6.5}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--models", default=",".join(models.BATCHES))
+    parser.add_argument("--batch", choices=["small", "large", "both"], default="both")
+    parser.add_argument("--seconds", type=float, default=20, help="of tuning, per model and batch")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--builds", type=int, default=2)
+    parser.add_argument(
+        "--kernels", choices=["plain", "all"], default="plain", help="all: tuning may make larger kernels, too"
+    )
+    parser.add_argument("--max-memory", type=float, default=1.5)
+    parser.add_argument("--limit", type=float, default=570, help="start no further model after so many seconds")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--table", type=Path, nargs="+", help="only make the table of these files")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table([row for path in arguments.table for row in read(path)]))
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    target = arguments.out / "schedulers.json"
+    rows = read(target) if target.exists() else []
+    start = time.time()
+    for name in arguments.models.split(","):
+        batches = models.BATCHES[name]
+        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
+            if time.time() - start > arguments.limit:
+                print(f"out of time before {name} batch {batch}", flush=True)
+                continue
+            began = time.time()
+            try:
+                row = run(arguments, name, batch)
+            except Exception as problem:
+                traceback.print_exc(limit=4)
+                print(f"{name} batch {batch}: {type(problem).__name__}: {str(problem).splitlines()[0]}", flush=True)
+                continue
+            row["took_s"] = time.time() - began
+            rows = [other for other in rows if (other["model"], other["batch"]) != (name, batch)] + [row]
+            print(line(row), flush=True)
+            target.write_text(json.dumps({"schema_version": 1, "environment": environment(sys.argv), "rows": rows}))
+            (arguments.out / "schedulers.md").write_text(table(rows))
+    print("\n".join(verdicts(rows)))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    raw = path.read_bytes()
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["rows"]
+    return found
+
+
+def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
+    path = models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch)
+    flat = api.load(path)
+    sizes, costs = api.price(flat, batch=batch)
+    feeds = make_inputs(flat, {}, batch=batch)
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": arguments.device})
+    rules = []
+    for streams in sorted({4, 10, arguments.streams}):
+        if streams <= arguments.streams:
+            found = api.assign(flat, models.RULES[name], streams=streams, priced=(sizes, costs))
+            rules.append((f"rules-{streams}", found.ids))
+    settings = TuneSettings(
+        arguments.seconds, arguments.max_memory, ("plain",) if arguments.kernels == "plain" else tuple(trials.OPTIONS)
+    )
+    tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
+    arms = tuned.arms
+    arm = arms["plain"]
+    device = trials.make_trials(arms, torch.device(arguments.device))
+    plain: list[tuple[str, Trial]] = []
+    skipped = {}
+    candidates = choose(arm.problem, arguments.streams)
+    winner = best(candidates)
+    for candidate in candidates:
+        if candidate.skipped is not None:
+            skipped[candidate.name] = candidate.skipped
+        elif candidate.name != ONE:
+            trial = trial_of(arm.problem, "plain", candidate.name, candidate.stream, candidate.order)
+            plain.append((candidate.name, trial))
+    plain += [(label, trial_of(arm.problem, "plain", label, arm.streams_of(ids))) for label, ids in rules]
+    plain.append(("tuned", tuned.trial))
+    one = single(arm.problem, "plain")
+    times = measure(device, one, [trial for _, trial in plain], arguments.builds)
+    bound = asdict(arm.bounds())
+    results = []
+    for (label, trial), (ours, theirs) in zip(plain, times, strict=True):
+        ratio = stats.ratio(theirs, ours, over=ONE, clock="device")
+        us = median(value for build in ours for value in build) * 1e6
+        results.append(
+            {
+                "name": label,
+                "what": trial.name,
+                "kernels": trial.arm,
+                "streams": trial.streams,
+                "waits": arms[trial.arm].plan(trial).waits,
+                "us": us,
+                "predicted_us": trial.predicted_us,
+                "gain": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+                "memory": device.memory(trial),
+                "peak_bytes": device.peak_bytes(trial),
+                "rounds": ours,
+            }
+        )
+    one_us = median(value for _, theirs in times for build in theirs for value in build) * 1e6
+    return {
+        "model": name,
+        "batch": batch,
+        "rules": models.RULES[name],
+        "kernels": int(arm.problem.kernels.sum()),
+        "one_us": one_us,
+        "one_bytes": device.peak_bytes(one),
+        "bounds": bound,
+        "auto": winner.name,
+        "results": results,
+        "skipped": skipped,
+        "tuning": {
+            "seconds": tuned.found.seconds,
+            "stopped": tuned.found.stopped,
+            "tried": tuned.found.tried,
+            "kept": [[gain.change, gain.ratio, gain.at] for gain in tuned.found.gains],
+            "candidate": tuned.found.candidate.name,
+            "why": tuned.why,
+            "gain": tuned.gain.to_dict() if tuned.gain else None,
+        },
+    }
+
+
+Rounds = list[list[float]]
+
+
+def measure(device: Any, one: Trial, runners: list[Trial], builds: int) -> list[tuple[Rounds, Rounds]]:
+    """Per trial its rounds and those of one stream beside it, per build."""
+    distinct = list({trial.key(): trial for trial in runners}.values())
+    found: dict[Any, tuple[Rounds, Rounds]] = {trial.key(): ([], []) for trial in distinct}
+    for _ in range(builds):
+        for at in range(0, len(distinct), HEAT):
+            heat = distinct[at : at + HEAT]
+            device.renew()
+            times = device.times([one, *heat], ROUNDS)
+            for trial, rounds in zip(heat, times[1:], strict=True):
+                found[trial.key()][0].append(list(rounds))
+                found[trial.key()][1].append(list(times[0]))
+    device.renew()
+    return [found[trial.key()] for trial in runners]
+
+
+def column(row: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """What stands in a column of the table: of several widths or grains the fastest."""
+    results = {entry["name"]: entry for entry in row["results"]}
+    if name in ("list", "rules"):
+        of = [entry for label, entry in results.items() if label.startswith(f"{name}-")]
+        return max(of, key=lambda entry: entry["gain"], default=None)
+    return results.get(row["auto"] if name == "auto" else name)
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = [f"{row['model']} {row['batch']}: one {row['one_us']:.0f} µs, bound {row['bounds']['lower_us']:.0f};"]
+    for name in COLUMNS:
+        entry = column(row, name)
+        cells.append(f"{name} {entry['gain']:.2f}" if entry else f"{name} -")
+    best_one = column(row, "tuned")
+    assert best_one is not None
+    cells.append(
+        f"({best_one['streams']} streams, {best_one['waits']} waits, memory {best_one['memory']:.2f}; "
+        f"{row['tuning']['tried']} changes, {len(row['tuning']['kept'])} kept, {row['tuning']['stopped']}; {row['took_s']:.0f} s)"
+    )
+    return " ".join(cells)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    heads = ["model", "batch", "one, µs", *COLUMNS, "tuned, µs", "streams", "waits", "memory", "bound, µs", "reached"]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " + "| ---: " * (len(heads) - 1) + "|"]
+    for row in sorted(rows, key=lambda row: (list(models.BATCHES).index(row["model"]), row["batch"])):
+        cells = [row["model"], str(row["batch"]), f"{row['one_us']:.0f}"]
+        found = {name: column(row, name) for name in COLUMNS}
+        top = max(entry["gain"] for entry in found.values() if entry)
+        for entry in found.values():
+            text = f"{entry['gain']:.2f}" if entry else "-"
+            cells.append(f"**{text}**" if entry and entry["gain"] >= top * 0.995 else text)
+        own = found["tuned"]
+        assert own is not None
+        cells += [f"{own['us']:.1f}", str(own["streams"]), str(own["waits"]), f"{own['memory']:.2f}"]
+        cells += [f"{row['bounds']['lower_us']:.1f}", f"{row['bounds']['lower_us'] / own['us']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """What was expected, and what came."""
+    lines = []
+    for row in rows:
+        own = column(row, "tuned")
+        assert own is not None
+        others = [entry for name in COLUMNS[:-1] if (entry := column(row, name)) and entry["memory"] <= 1.5]
+        top = max(others, key=lambda entry: entry["gain"], default=None)
+        missed = []
+        if top is not None and own["gain"] < top["gain"] * 0.99:
+            missed.append(f"tuned {own['gain']:.2f} below {top['name']} {top['gain']:.2f}")
+        wanted = TARGETS.get((row["model"], row["batch"]))
+        if wanted and own["gain"] < wanted:
+            missed.append(f"gain {own['gain']:.2f} below {wanted}")
+        if own["high"] < 0.99:
+            missed.append(f"slower than one stream: {own['gain']:.2f}")
+        if own["memory"] > 1.5:
+            missed.append(f"memory {own['memory']:.2f}")
+        share = row["bounds"]["lower_us"] / own["us"]
+        if row["one_us"] / row["bounds"]["lower_us"] > 1.05 and share < 0.7:
+            missed.append(f"{share:.2f} of the bound ({row['bounds']['limit']})")
+        if missed:
+            lines.append(f"MISSED {row['model']} {row['batch']}: {'; '.join(missed)}")
+    return lines or ["all expectations met"]
+
+
+if __name__ == "__main__":
+    main()
