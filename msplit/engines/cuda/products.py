@@ -14,13 +14,7 @@ from typing import Any
 
 import torch
 
-CALLS = 10
-"""Products in one timed graph."""
-RUNS = 7
-LANES = 8
-"""Products side by side."""
-MARGIN = 0.97
-"""The transposed layout must be this much faster: a tie keeps TensorFlow's."""
+from msplit.engines.cuda import contest
 
 _transposed: dict[tuple[Any, ...], bool] = {}
 
@@ -39,41 +33,5 @@ def lay_out(call: Callable[..., Any], arguments: list[torch.Tensor], what: tuple
     turned = weights.t().contiguous().t()
     if key not in _transposed:
         others = [data, turned, *arguments[2:]]
-        _transposed[key] = all(
-            _milliseconds(call, others, lanes) < MARGIN * _milliseconds(call, arguments, lanes) for lanes in (1, LANES)
-        )
+        _transposed[key] = contest.beats(lambda: call(*others), lambda: call(*arguments))
     return turned if _transposed[key] else weights
-
-
-def _milliseconds(call: Callable[..., Any], arguments: list[torch.Tensor], lanes: int) -> float:
-    """Time of a graph of products, on one stream or side by side."""
-    origin = torch.cuda.Stream()
-    streams = [origin, *(torch.cuda.Stream() for _ in range(lanes - 1))]
-    origin.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(origin):
-        # A kernel that is not loaded yet, or a handle made on the way, must not count: each stream runs once before.
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                call(*arguments)
-                stream.synchronize()
-        with torch.cuda.graph(graph, stream=origin):
-            kept = []  # nothing is freed, so that no stream gets memory that another still writes
-            for stream in streams[1:]:
-                stream.wait_stream(origin)
-            for stream in streams:
-                with torch.cuda.stream(stream):
-                    kept += [call(*arguments) for _ in range(CALLS)]
-            for stream in streams[1:]:
-                origin.wait_stream(stream)
-        times: list[float] = []
-        for _ in range(RUNS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    torch.cuda.current_stream().wait_stream(origin)
-    graph.reset()
-    return sorted(times)[RUNS // 2]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.dag import Dag
-from msplit.engines.cuda import products
+from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.ops.conv import FILTERS
@@ -45,9 +45,10 @@ class _Tracer:
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
+        self.shared: set[Key] = set()  # filters that several convolutions read
         for op in source.ops.values():
-            if op.op in FILTERS:
-                self.filters.setdefault(op.inputs[1], op)
+            if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
+                self.shared.add(op.inputs[1])
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Puts the inputs on the device."""
@@ -105,6 +106,16 @@ class _Tracer:
         if self.measures and self._is_constant_product(op, arguments):
             what = (op.op, op.attrs.get("fused_ops"), op.attrs.get("transpose_a"))
             self.constants[op.inputs[1]] = arguments[1] = products.lay_out(function, arguments, what)
+        elif self.measures and self._is_constant_convolution(op):
+
+            def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+                return functools.partial(_invoke, lowering, op, bound, (), len(op.inputs), self.nchw)
+
+            library = op
+            op, arguments[1] = convolutions.choose(op, arguments, lowered, keep_filter=op.inputs[1] in self.shared)
+            if op is not library:
+                function = lowered(op)
+                self.constants[op.inputs[1]] = arguments[1]
         results = function(*arguments)
         number = len(self.steps)
         if lowering.dynamic or unknown or (varying and lowering.shape_only):
@@ -134,6 +145,20 @@ class _Tracer:
             and op.inputs[1] not in self.made_by
             and arguments[1].is_contiguous()
         )
+
+    def _is_constant_convolution(self, op: Op) -> bool:
+        return (
+            self.device.type == "cuda"
+            and not self.nchw
+            and op.op in ("Conv2D", "_FusedConv2D")
+            and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
+            and op.inputs[1] in self.constants
+        )
+
+    def dtypes(self, op: Op) -> dict[Key, str]:
+        """Types of what an op made."""
+        keys = [(op.node, port) for port in range(self.steps[-1].outputs)]
+        return {key: dtype_name(self.values[key].dtype) for key in keys}
 
     def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
         """The values of a step's inputs."""
@@ -207,12 +232,14 @@ def infer(
     if prover is not None:
         prover.start(tracer.static, tracer.shapes)
     with torch.no_grad():
+        source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
         for op in source.ops.values():
             op.inputs = [names.get(key, key) for key in op.inputs]
             proof = prover.prove(op) if prover is not None else None
             for step in [op] if proof is None else [*proof.ops, op] if not proof.outputs else proof.ops:
                 if tracer.run(step):
                     kept[step.node] = step
+                    source.dtypes |= tracer.dtypes(step)
                     if prover is not None and _has_one_value(tracer, prover, step):
                         del kept[step.node]
             for port, found in () if proof is None else proof.outputs.items():

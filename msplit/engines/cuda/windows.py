@@ -14,6 +14,9 @@ from torch import Tensor
 
 from msplit.engines.cuda.registry import Node, Unsupported
 
+TILES = "_tiles"
+"""Attribute that an engine gives a convolution which runs in our own kernel: `conv_kernel.Tiles`. Absent: the library runs it."""
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import (
+    TILES,
     Window,
     channels_first,
     from_channels_first,
@@ -142,8 +144,16 @@ def convolve(
     ones = (1,) * (rank + 2)
     strides = spatial(node, node.get("strides", ones), "strides")
     dilations = spatial(node, node.get("dilations", ones), "dilations")
+    first = channels_first(node)
+    sizes = data.shape[2:] if first else data.shape[1:-1]
+    frames = windows(node, sizes, filter.shape[:-2], strides, dilations)
+    tiles = node.get(TILES)
+    if tiles is not None and not depthwise and not first and can_compile():
+        from msplit.engines.cuda import conv_kernel
+
+        if conv_kernel.fits(data, filter, frames):
+            return conv_kernel.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)
-    frames = windows(node, data.shape[2:], filter.shape[:-2], strides, dilations)
     if depthwise:
         groups = filter.shape[-2]
         weight = filter.permute(2, 3, 0, 1).reshape(-1, 1, *filter.shape[:-2])

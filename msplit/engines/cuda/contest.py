@@ -1,0 +1,59 @@
+"""How long calls take on the GPU, alone and side by side: what decides between two ways to compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CALLS = 10
+"""Calls in one timed graph, on each stream."""
+RUNS = 7
+LANES = 8
+"""Streams of the timing side by side: what is faster alone often fills more of the GPU, and then streams gain nothing."""
+MARGIN = 0.97
+"""The challenger must be this much faster: a tie changes nothing."""
+
+
+def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
+    """Whether one call is faster than another both alone and side by side."""
+    return all(milliseconds(challenger, lanes) < MARGIN * milliseconds(holder, lanes) for lanes in (1, LANES))
+
+
+def milliseconds(call: Callable[[], Any], lanes: int = 1) -> float:
+    """Time of a graph of `CALLS` calls on each of some streams."""
+    origin = torch.cuda.Stream()
+    streams = [origin, *(torch.cuda.Stream() for _ in range(lanes - 1))]
+    origin.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(origin):
+        # A kernel that is not loaded yet, or a handle made on the way, must not count: each stream runs once before.
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                call()
+                stream.synchronize()
+        # Not `torch.cuda.graph`, which collects garbage first: that takes longer than all else here.
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            kept = []  # nothing is freed, so that no stream gets memory that another still writes
+            for stream in streams[1:]:
+                stream.wait_stream(origin)
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    kept += [call() for _ in range(CALLS)]
+            for stream in streams[1:]:
+                origin.wait_stream(stream)
+        finally:
+            graph.capture_end()
+        times: list[float] = []
+        for _ in range(RUNS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    torch.cuda.current_stream().wait_stream(origin)
+    graph.reset()
+    return sorted(times)[RUNS // 2]

@@ -1,0 +1,85 @@
+"""Which kernel runs a convolution, chosen by measurement: the library's, or our own with tiles of one of a few sizes.
+
+cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for most 1×1 convolutions,
+few channels, and padding that differs between the ends of an axis: the convolutions of GoogLeNet take 313 µs in all instead of 371, those
+of NASNet-A mobile 706 instead of 1032. There is no rule that a page could hold, so each shape is timed once per process, and the
+tiled kernel is taken where it is faster both alone and eight side by side (see `contest`) and gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from msplit.engines.cuda import contest
+from msplit.engines.cuda.program import Op
+from msplit.engines.cuda.triton_here import can_compile
+from msplit.engines.cuda.windows import TILES
+
+SIZES = ((16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 32, 32, 4, 4), (32, 64, 32, 4, 4))
+"""Tiles that won for some shape. (Eleven were tried; every one more costs each new shape its measurement.)"""
+
+SAME = 5e-3
+"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
+
+_chosen: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
+
+
+def choose(
+    op: Op,
+    arguments: list[torch.Tensor],
+    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+    *,
+    keep_filter: bool = False,
+) -> tuple[Op, torch.Tensor]:
+    """The op as it runs fastest, itself or with `TILES`, and its filter as that kernel wants it to lie in memory.
+
+    Args:
+        op: A convolution with a constant filter.
+        arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
+        lowered: What runs an op; takes the inputs.
+        keep_filter: The filter must stay as it lies, because others read it.
+    """
+    half = arguments[0].dtype in (torch.float16, torch.bfloat16)
+    # In IEEE precision a product has no tensor cores, and the libraries' kernels are best.
+    if not can_compile() or not (half or (arguments[0].dtype == torch.float32 and torch.backends.cudnn.allow_tf32)):
+        return op, arguments[1]
+    attrs = tuple(sorted((name, str(value)) for name, value in op.attrs.items() if not name.startswith("_")))
+    key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
+    turned = arguments[1] if keep_filter else arguments[1].contiguous()
+    if key not in _chosen:
+        _chosen[key] = _winner(op, arguments, [arguments[0], turned, *arguments[2:]], lowered)
+    tiles = _chosen[key]
+    return (op, arguments[1]) if tiles is None else (_tiled(op, tiles), turned)
+
+
+def _tiled(op: Op, tiles: tuple[int, ...]) -> Op:
+    return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.covers)
+
+
+def _winner(
+    op: Op,
+    arguments: list[torch.Tensor],
+    tiled: list[torch.Tensor],
+    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+) -> tuple[int, ...] | None:
+    library = lowered(op)
+    expected = library(*arguments)[0]
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    fastest: tuple[float, tuple[int, ...], Callable[[], Any]] | None = None
+    for tiles in SIZES:
+        function = lowered(_tiled(op, tiles))
+        if float((function(*tiled)[0] - expected).abs().max()) > SAME * largest:
+            continue
+
+        def call(function: Callable[..., Any] = function) -> Any:
+            return function(*tiled)
+
+        time = contest.milliseconds(call)
+        if fastest is None or time < fastest[0]:
+            fastest = time, tiles, call
+    if fastest is None or not contest.beats(fastest[2], lambda: library(*arguments)):
+        return None
+    return fastest[1]

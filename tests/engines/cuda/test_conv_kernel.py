@@ -1,0 +1,110 @@
+"""Our own convolution kernel against PyTorch's, in IEEE precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from msplit.engines.cuda.windows import Window
+
+pytestmark = pytest.mark.gpu
+
+
+def frame(size, kernel, stride, dilation, before, after):
+    outputs = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
+    return Window(size, kernel, stride, dilation, before, after, outputs)
+
+
+def expected(data, filter, frames, bias, side, relu):
+    vertical, horizontal = frames
+    padded = F.pad(data.movedim(-1, 1).double(), (horizontal.before, horizontal.after, vertical.before, vertical.after))
+    result = F.conv2d(
+        padded,
+        filter.permute(3, 2, 0, 1).double(),
+        None,
+        (vertical.stride, horizontal.stride),
+        0,
+        (vertical.dilation, horizontal.dilation),
+    ).movedim(1, -1)
+    result = result + (0 if bias is None else bias.double()) + (0 if side is None else side.double())
+    return result.relu() if relu else result
+
+
+CASES = [
+    # images, height, width, channels, results, kernel, stride, dilation, padding before and after
+    (1, 14, 14, 480, 64, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0)),
+    (1, 28, 28, 24, 65, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1)),
+    (2, 15, 9, 33, 7, (3, 5), (2, 1), (1, 2), (0, 3), (1, 2)),
+    (1, 30, 31, 3, 40, (7, 7), (2, 2), (1, 1), (2, 3), (3, 3)),
+    (3, 5, 5, 1, 1, (2, 2), (1, 3), (2, 1), (1, 0), (0, 1)),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tiles", [0, 1, 2, 3])
+def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
+    from msplit.engines.cuda import conv_kernel
+    from msplit.engines.cuda.convolutions import SIZES
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    images, height, width, channels, results, kernel, strides, dilations, before, after = case
+    torch.manual_seed(tiles)
+    wide = torch.randn(images, height, width, channels + 5, device="cuda")
+    filter = torch.randn(*kernel, channels, results, device="cuda")
+    frames = tuple(
+        frame((height, width)[axis], kernel[axis], strides[axis], dilations[axis], before[axis], after[axis])
+        for axis in (0, 1)
+    )
+    shape = (images, frames[0].outputs, frames[1].outputs, results)
+    bias, side = torch.randn(results, device="cuda"), torch.randn(shape, device="cuda")
+    turned = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    for data in (wide[..., :channels].contiguous(), wide[..., 2 : channels + 2]):
+        for weights, b, s, relu in (
+            (filter, None, None, False),
+            (filter, bias, None, True),
+            (turned, bias, side, True),
+            (turned, None, side, False),
+        ):
+            assert conv_kernel.fits(data, weights, frames)
+            found = conv_kernel.convolve(data, weights, frames, SIZES[tiles], b, s, relu=relu)
+            wanted = expected(data, weights, frames, b, s, relu)
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_and_what_is_not_a_number():
+    from msplit.engines.cuda import conv_kernel
+    from msplit.engines.cuda.convolutions import SIZES
+
+    frames = (frame(8, 3, 1, 1, 1, 1), frame(8, 3, 1, 1, 1, 1))
+    data = torch.randn(1, 8, 8, 32, device="cuda", dtype=torch.float16)
+    filter = torch.randn(3, 3, 32, 16, device="cuda", dtype=torch.float16) / 16
+    found = conv_kernel.convolve(data, filter, frames, SIZES[0], relu=True)
+    torch.testing.assert_close(found.double(), expected(data, filter, frames, None, None, True), rtol=2e-3, atol=2e-3)
+    data[0, 4, 4, 0] = float("nan")
+    found = conv_kernel.convolve(data, filter, frames, SIZES[0], relu=True)
+    assert found[0, 3:6, 3:6].isnan().all()
+    assert found.isnan().sum() == 9 * 16
+
+
+def test_a_slow_library_loses_and_the_numbers_stay(monkeypatch):
+    """A convolution of few channels, whose cuDNN kernel takes three times as long, through the whole of the choice."""
+    from msplit.engines.cuda import convolutions
+    from msplit.engines.cuda.program import Op
+    from msplit.engines.cuda.registry import Node, table
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    attrs = {"strides": (1, 1, 1, 1), "padding": "SAME", "fused_ops": ("BiasAdd", "Relu"), "num_args": 1}
+    op = Op(0, "conv", "_FusedConv2D", attrs, [(1, 0), (2, 0), (3, 0)], [0])
+    data, bias = torch.randn(1, 14, 14, 24, device="cuda"), torch.randn(64, device="cuda")
+    filter = torch.randn(3, 3, 24, 64, device="cuda").permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+
+    def lowered(op):
+        return lambda *tensors: (table()[op.op].function(Node(op.name, op.op, op.attrs), *tensors),)
+
+    chosen, weights = convolutions.choose(op, [data, filter, bias], lowered)
+    assert "_tiles" in chosen.attrs
+    assert weights.is_contiguous()
+    found, wanted = lowered(chosen)(data, weights, bias)[0], lowered(op)(data, filter, bias)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=5e-2)
