@@ -96,7 +96,7 @@ def _convolve(  # type: ignore[no-untyped-def]
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         blocks = tl.cdiv(channels, SUMMANDS)
-        for number in range(0, taps * blocks):
+        for number in range(taps * blocks):
             tap = number // blocks
             channel = (number - tap * blocks) * SUMMANDS + summand
             down = tap // kernel_w * dilation_h
