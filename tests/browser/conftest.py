@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,6 +81,10 @@ def chromium() -> Iterator[Any]:
     path = os.environ.get("MSPLIT_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip("no Chromium: install it (Debian: apt-get install chromium) or set MSPLIT_CHROMIUM")
+    # Ubuntu's chromium is a note that points to a snap.
+    starts = subprocess.run([path, "--version", "--no-sandbox"], capture_output=True, text=True, timeout=60)
+    if starts.returncode:
+        pytest.skip(f"{path} does not start: {(starts.stderr or starts.stdout).strip()[:200]}")
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed (dependency group browser)"
     )
