@@ -88,7 +88,8 @@ def find_groups(
         source: The ops, in topological order, with shapes.
         dtypes: Dtype name of each value that an op reads.
         among: Ops that may be members; all if None.
-        strict: Only ops that compute equally many elements share a group, and no reductions.
+        strict: Only ops that compute equally many elements share a group, no reductions and no
+            joins.
     """
     return _Finder(source, dict(dtypes), among, strict).run()
 
@@ -119,7 +120,7 @@ class _Finder:
 
     def _visit(self, op: Op, place: int) -> None:
         kind = role(self.source, op, self.dtypes) if self.among is None or op.node in self.among else None
-        if self.strict and kind is Role.REDUCTION:
+        if self.strict and kind in (Role.REDUCTION, Role.JOIN):
             kind = None
         data = self._data(op) if kind else list(op.inputs)
         keys = [self._base(key) for key in data]

@@ -19,6 +19,7 @@ class Role(enum.Enum):
 
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
+    JOIN = "join"
     VIEW = "view"
 
 
@@ -152,6 +153,8 @@ _COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
 
 _CAST_FROM = _COMPUTED | {"uint8", "int8", "int16", "float16", "bfloat16"}
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_JOINS = frozenset({"ConcatV2", "Pack"})
+_MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
 _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 
 
@@ -181,6 +184,8 @@ def role(source: Source, op: Op, dtypes: dict[Key, str]) -> Role | None:
         return None
     if op.op in _REDUCTIONS:
         return Role.REDUCTION
+    if op.op in _JOINS:
+        return Role.JOIN if len(read) <= _MOST_JOINED else None
     floats = all(dtype in _FLOATS for dtype in read)
     if op.op in _BATCH_NORMS:
         return Role.POINTWISE if floats and not op.attrs.get("is_training", True) else None
@@ -193,7 +198,7 @@ def role(source: Source, op: Op, dtypes: dict[Key, str]) -> Role | None:
 
 def is_exact(op: Op, dtypes: dict[Key, str]) -> bool:
     """Whether an op's result is the same in every correct implementation, given the same inputs."""
-    if op.op in _EXACT or op.op in _STEPS or op.op in VIEWS or op.op in ("Max", "Min", "All", "Any"):
+    if op.op in _EXACT or op.op in _STEPS or op.op in VIEWS or op.op in _JOINS or op.op in ("Max", "Min", "All", "Any"):
         return True
     if op.op == "Cast":
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msplit.engines.cuda.program import Source
 from msplit.engines.cuda.rewrites.affine import fold_affine
 from msplit.engines.cuda.rewrites.dense import flatten_products
+from msplit.engines.cuda.rewrites.duplicates import drop_duplicates
 from msplit.engines.cuda.rewrites.epilogue import fuse_epilogues
 from msplit.engines.cuda.rewrites.identities import drop_identities
 from msplit.engines.cuda.rewrites.padding import absorb_padding
@@ -22,6 +23,7 @@ ORDER = (
     move_biases,
     fold_affine,  # scales and offsets become weights and a bias
     drop_identities,
+    drop_duplicates,  # not before convolutions and products have taken along what only one of them reads
     fuse_epilogues,  # bias, sum and activation ride on the product
     drop_identities,
 )
