@@ -15,6 +15,7 @@ from msplit.schedule.coarsen import coarsen
 from msplit.schedule.evaluate import Evaluation, evaluate
 from msplit.schedule.fold import canonical, fold
 from msplit.schedule.problem import Problem
+from msplit.schedule.refine import EFFORT as REFINING
 from msplit.schedule.refine import refine
 
 REFINED = "refined"
@@ -60,13 +61,16 @@ class Candidate:
     skipped: str | None = None
 
 
-def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -> list[Candidate]:
+def choose(
+    problem: Problem, streams: int, names: Sequence[str] | None = None, *, refining: int = REFINING
+) -> list[Candidate]:
     """Simulates all candidates.
 
     Args:
         problem: The blocks.
         streams: Most streams; what uses more is folded.
         names: Keys of `ALGORITHMS` to try; by default all. One stream is always tried.
+        refining: Blocks that may be simulated to refine the best; see `refine`.
 
     Returns:
         All candidates, in the order in which they were tried; the last one is the best of them refined. `best` picks the winner.
@@ -102,7 +106,7 @@ def choose(problem: Problem, streams: int, names: Sequence[str] | None = None) -
     found = next(evaluation for candidate, evaluation in results if candidate is winner)
     candidates = [candidate for candidate, _ in results]
     if winner.name != ONE and found is not None:
-        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams)))
+        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams, refining)))
     return candidates
 
 

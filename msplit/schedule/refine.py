@@ -17,7 +17,7 @@ EFFORT = 150_000
 """Blocks that may be simulated for trying single moves: a limit in work, not in seconds, so that results do not depend on the machine."""
 
 
-def refine(problem: Problem, found: Evaluation, streams: int) -> Evaluation:
+def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFORT) -> Evaluation:
     """Merges streams that never overlap and undoes moves that gain nothing.
 
     A part is a connected piece of the graph on one stream. Moving it to the stream that most of its neighbours are on saves waits;
@@ -28,6 +28,7 @@ def refine(problem: Problem, found: Evaluation, streams: int) -> Evaluation:
         problem: The blocks.
         found: What to refine.
         streams: Most streams.
+        effort: Blocks that may be simulated for single moves.
     """
     if (problem.pin >= 0).any():
         return found  # streams mean something to the user: what is left to move is not worth the risk of mixing them up
@@ -35,7 +36,7 @@ def refine(problem: Problem, found: Evaluation, streams: int) -> Evaluation:
     gate = problem.machine.fork_join_us()
     for factor in (1, 2, 4):
         found = _better(found, _try(problem, _without_small_parts(problem, found.stream, gate * factor)))
-    found, left = _part_by_part(problem, found, EFFORT)
+    found, left = _part_by_part(problem, found, effort)
     found = _block_by_block(problem, found, streams, left)
     return _better(found, _try(problem, merge_idle(problem, found.stream, found.simulation)))
 

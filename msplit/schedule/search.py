@@ -46,6 +46,9 @@ POOL = 16
 POOL_EFFORT = 8_000
 """Blocks that may be simulated for one pool."""
 
+REFINING = 10_000
+"""Blocks that may be simulated to refine the best candidate of each width: what is left to gain, measuring finds."""
+
 PATIENCE = 20
 """Heats of neighbours without a gain after which local search ends."""
 
@@ -291,7 +294,7 @@ def proposals(
     for name, stream in given:
         add(trial_of(problem, arm, name, constrain(problem, stream, streams)))
     for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
-        for candidate in choose(problem, width):
+        for candidate in choose(problem, width, refining=REFINING):
             if candidate.skipped is not None:
                 skipped.setdefault(candidate.name, candidate)
             elif candidate.name != ONE:
