@@ -11,6 +11,7 @@ import torch
 
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.build import build
+from msplit.engines.cuda.columns.join import join_columns
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.columns.uniques import drop_uniques
 from msplit.engines.cuda.coverage import divide, refuse
@@ -81,5 +82,6 @@ def lower(
             infer(source, feeds, device, Prover(source))
         rewrite(source)
     if group:
+        join_columns(source)
         group_branches(source)
     return Lowered(source, {name: feeds[name] for name in source.feeds}, host)

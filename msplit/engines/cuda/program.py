@@ -51,6 +51,7 @@ class Source:
         feeds: Input name -> the value that is fed.
         fetches: Output name -> value.
         shapes: Shape of every value whose shape is the same in every run; empty before `trace.infer`.
+        dtypes: Type of every value that ran then, as TensorFlow names it.
         numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
     """
 
@@ -59,6 +60,7 @@ class Source:
     feeds: dict[str, Key]
     fetches: dict[str, Key]
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[Key, str] = field(default_factory=dict)
     numbers: int = 0
 
     def fresh(self) -> int:

@@ -1,0 +1,110 @@
+"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `columns.spec`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.columns.spec import LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.ops.gather import take
+from msplit.engines.cuda.registry import Node, lowering
+from msplit.engines.cuda.tensors import torch_dtype
+from msplit.engines.cuda.triton_here import can_compile
+
+
+@lowering("_Columns")
+def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""
+    spec: Columns = node.attrs["columns"]
+    kernel = _kernel() if inputs[0].is_cuda else None
+    outputs = empty_outputs(spec, inputs[0].device)
+    if kernel is not None:
+        kernel(spec, inputs, outputs)
+        return outputs
+    for segment in spec.segments:
+        place = torch.as_strided(
+            outputs[segment.output], (segment.rows, segment.width), (segment.step, 1), segment_offset(outputs, segment)
+        )
+        place.copy_(_rows(segment, inputs))
+    return outputs
+
+
+def empty_outputs(spec: Columns, device: torch.device) -> tuple[Tensor, ...]:
+    """Memory for the outputs, one block."""
+    sizes = [math.prod(shape) for shape in spec.outputs]
+    # One block for all: each begins where a vector of 16 bytes may.
+    dtype = torch_dtype(spec.dtype)
+    unit = max(16 // dtype.itemsize, 1)
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // unit) * unit)
+    block = torch.empty(starts[-1], dtype=dtype, device=device)
+    return tuple(
+        block[start : start + size].view(shape)
+        for start, size, shape in zip(starts[:-1], sizes, spec.outputs, strict=True)
+    )
+
+
+def segment_offset(outputs: tuple[Tensor, ...], segment: Segment) -> int:
+    """Element of the outputs' block where a segment begins."""
+    return int(outputs[segment.output].storage_offset()) + segment.start
+
+
+def _rows(segment: Segment, inputs: tuple[Tensor, ...]) -> Tensor:
+    total: Tensor | None = None
+    counted: Tensor | None = None
+    for term in segment.terms:
+        rows, valid = _term(segment, term, inputs)
+        total = rows if total is None else total + rows
+        if segment.combiner != "sum":
+            count = torch.full((segment.rows,), term.count) if valid is None else valid.sum(1)
+            counted = count if counted is None else counted + count
+    assert total is not None
+    if counted is None:
+        return total
+    divisor = counted.clamp(min=1).to(device=total.device, dtype=torch.promote_types(total.dtype, torch.float32))
+    divisor = divisor.sqrt() if segment.combiner == "sqrtn" else divisor
+    return total / divisor.unsqueeze(1).to(total.dtype)
+
+
+def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    """Each row's sum over its ids, and which of its ids count (None: all)."""
+    source = inputs[term.source].contiguous().reshape(-1)
+    width = segment.width if term.table < 0 else term.count
+    chosen = torch.as_strided(source, (segment.rows, width), (term.step, 1), source.storage_offset() + term.first)
+    if term.table < 0:
+        return chosen, None
+    ids = _ids(term, chosen)
+    valid = None if term.valid_from == LOWEST else ids >= term.valid_from
+    table = inputs[term.table].reshape(-1, segment.width)
+    rows = take(table, ids if valid is None else ids.where(valid, 0))
+    if valid is not None:
+        rows = torch.where(valid.unsqueeze(-1), rows, 0)
+    return rows[:, 0] if term.count == 1 else rows.sum(1, dtype=rows.dtype), valid
+
+
+def _ids(term: Term, values: Tensor) -> Tensor:
+    if term.narrow:
+        values = values.to(torch.int32)
+    if term.boundaries is not None:
+        common = torch.float64 if values.dtype == torch.float64 else torch.float32
+        edges = torch.tensor(term.boundaries, dtype=common, device=values.device)
+        values = torch.bucketize(values.to(common).contiguous(), edges, right=True)
+    values = values.to(torch.int64)
+    if term.modulo:
+        values = values.remainder(term.modulo)
+    return values.clamp(term.low, term.high) + term.offset
+
+
+@functools.cache
+def _kernel() -> Callable[[Columns, tuple[Tensor, ...], tuple[Tensor, ...]], None] | None:
+    """All of it in one kernel, if Triton is there and can compile it."""
+    if not can_compile():
+        return None
+    from msplit.engines.cuda.columns.launch import fill
+
+    return fill
