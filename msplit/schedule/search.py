@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from msplit.graph import Ints
-from msplit.schedule.candidates import ONE
+from msplit.schedule.candidates import LIST, ONE
 from msplit.schedule.choose import Candidate, choose, constrain
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.moves import Point, neighbours
@@ -294,7 +294,8 @@ def proposals(
     for name, stream in given:
         add(trial_of(problem, arm, name, constrain(problem, stream, streams)))
     for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
-        for candidate in choose(problem, width, refining=REFINING):
+        names = None if width == streams or len(problem) <= POOL_EFFORT else (LIST,)
+        for candidate in choose(problem, width, names, refining=REFINING):
             if candidate.skipped is not None:
                 skipped.setdefault(candidate.name, candidate)
             elif candidate.name != ONE:
@@ -312,8 +313,8 @@ def _proposals(
     state.say("simulating candidates" + (f" ({arm})" if len(state.problems) > 1 else ""))
     if not len(problem):
         return []
-    # On graphs that take seconds to simulate, three widths say enough.
-    widths = WIDTHS if len(problem) <= POOL_EFFORT else (4, 10)
+    # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
+    widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
     several, _ = proposals(problem, arm, state.limits.streams, given.get(arm, ()), widths=widths)
     alone = [] if arm == one.arm else [single(problem, arm)]
     return [*alone, *several]
