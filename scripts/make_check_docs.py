@@ -53,14 +53,9 @@ findings differently; list codes in `select` if a new one must not fail your CI.
 | `junit` | test reports: a case per check, failed by findings that fail the run |
 | `sarif` | code scanning, SARIF 2.1.0 |
 
-[ci-example](ci-example/README.md) is a repository that gates its pull requests with it. A `pre-commit` hook comes with
-this repository:
-
-    - repo: https://github.com/YOUR/msplit
-      rev: v0.1.0
-      hooks:
-        - id: msplit-check
-          args: [models/ranker.pbtxt, --rules, rules.yaml]
+[ci-example](ci-example/README.md) is a repository that gates its pull requests with it, and that runs the check as a `pre-commit` hook.
+Its hook runs the msplit that is installed. This repository also defines the hook `msplit-check` for `pre-commit` itself to
+install: name your copy of it as `repo:`, and the model in `args:`.
 
 ## Settings
 

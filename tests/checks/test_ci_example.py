@@ -1,6 +1,7 @@
 """docs/ci-example: the steps of its workflow, run as GitHub would run them, on the repository as it is and with mistakes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,15 +133,52 @@ def test_mistakes_fail_the_gate_and_annotate_the_pull_request(repository, mistak
 
 def test_the_readme_names_codes_that_there_are_and_files_that_are_there():
     text = (EXAMPLE / "README.md").read_text()
-    import re
-
     assert set(re.findall(r"MS\d{3}", text)) <= set(CHECKS)
     for name in re.findall(r"^\| `([^`]+)`", text, re.MULTILINE):
         assert (EXAMPLE / name).is_file(), name
 
 
-def test_the_examples_hook_is_one_that_this_repository_has():
+def hook():
     (repo,) = yaml.safe_load((EXAMPLE / ".pre-commit-config.yaml").read_text())["repos"]
-    known = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
-    assert {hook["id"] for hook in repo["hooks"]} <= known
-    assert repo["hooks"][0]["args"] == [MODEL]
+    (found,) = repo["hooks"]
+    assert repo["repo"] == "local"
+    return found
+
+
+def test_the_examples_hook_runs_on_what_the_hook_of_this_repository_runs_on():
+    (ours,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    for key in ("id", "name", "entry", "pass_filenames", "files"):
+        assert hook()[key] == ours[key], key
+
+
+@pytest.mark.parametrize(("mistake", "code"), [(None, 0), (exported, 1)])
+def test_the_hook_stops_a_commit_with_a_mistake_and_no_other(repository, mistake, code):
+    if mistake:
+        mistake(repository)
+    command = [*hook()["entry"].split(), *hook()["args"]]  # what pre-commit runs, in the repository's folder
+    path = f"{repository.parent / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(command, cwd=repository, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("where", ["", "msplit-0.1.0-py3-none-any.whl"])
+def test_the_workflow_installs_what_the_repository_names(repository, where):
+    (step,) = [step for step in WORKFLOW["jobs"]["check"]["steps"] if step.get("name") == "Install"]
+    assert WORKFLOW["jobs"]["check"]["env"]["MSPLIT"] == "${{ vars.MSPLIT }}"
+    pip = repository.parent / "bin" / "pip"
+    pip.write_text('#!/bin/sh\necho "$@"\n')
+    pip.chmod(0o755)
+    path = f"{pip.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MSPLIT": where}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True)
+    if where:
+        assert (done.returncode, done.stdout) == (0, f"install {where}\n")
+    else:
+        assert done.returncode != 0
+        assert "variable MSPLIT" in done.stderr
+
+
+def test_nothing_in_the_documents_is_left_to_be_filled_in():
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*"), ROOT / ".pre-commit-hooks.yaml"):
+        if path.suffix in (".md", ".yaml", ".yml"):
+            assert not re.search(r"github\.com/(YOUR|OWNER|USER|EXAMPLE)\b", path.read_text()), path
