@@ -28,6 +28,7 @@ _OPTIONS: Mapping[str, Any] = {
     "fx_graph_cache": True,
     "compile_threads": 1,  # no pool of processes that outlives the run
     "triton.cudagraphs": False,  # the whole step is captured, not each kernel
+    "force_pointwise_cat": True,  # a join is one kernel, not one per part
     # Results as PyTorch's own kernels give them: rounding to the narrow type after each op, divisions that round correctly.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
