@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from msplit.cli import options, progress
+from msplit.report.text import plural
 
 
 @click.command()
@@ -82,6 +83,11 @@ from msplit.cli import options, progress
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tuned streams as an annotated model.")
 @click.option("--plan-out", type=click.Path(path_type=Path), help="Write the tuned plan: streams, order and waits.")
 @click.option("--plan", type=click.Path(path_type=Path), help="cuda: also run a plan that --plan-out wrote.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
+)
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @click.option(
     "--op-library",
@@ -123,6 +129,7 @@ def command(
     output: Path | None,
     plan_out: Path | None,
     plan: Path | None,
+    trace: Path | None,
     force: bool,
     op_libraries: Sequence[Path],
     batch: int | None,
@@ -145,7 +152,7 @@ def command(
         )
     measured = options.profile(profile_path)
     flat = options.load(model, tags, signature, inputs, outputs)
-    check_places(flat, [path for path in (output, plan_out) if path is not None], force=force)
+    check_places(flat, [path for path in (output, plan_out, trace) if path is not None], force=force)
     request = BenchRequest(
         streams=streams,
         ruleset=ruleset,
@@ -169,6 +176,7 @@ def command(
         ),
         tune=TuneSettings(tune_seconds, max_memory, seed=seed) if tune else None,
         plan=plan,
+        timelines=trace is not None,
         command=("msplit", *sys.argv[1:]),
     )
     with progress.told() as tell:
@@ -176,6 +184,13 @@ def command(
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
         written = write(flat, found.tuned, output=output, plan=plan_out, force=force)
+    if trace is not None and found.traced:  # what gives wrong outputs is not traced
+        from msplit.report import timelines
+
+        timelines.write(flat, found, trace, force=force)
+        written.append(
+            f"Written: {trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
+        )
     options.show(
         style, "bench", benchmark.document(flat, found, written), lambda: benchmark.payload(flat, found, written)
     )

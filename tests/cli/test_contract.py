@@ -20,6 +20,7 @@ import msplit as library
 from msplit.cli.main import COMMANDS
 from msplit.rules import streamfile
 from tests.cli.runner import ROOT, SAMPLES, Done, contents, fine, msplit, unchanged
+from tests.report.perfetto import complaints
 from tests.rules import nvidia_reader
 
 ALL = sorted(path.name for path in SAMPLES.iterdir() if path.name != "README.md")
@@ -438,4 +439,18 @@ def test_assign_writes_a_trace(tmp_path):
     assert json.loads(target.read_text())["traceEvents"]
     again = msplit("assign", SAMPLES / "towers_small.pb", "--trace", target)
     assert again.code == 2
+    assert "is there already" in again.err
+
+
+@pytest.mark.tf
+def test_bench_writes_a_trace_of_what_it_measured(tmp_path: Path) -> None:
+    target = tmp_path / "step.json"
+    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--engine", "tensorflow", "--streams", "2")
+    done = fine("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target)
+    assert f"Written: {target}, one measured step of 2 variants" in done.out.replace("\n", " ")
+    found = json.loads(target.read_bytes())
+    assert complaints(found) == []
+    assert {event["pid"] for event in found["traceEvents"]} == {1, 2}
+    again = msplit("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target)
+    assert (again.code, again.out) == (2, "")
     assert "is there already" in again.err
