@@ -28,7 +28,7 @@ def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed:
 
     if name is None:
         for known in samples.names():
-            click.echo(f"{known:14}{_listed(samples.sizes(known))}")
+            click.echo(f"{known:17}{_listed(samples.sizes(known))}")
         return
     if name not in samples.names():
         raise MsplitError(f"no sample named {name!r}", fix=f"one of: {', '.join(samples.names())}")

@@ -22,6 +22,7 @@ _BUILDERS: dict[str, tuple[str, str]] = {
     "bert": ("bert", "build"),
     "deepfm": ("deepfm", "build"),
     "dlrm": ("dlrm", "build"),
+    "feature_columns": ("feature_columns", "build"),
     "googlenet": ("googlenet", "build"),
     "inception_v3": ("keras_applications", "inception_v3"),
     "lstm": ("lstm", "build"),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msplit.samples.weights import Recipe, generate, kernel
+from msplit.samples.types import Input, Sample
+from msplit.samples.weights import ATTRIBUTE, Recipe, fill, generate, kernel
 
 
 def load_seeded_values(session: Any, variables: Sequence[Any], seed: int) -> None:
@@ -15,13 +16,15 @@ def load_seeded_values(session: Any, variables: Sequence[Any], seed: int) -> Non
     The values are fed over what the initializers would compute, so they leave no constants in the graph.
     """
     for variable in variables:
-        shape = tuple(variable.shape)
-        if len(shape) < 2 or "embedding" in variable.op.name:
-            recipe = Recipe(variable.op.name, seed, -0.5, 0.5)
-        else:
-            recipe = kernel(variable.op.name, seed, shape)
-        values = generate(recipe, shape, variable.dtype.base_dtype.as_numpy_dtype)
+        values = generate(_recipe(variable, seed), tuple(variable.shape), variable.dtype.base_dtype.as_numpy_dtype)
         session.run(variable.initializer, {variable.initializer.inputs[1]: values})
+
+
+def _recipe(variable: Any, seed: int) -> Recipe:
+    shape = tuple(variable.shape)
+    if len(shape) < 2 or "embedding" in variable.op.name:
+        return Recipe(variable.op.name, seed, -0.5, 0.5)
+    return kernel(variable.op.name, seed, shape)
 
 
 def dense(x: Any, units: int, scope: str, activation: str | None = "relu") -> Any:
@@ -62,6 +65,59 @@ def write_feature_columns(
     Raises:
         ValueError: Fewer than 3 buckets.
     """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        features, score = _model(columns, buckets, width, units, batch=None)
+        with v1.Session(graph=graph) as session:
+            load_seeded_values(session, v1.global_variables(), seed)
+            v1.saved_model.simple_save(session, str(path), features, {"score": score})
+
+
+def build(
+    seed: int,
+    *,
+    columns: int = 50,
+    buckets: int = 100,
+    width: int = 8,
+    units: Sequence[int] = (64, 32),
+    batch: int | None = None,
+) -> Sample:
+    """Build the same model as a frozen graph, as `saved_model_cli` and its kin freeze it.
+
+    Args:
+        seed: Seed of the weights.
+        columns: Number of columns, input `feature_<i>` each.
+        buckets: Buckets of each column, which are the rows of its table.
+        width: Width of each embedding.
+        units: Widths of the MLP's hidden layers.
+        batch: Size of the batch, None for unknown.
+
+    Raises:
+        ValueError: Fewer than 3 buckets.
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        features, score = _model(columns, buckets, width, units, batch)
+        recipes = {variable.op.name: _recipe(variable, seed) for variable in v1.global_variables()}
+        with v1.Session(graph=graph) as session:
+            load_seeded_values(session, v1.global_variables(), seed)
+            frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), [score.op.name])
+    for node in frozen.node:
+        if node.op == "Const" and node.name in recipes:
+            node.attr[ATTRIBUTE].s = recipes[node.name].encode()
+    frozen.ClearField("library")
+    inputs = tuple(Input(name, "float32", (batch, 1)) for name in features)
+    return Sample("feature_columns", fill(frozen), inputs, (score.op.name,))
+
+
+def _model(
+    columns: int, buckets: int, width: int, units: Sequence[int], batch: int | None
+) -> tuple[dict[str, Any], Any]:
+    """The model in the default graph: its placeholders by name, and its result."""
     if buckets < 3:
         raise ValueError(f"a bucketized column needs at least 3 buckets, not {buckets}")
     import tensorflow as tf
@@ -69,19 +125,15 @@ def write_feature_columns(
     v1 = tf.compat.v1
     # Evenly over the bulk of a standard normal feature.
     boundaries = [-3.0 + 6.0 * index / (buckets - 2) for index in range(buckets - 1)]
-    with tf.Graph().as_default() as graph:
-        names = [f"feature_{index}" for index in range(columns)]
-        features = {name: v1.placeholder(tf.float32, (None, 1), name=name) for name in names}
-        embedded = [
-            tf.feature_column.embedding_column(
-                tf.feature_column.bucketized_column(tf.feature_column.numeric_column(name), boundaries), width
-            )
-            for name in names
-        ]
-        x = v1.feature_column.input_layer(features, embedded)
-        for index, size in enumerate(units):
-            x = dense(x, size, f"dense_{index}")
-        score = dense(x, 1, "score", "sigmoid")
-        with v1.Session(graph=graph) as session:
-            load_seeded_values(session, v1.global_variables(), seed)
-            v1.saved_model.simple_save(session, str(path), features, {"score": score})
+    names = [f"feature_{index}" for index in range(columns)]
+    features = {name: v1.placeholder(tf.float32, (batch, 1), name=name) for name in names}
+    embedded = [
+        tf.feature_column.embedding_column(
+            tf.feature_column.bucketized_column(tf.feature_column.numeric_column(name), boundaries), width
+        )
+        for name in names
+    ]
+    x = v1.feature_column.input_layer(features, embedded)
+    for index, size in enumerate(units):
+        x = dense(x, size, f"dense_{index}")
+    return features, dense(x, 1, "score", "sigmoid")

@@ -134,7 +134,7 @@ def test_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sample_lists_models_with_their_sizes() -> None:
     lines = fine("sample").out.splitlines()
     assert [line.split()[0] for line in lines] == samples.names()
-    assert "mmoe          experts=16, tasks=2, batch=any, features=512" in lines
+    assert "mmoe             experts=16, tasks=2, batch=any, features=512" in lines
 
 
 @pytest.mark.parametrize(

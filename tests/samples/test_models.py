@@ -11,6 +11,7 @@ TINY = {
     "bert": {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocabulary": 100},
     "deepfm": {"categorical": 4, "numeric": 3, "rows": 50, "width": 4, "units": (16, 8)},
     "dlrm": {"tables": 3, "rows": 50, "width": 8, "bottom": (16,), "top": (16,)},
+    "feature_columns": {"columns": 4, "buckets": 9, "width": 3, "units": (16, 8)},
     "googlenet": {"image": 64, "classes": 10},
     "inception_v3": {"image": 75, "classes": 10},
     "lstm": {"layers": 3, "steps": 5, "hidden": 16, "batch": 3},

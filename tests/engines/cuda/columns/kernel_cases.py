@@ -40,7 +40,9 @@ def spec_of(chance: np.random.Generator, dtype: str) -> tuple[Columns, list[torc
             kind = str(chance.choice(list(kinds)))
             edges = None
             if kind.startswith("float") or chance.random() < 0.3:
-                edges = tuple(float(np.float32(edge)) for edge in np.sort(chance.normal(size=int(chance.integers(0, 20)))))
+                edges = tuple(
+                    float(np.float32(edge)) for edge in np.sort(chance.normal(size=int(chance.integers(0, 20))))
+                )
             if kind.startswith("float"):
                 values = chance.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, *chance.normal(size=20)], (rows, count))
                 if edges:
@@ -72,7 +74,9 @@ def spec_of(chance: np.random.Generator, dtype: str) -> tuple[Columns, list[torc
             )
         segments.append((left, rows, width, tuple(terms), combiner))
         left += width
-    placed = tuple(Segment(0, start, left, rows, width, terms, combiner) for start, rows, width, terms, combiner in segments)
+    placed = tuple(
+        Segment(0, start, left, rows, width, terms, combiner) for start, rows, width, terms, combiner in segments
+    )
     # The last column once more, as an output of its own.
     last = segments[-1]
     placed = (*placed, Segment(1, 0, last[2], rows, last[2], last[3], last[4]))
@@ -81,7 +85,9 @@ def spec_of(chance: np.random.Generator, dtype: str) -> tuple[Columns, list[torc
 
 def in_one_block(inputs: list[torch.Tensor], chosen: list[int]) -> list[torch.Tensor]:
     """The same tensors, some of them views of one block of memory, as a model's inputs are."""
-    block = torch.zeros(sum(-(-inputs[slot].nbytes // 8) * 8 for slot in chosen), dtype=torch.uint8, device=inputs[0].device)
+    block = torch.zeros(
+        sum(-(-inputs[slot].nbytes // 8) * 8 for slot in chosen), dtype=torch.uint8, device=inputs[0].device
+    )
     result, at = list(inputs), 0
     for slot in chosen:
         tensor = inputs[slot]
@@ -121,7 +127,12 @@ def main() -> None:
                 for output, right in zip(outputs, expected, strict=True):
                     tolerance = {"float32": 1e-5, "float64": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
                     torch.testing.assert_close(
-                        output.cpu(), right, rtol=tolerance, atol=tolerance * 3, equal_nan=True, msg=lambda m: f"{m}\n{spec}"
+                        output.cpu(),
+                        right,
+                        rtol=tolerance,
+                        atol=tolerance * 3,
+                        equal_nan=True,
+                        msg=lambda m: f"{m}\n{spec}",
                     )
     print(f"{tries} agree")
 
