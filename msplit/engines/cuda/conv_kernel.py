@@ -29,7 +29,33 @@ _NARROW = 16
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+_SIZES = [
+    "pixels",
+    "height",
+    "width",
+    "channels",
+    "results",
+    "rows",
+    "columns",
+    "kernel_w",
+    "taps",
+    "stride_h",
+    "stride_w",
+    "dilation_h",
+    "dilation_w",
+    "before_h",
+    "before_w",
+    "step_n",
+    "step_h",
+    "step_w",
+    "filter_tap",
+    "filter_c",
+    "filter_o",
+]
+"""Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
+
+
+@triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def _convolve(  # type: ignore[no-untyped-def]
     data,
     filter,
@@ -60,12 +86,25 @@ def _convolve(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,
     RESULTS: tl.constexpr,
     SUMMANDS: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    IN_FIRST: tl.constexpr,
+    POINT: tl.constexpr,
     NARROW: tl.constexpr,
     BIAS: tl.constexpr,
     SIDE: tl.constexpr,
     RELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
+    channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
+    results *= OUT
+    if IN_FIRST:  # input channels lie side by side in the filter
+        filter_c = 1
+        filter_tap, filter_o = filter_tap * IN, filter_o * IN
+    else:
+        filter_o = 1
+        filter_tap, filter_c = filter_tap * OUT, filter_c * OUT
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     result = tl.program_id(1) * RESULTS + tl.arange(0, RESULTS)
     summand = tl.arange(0, SUMMANDS)
@@ -97,15 +136,21 @@ def _convolve(  # type: ignore[no-untyped-def]
     else:
         blocks = tl.cdiv(channels, SUMMANDS)
         for number in range(taps * blocks):
-            tap = number // blocks
-            channel = (number - tap * blocks) * SUMMANDS + summand
-            down = tap // kernel_w * dilation_h
-            right = tap % kernel_w * dilation_w
-            y = top + down
-            x = left + right
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+            if POINT:
+                tap = 0
+                channel = number * SUMMANDS + summand
+                inside = there
+                offset = start
+            else:
+                tap = number // blocks
+                channel = (number - tap * blocks) * SUMMANDS + summand
+                down = tap // kernel_w * dilation_h
+                right = tap % kernel_w * dilation_w
+                y = top + down
+                x = left + right
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+                offset = start + down * step_h + right * step_w
             exists = channel < channels
-            offset = start + down * step_h + right * step_w
             a = tl.load(data + offset[:, None] + channel[None, :], mask=inside[:, None] & exists[None, :], other=0)
             at = (tap * filter_tap + channel * filter_c)[:, None] + (result * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
@@ -164,6 +209,16 @@ def convolve(
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
     vertical, horizontal = frames
+    steps = data.stride()[:3]
+    in_first = flat.stride(1) == 1
+    filter_steps = flat.stride()
+    if not in_first and filter_steps[2] != 1:
+        flat = flat.contiguous()
+        filter_steps = flat.stride()
+    of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
+    of_out = _common(filter.shape[3], *(() if in_first else filter_steps[:2]))
+    of_filter = of_in if in_first else of_out
+    point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     out = data.new_empty((images, vertical.outputs, horizontal.outputs, filter.shape[3]))
     pixels = images * vertical.outputs * horizontal.outputs
     in_tile, in_columns, summands, warps, stages = tiles
@@ -176,8 +231,8 @@ def convolve(
         pixels,
         height,
         width,
-        channels,
-        filter.shape[3],
+        channels // of_in,
+        filter.shape[3] // of_out,
         vertical.outputs,
         horizontal.outputs,
         horizontal.kernel,
@@ -188,15 +243,15 @@ def convolve(
         horizontal.dilation,
         vertical.before,
         horizontal.before,
-        data.stride(0),
-        data.stride(1),
-        data.stride(2),
-        flat.stride(0),
-        flat.stride(1),
-        flat.stride(2),
+        *(step // of_in for step in steps),
+        *(step // of_filter for step in filter_steps),
         PIXELS=in_tile,
         RESULTS=in_columns,
         SUMMANDS=summands,
+        IN=of_in,
+        OUT=of_out,
+        IN_FIRST=in_first,
+        POINT=point,
         NARROW=channels < _NARROW,
         BIAS=bias is not None,
         SIDE=side is not None,
@@ -206,3 +261,8 @@ def convolve(
         num_stages=stages,
     )
     return out
+
+
+def _common(*sizes: int) -> int:
+    """What all sizes are multiples of, as far as it matters: four elements fill a load of 16 bytes."""
+    return next(number for number in (16, 4, 1) if all(size % number == 0 for size in sizes))

@@ -18,8 +18,12 @@ from msplit.engines.cuda.program import Op
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import TILES
 
-SIZES = ((16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 32, 32, 4, 4), (32, 64, 32, 4, 4))
+SIZES = ((16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 32, 32, 4, 4))
+FEW_CHANNELS = ((32, 32, 32, 4, 4), (32, 64, 32, 4, 4))
 """Tiles that won for some shape. (Eleven were tried; every one more costs each new shape its measurement.)"""
+
+FEW = 16
+"""Input channels."""
 
 SAME = 5e-3
 """Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
@@ -69,7 +73,7 @@ def _winner(
     expected = library(*arguments)[0]
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     fastest: tuple[float, tuple[int, ...], Callable[[], Any]] | None = None
-    for tiles in SIZES:
+    for tiles in FEW_CHANNELS if arguments[0].shape[-1] < FEW else SIZES:
         function = lowered(_tiled(op, tiles))
         if float((function(*tiled)[0] - expected).abs().max()) > SAME * largest:
             continue

@@ -42,7 +42,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tiles", [0, 1, 2, 3])
+@pytest.mark.parametrize("tiles", [0, 2])
 def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
     from msplit.engines.cuda import conv_kernel
     from msplit.engines.cuda.convolutions import SIZES
@@ -59,17 +59,15 @@ def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
     shape = (images, frames[0].outputs, frames[1].outputs, results)
     bias, side = torch.randn(results, device="cuda"), torch.randn(shape, device="cuda")
     turned = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    for data in (wide[..., :channels].contiguous(), wide[..., 2 : channels + 2]):
-        for weights, b, s, relu in (
-            (filter, None, None, False),
-            (filter, bias, None, True),
-            (turned, bias, side, True),
-            (turned, None, side, False),
-        ):
-            assert conv_kernel.fits(data, weights, frames)
-            found = conv_kernel.convolve(data, weights, frames, SIZES[tiles], b, s, relu=relu)
-            wanted = expected(data, weights, frames, b, s, relu)
-            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+    for data, weights, b, s, relu in (  # few, as each is compiled, and products in IEEE precision take long to
+        (wide[..., :channels].contiguous(), filter, bias, None, True),
+        (wide[..., 2 : channels + 2], turned, bias, side, True),
+        (wide[..., :channels].contiguous(), turned, None, side, False),
+    ):
+        assert conv_kernel.fits(data, weights, frames)
+        found = conv_kernel.convolve(data, weights, frames, SIZES[tiles], b, s, relu=relu)
+        wanted = expected(data, weights, frames, b, s, relu)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_half_precision_and_what_is_not_a_number():

@@ -44,7 +44,11 @@ def max_pool_v2(node: Node, data: Tensor, ksize: np.ndarray, strides: np.ndarray
 @lowering("AvgPool", "AvgPool3D")
 def average_pool(node: Node, data: Tensor) -> Tensor:
     """The average of each window, padding left out."""
-    kernel, frames, data = _frames(node, data, node.get("ksize"), node.get("strides"))
+    kernel, frames, moved = _frames(node, data, node.get("ksize"), node.get("strides"))
+    result = _own_kernel(node, data, frames, mean=True)
+    if result is not None:
+        return result
+    data = moved
     fit = _fit(frames)
     if fit is None:
         raise Unsupported(f"{node.op} {node.name}: no kernel for padding {node.get('padding')} of a window {kernel}")
@@ -73,11 +77,9 @@ def max_pool_with_argmax(node: Node, data: Tensor) -> tuple[Tensor, Tensor]:
 
 def _max_pool(node: Node, data: Tensor, ksize: Sequence[int], strides: Sequence[int]) -> Tensor:
     kernel, frames, moved = _frames(node, data, ksize, strides)
-    if data.is_cuda and not node.nchw and not channels_first(node) and can_compile():
-        from msplit.engines.cuda import pool_kernel
-
-        if pool_kernel.fits(data, frames):
-            return pool_kernel.max_pool(data, frames)
+    result = _own_kernel(node, data, frames, mean=False)
+    if result is not None:
+        return result
     data = moved
     fit = _fit(frames) if data.is_floating_point() else None
     if fit is not None:
@@ -94,6 +96,16 @@ def _max_pool(node: Node, data: Tensor, ksize: Sequence[int], strides: Sequence[
     for axis, frame in enumerate(frames):
         data = data.unfold(2 + axis, frame.kernel, frame.stride).narrow(2 + axis, 0, frame.outputs)
     return from_channels_first(node, data.amax(tuple(range(-len(frames), 0))))
+
+
+def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: bool) -> Tensor | None:
+    """The pool by our kernel, or None where PyTorch's has to do it."""
+    if data.is_cuda and not node.nchw and not channels_first(node) and can_compile():
+        from msplit.engines.cuda import pool_kernel
+
+        if pool_kernel.fits(data, frames):
+            return pool_kernel.pool(data, frames, mean=mean)
+    return None
 
 
 def _frames(
