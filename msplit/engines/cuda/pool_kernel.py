@@ -18,8 +18,8 @@ _BLOCK = 256
 _LARGEST = 2**31 - _BLOCK
 """Positions are counted with 32 bits."""
 
-_WIDEST = 25
-"""Elements of a window. What one thread reads in a row takes longer than PyTorch's reduction of a whole picture from there on."""
+_WIDEST = 64
+"""Elements of a window: one thread reads them one after the other."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
