@@ -170,7 +170,7 @@ def tune(
         program = arm.prepared.program
         plan = prove(arm.plan(trial), program)
         stored = steps.store(program, plan)
-        ids = _all_ids(job.flat, costs, steps.ids_of(program, plan.stream, len(job.flat)))
+        ids = fill_ids(job.flat, costs, steps.ids_of(program, plan.stream, len(job.flat)))
         options = {**trials.OPTIONS[trial.arm], "plan": stored}
         return Tuned(
             found=found,
@@ -249,8 +249,14 @@ def _decide(found: Found, device: Device, same: Trial) -> tuple[Trial, dict[str,
     return taken, ratios, why
 
 
-def _all_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
-    """Ids of all nodes: those that no kernel covers follow their inputs or their consumers."""
+def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
+    """Ids of all nodes from those of the kernels.
+
+    Args:
+        flat: The graph.
+        costs: Cost of its nodes.
+        ids: Stream per node, -1 for nodes without a kernel: they follow their inputs or their consumers.
+    """
     streams = max(int(ids.max(initial=0)) + 1, 1)
     context = Context(flat, costs, streams)
     claimed = np.where(flat.host, -1, ids).astype(np.int32)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, progress
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 @click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
 @click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
 @click.option("--explain", metavar="NODE", help="Say which rule decided this node's stream, and why.")
+@click.option(
+    "--compare", is_flag=True, help="Show all ways to choose streams side by side: simulated and, on a GPU, measured."
+)
+@click.option("--no-measure", is_flag=True, help="--compare only simulates: the model is not executed on a GPU either.")
 @click.option(
     "--emit",
     "emits",
@@ -60,6 +64,8 @@ def command(
     dry_run: bool,
     diff: bool,
     explain: str | None,
+    compare: bool,
+    no_measure: bool,
     emits: Sequence[tuple[str, Path]],
     trace: Path | None,
     wrap: bool,
@@ -70,8 +76,15 @@ def command(
     profile_path: Path | None,
     style: str,
 ) -> None:
-    """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes; the model is not executed."""
-    if output is None and not (dry_run or explain or emits or diff or trace):
+    """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes.
+
+    The model is not executed, unless --compare finds a GPU.
+    """
+    if compare and (explain or diff):
+        raise click.UsageError(
+            f"--compare and {'--explain' if explain else '--diff'} are two questions: ask one at a time."
+        )
+    if output is None and not (dry_run or explain or emits or diff or trace or compare):
         raise click.UsageError("nothing to write: give -o OUT, or --dry-run to see what would be assigned.")
     from msplit import api
     from msplit.report import assignment
@@ -81,6 +94,22 @@ def command(
     places = [path for path in (output, trace, *(path for _, path in emits)) if path is not None]
     if not dry_run:
         api.check_places(flat, places, force=force)
+    compared = None
+    if compare:
+        from msplit.api.comparison import compare as side_by_side
+
+        with progress.told() as tell:
+            compared = side_by_side(
+                flat,
+                streams=streams,
+                ruleset=ruleset,
+                batch=batch,
+                shapes=dict(shapes),
+                gpu=gpu,
+                profile=measured,
+                measure=not no_measure,
+                tell=tell,
+            )
     assigned = api.assign(
         flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu, profile=measured
     )
@@ -100,6 +129,12 @@ def command(
         if trace is not None:
             _write_trace(assigned, trace, force)
             written.append(f"Written: {trace}, the simulated timeline.")
+    if compared is not None:
+        from msplit.report import candidates
+
+        shown, found = compared, [*notes, *written]
+        options.show(style, "assign", candidates.document(shown, found), lambda: candidates.payload(shown, found))
+        return
     if explained is not None:
         options.show(
             style,

@@ -102,6 +102,10 @@ class Device(Protocol):
         """How many times the memory of one stream, of the same kernels, it needs at its highest; 1 where both are too small to matter."""
         ...
 
+    def describe(self) -> str:
+        """What measures, for people."""
+        ...
+
 
 @dataclass(frozen=True)
 class Limits:

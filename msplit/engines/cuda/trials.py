@@ -174,10 +174,14 @@ class GpuTrials(_Memory):
     Args:
         arms: What trials name.
         seed: Of the order in which trials run.
+        build: Makes what runs a plan, in place of the engine.
     """
 
-    def __init__(self, arms: Mapping[str, Arm], seed: int = 0) -> None:
+    def __init__(
+        self, arms: Mapping[str, Arm], seed: int = 0, build: Callable[[Arm, Plan], Executable] | None = None
+    ) -> None:
         super().__init__(arms)
+        self._build = build or (lambda arm, plan: executable_for(arm.job, arm.prepared, plan, timing_only=True))
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(seed)
 
@@ -206,7 +210,7 @@ class GpuTrials(_Memory):
         if key not in self._built:
             arm = self.arms[trial.arm]
             plan = prove(arm.plan(trial), arm.prepared.program)
-            self._built[key] = executable_for(arm.job, arm.prepared, plan, timing_only=True)
+            self._built[key] = self._build(arm, plan)
         return self._built[key]
 
     def renew(self) -> None:
@@ -214,6 +218,17 @@ class GpuTrials(_Memory):
         for executable in self._built.values():
             executable.close()
         self._built.clear()
+
+    def describe(self) -> str:
+        """See `schedule.search.Device`."""
+        return gpu_name()
+
+
+def gpu_name() -> str:
+    """The current CUDA device."""
+    import torch
+
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "CPU"
 
 
 def _burst(executable: Executable) -> int:
@@ -251,6 +266,10 @@ class SimulatedTrials(_Memory):
 
     def renew(self) -> None:
         """Nothing is built."""
+
+    def describe(self) -> str:
+        """See `schedule.search.Device`."""
+        return "the simulator"
 
 
 def make_trials(arms: Mapping[str, Arm], device: torch.device) -> GpuTrials | SimulatedTrials:

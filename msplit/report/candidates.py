@@ -1,0 +1,105 @@
+"""The report of `assign --compare`: every way to choose streams, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.api.comparison import Compared, Row
+from msplit.report.document import Document, Table
+from msplit.report.text import heading, micros, plural, ratio
+
+_MARK = " ←"
+
+
+def document(found: Compared, written: Sequence[str] = ()) -> Document:
+    """A table of them, what was skipped and why, and which `auto` takes."""
+    measured = any(row.measured_us is not None for row in found.rows)
+    tried = [row for row in found.rows if row.skipped is None]
+    columns = ["", ">streams", ">waits", ">predicted", ">gain"]
+    note = "predicted: simulated; gain: over one stream"
+    if measured:
+        columns += [">measured", ">gain", ">memory"]
+        note += "; memory: of values at their highest, over one stream's"
+    skipped = [f"{row.name} was skipped: {row.skipped}." for row in found.rows if row.skipped is not None]
+    return Document(
+        title=heading(found.flat.model.path, found.flat.model.format),
+        facts=_facts(found),
+        tables=[Table("Candidates", columns, [_cells(row, found.auto, measured) for row in tried], note)],
+        notes=[*skipped, *_verdict(found, tried), *(written or ["Nothing was written: --compare only compares."])],
+    )
+
+
+def _facts(found: Compared) -> list[tuple[str, str]]:
+    one = found.rows[0].predicted_us
+    most = f", {ratio(one / found.bound_us)} at most" if found.bound_us > 0 else ""
+    return [
+        ("streams", f"{found.streams} at most"),
+        ("costs", found.costs.gpu if found.costs.source == "static" else found.costs.source),
+        ("one stream", f"{micros(one)}, simulated"),
+        ("lower bound", f"{micros(found.bound_us)}{most}"),
+        ("measured", f"on {found.device}" if found.device else f"no: {found.why_not}"),
+    ]
+
+
+def _cells(row: Row, auto: str, measured: bool) -> tuple[str, ...]:
+    cells = [
+        row.name + (_MARK if row.name == auto else ""),
+        str(row.streams),
+        str(row.waits),
+        micros(row.predicted_us),
+        f"{row.predicted_gain:.2f}",
+    ]
+    if measured:
+        cells += [
+            "-" if row.measured_us is None else micros(row.measured_us),
+            "1.00" if row.gain is None else f"{row.gain.value:.2f}",
+            "-" if row.memory is None else f"{row.memory:.2f}",
+        ]
+    return tuple(cells)
+
+
+def _verdict(found: Compared, tried: Sequence[Row]) -> list[str]:
+    auto = next(row for row in tried if row.name == found.auto)
+    lines = [
+        f"The rule `auto` takes '{auto.name}' ({_MARK.strip()}): {micros(auto.predicted_us)} on {plural(auto.streams, 'stream')}."
+    ]
+    gains = [row for row in tried if row.gain is not None]
+    if gains:
+        top = max(gains, key=lambda row: row.gain.value if row.gain else 0.0)
+        assert top.gain is not None
+        if top.gain.value <= 1:
+            lines.append("Measured, none is faster than one stream.")
+        elif top.name != auto.name:
+            lines.append(f"Measured, '{top.name}' is the fastest: {top.gain.value:.2f} times one stream.")
+        lines.append("`msplit bench --tune` starts from the best of them and searches on.")
+    return lines
+
+
+def payload(found: Compared, written: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything for JSON."""
+    return {
+        "model": str(found.flat.model.path),
+        "streams": found.streams,
+        "costs": found.costs.source,
+        "gpu": found.costs.gpu,
+        "bound_us": found.bound_us,
+        "auto": found.auto,
+        "measured_on": found.device or None,
+        "not_measured": found.why_not or None,
+        "candidates": [
+            {
+                "name": row.name,
+                "streams": row.streams,
+                "waits": row.waits,
+                "predicted_us": None if row.skipped else row.predicted_us,
+                "predicted_gain": None if row.skipped else row.predicted_gain,
+                "measured_us": row.measured_us,
+                "gain": row.gain.to_dict() if row.gain else None,
+                "memory": row.memory,
+                "skipped": row.skipped,
+            }
+            for row in found.rows
+        ],
+        "written": list(written),
+    }
