@@ -1,0 +1,90 @@
+"""What the pages tell users to type: README's commands run and print what it shows; elsewhere commands and options exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from msplit.cli.main import COMMANDS
+from tests.cli.runner import ROOT, SAMPLES, fine
+
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+)
+MENTION = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`|^(?:    |\$ |)msplit ([a-z-][^\n`]*)$", re.MULTILINE)
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHARED = {"--help", "--version", "--verbose", "--quiet", "--debug"}
+QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
+
+
+def mentions(page: Path) -> list[str]:
+    """Everything behind `msplit ` in code, without comments."""
+    found = [one or other for one, other in MENTION.findall(page.read_text())]
+    return [text.partition(" #")[0].strip() for text in found]
+
+
+def options_of(command: str) -> set[str]:
+    return set(re.findall(r"(--[a-z][\w-]*)", fine(command, "--help", columns=200).out)) | SHARED
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_that_pages_name_are_there(page: Path) -> None:
+    for text in mentions(page):
+        name = next((word for word in text.split() if not word.startswith("-")), "")
+        if text.startswith("-") and name not in COMMANDS:
+            continue  # an option of all commands, on its own
+        if name in ("…", "COMMAND") or name.endswith(":"):  # the last is what a command printed
+            continue
+        assert name in COMMANDS, text
+        assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", text)) <= options_of(name), text
+
+
+def test_the_pages_name_every_command() -> None:
+    named = {text.split()[0] for page in PAGES for text in mentions(page) if text.split()[0] in COMMANDS}
+    assert named == set(COMMANDS)
+
+
+def examples() -> list[tuple[str, list[str]]]:
+    """README's commands in order, each with the lines that it shows of what they print."""
+    found: list[tuple[str, list[str]]] = []
+    for block in CONSOLE.findall((ROOT / "README.md").read_text()):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line.strip() and "…" not in line:
+                found[-1][1].append(line)
+    return found
+
+
+def plain(text: str) -> str:
+    """Without its line breaks and columns, which depend on the width, and without what the simulator's figures are just now."""
+    return re.sub(r"(predicted (?:step|gain))( [-+]?[\d.]+ ?(µs|ms|x))+", r"\1", " ".join(text.split()))
+
+
+@pytest.mark.tf
+def test_the_readme_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, target in (("sample_graphs", SAMPLES), ("rules", ROOT / "rules"), ("docs", ROOT / "docs")):
+        (tmp_path / name).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for line, shown in examples():
+        program, *arguments = shlex.split(line)
+        if program == "mkdir":
+            (tmp_path / arguments[-1]).mkdir()
+            continue
+        assert program == "msplit", line
+        ran.append(arguments[0])
+        if arguments[0] == "bench":  # what it measures differs each time
+            assert "outputs are equal" in fine(*arguments, *QUICK, columns=100).out
+            continue
+        if arguments[0] == "report":
+            arguments.append("--quiet")
+        printed = fine(*arguments, columns=100).out
+        missing = [text for text in shown if plain(text) not in plain(printed)]
+        assert not missing, f"{line} does not print {missing}:\n{printed}"
+    assert set(ran) >= {"analyze", "assign", "check", "report", "diff", "bench"}
