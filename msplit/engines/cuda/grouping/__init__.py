@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msplit.engines.cuda.grouping.agenda import Agenda, Group
 from msplit.engines.cuda.grouping.rest import read_from_stacks
+from msplit.engines.cuda.grouping.sums import add_products
 from msplit.engines.cuda.grouping.weights import SMALL_BYTES
 from msplit.engines.cuda.program import Key, Source
 
@@ -34,6 +35,7 @@ def group_branches(source: Source) -> list[Group]:
     source.ops = draft.ops
     source.prune()
     read_from_stacks(source, draft.weights)
+    add_products(source)
     draft.weights.finish()
     _forget_constants(source)
     source.sort()

@@ -174,7 +174,7 @@ def product(m: Merge) -> list[Key] | None:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
-    simple = not steps or (steps[0] == "BiasAdd" and not {"BiasAdd", "Add", "FusedBatchNorm"} & set(steps[1:]))
+    simple = not steps or (steps[0] == "BiasAdd" and steps[1:] not in _NO_ACTIVATIONS and len(steps) <= 2)
     if attrs.get("transpose_a") or not simple or m.slots != 2 + bool(steps):
         return None
     if m.shared(1):
@@ -185,6 +185,9 @@ def product(m: Merge) -> list[Key] | None:
         return None
     batched = {"T": m.type_of(0), "adj_x": False, "adj_y": bool(attrs.get("transpose_b"))}
     return [(m.emit("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)], m.stacked_shape(0)), 0)]
+
+
+_NO_ACTIVATIONS = (("BiasAdd",), ("Add",), ("FusedBatchNorm",))
 
 
 def _tall_product(m: Merge) -> list[Key] | None:
@@ -201,19 +204,17 @@ def _tall_product(m: Merge) -> list[Key] | None:
 
 
 def _weighted_product(m: Merge, steps: tuple[str, ...]) -> list[Key] | None:
-    taken = [m.weights(slot) for slot in range(1, m.slots)]
-    if any(found is None for found in taken):
+    found = m.layer(steps)
+    if found is None:
         return None
-    places = [found for found in taken if found is not None]
+    layer, stacks = found
     attrs: dict[str, Any] = {
-        **{name: m.op.attrs[name] for name in ("T", "transpose_b", "leakyrelu_alpha") if name in m.op.attrs},
-        "fused_ops": steps,
+        **{name: m.op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in m.op.attrs},
+        "activation": "".join(steps[1:]),
         "count": m.count,
-        "starts": tuple(start for _, start in places),
-        "lengths": tuple(1 if m.shared(slot) else m.count for slot in range(1, m.slots)),
+        "layers": (layer,),
     }
-    inputs = [m.input(0, 2), *(key for key, _ in places)]
-    return [(m.emit("_GroupedMatMul", attrs, inputs, m.stacked_shape(0)), 0)]
+    return [(m.emit("_GroupedMatMul", attrs, [m.input(0, 2), *stacks], m.stacked_shape(0)), 0)]
 
 
 def lookup(m: Merge) -> list[Key] | None:

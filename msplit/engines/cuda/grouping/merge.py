@@ -118,7 +118,8 @@ class Draft:
             kind = self.types[keys[0]]
             if all(part.start < 0 for part in parts):
                 inputs = [part.key for part in parts]
-                number = self.emit(like, "Pack", {"T": kind, "axis": 0}, inputs, [shape], [like.covers[0]])
+                attrs = {"T": kind, "count": len(keys)}
+                number = self.emit(like, "_SideBySide", attrs, inputs, [shape], [like.covers[0]])
             else:
                 axis = self.constant(np.asarray(0, np.int32))
                 inputs = [
@@ -240,11 +241,25 @@ class Merge:
         whole = (self.count, *shape)
         return self.view("BroadcastTo", [one, self.constant(np.asarray(whole, np.int64))], whole)
 
-    def weights(self, slot: int) -> tuple[Key, int] | None:
-        """The stack that holds every member's constant, and where the first one is; None where that would hold weights twice."""
-        if self.shared(slot):
-            return self._draft.weights.take([self.op.inputs[slot]])
-        return self._draft.weights.take(self.column(slot))
+    def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
+        """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
+        turned = bool(self.op.attrs.get("transpose_b"))
+        weights = self._draft.weights
+        found = weights.take(self.column(1), wide=self.shared(0) and not turned)
+        if found is None:
+            return None
+        stack, start = found
+        layer = {"start": start, "count": self.count, "transpose": int(turned), "wide": int(weights.is_wide(stack))}
+        if not steps:
+            return layer, [stack]
+        if self.shared(2):
+            return {**layer, "bias": -1}, [stack, self.key(2)]
+        if not self.constants(2):
+            return None
+        bias = weights.take(self.column(2))
+        if bias is None:
+            return None
+        return {**layer, "bias": bias[1], "biases": self.count}, [stack, bias[0]]
 
     def tables(self, slot: int) -> tuple[Key, Key, Key] | None:
         """All tables below each other, the first row of each, and its number of rows; None where that would hold tables twice."""

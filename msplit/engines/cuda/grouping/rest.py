@@ -19,30 +19,25 @@ def read_from_stacks(source: Source, weights: Weights) -> None:
         if place is None or source.constants[key].nbytes <= SMALL_BYTES:
             continue
         if slot:
-            _product(op, place)
+            _product(op, place, wide=weights.is_wide(place[0]))
         else:
             _lookup(source, weights, op, key, place)
 
 
-def _product(op: Op, place: tuple[Key, int]) -> None:
+def _product(op: Op, place: tuple[Key, int], *, wide: bool) -> None:
     stack, start = place
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
-    starts, lengths = [start], [1]
-    inputs = [op.inputs[0], stack]
-    for key in op.inputs[2:]:
-        starts.append(-1)  # not stacked
-        lengths.append(1)
-        inputs.append(key)
-    names = ("T", "transpose_b", "leakyrelu_alpha")
+    layer = {"start": start, "count": 1, "transpose": int(bool(op.attrs.get("transpose_b"))), "wide": int(wide)}
+    if steps:
+        layer["bias"] = -1
     op.attrs = {
-        **{name: op.attrs[name] for name in names if name in op.attrs},
-        "fused_ops": steps,
+        **{name: op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in op.attrs},
+        "activation": "".join(steps[1:]),
         "count": 1,
-        "starts": tuple(starts),
-        "lengths": tuple(lengths),
+        "layers": (layer,),
         "single": True,
     }
-    op.op, op.inputs = "_GroupedMatMul", inputs
+    op.op, op.inputs = "_GroupedMatMul", [op.inputs[0], stack, *op.inputs[2:]]
 
 
 def _lookup(source: Source, weights: Weights, op: Op, key: Key, place: tuple[Key, int]) -> None:

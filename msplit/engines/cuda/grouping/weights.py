@@ -6,7 +6,6 @@ it is in) share one stack and read neighbouring positions of it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,10 +24,12 @@ class _Stack:
     Attributes:
         keys: In order.
         rows: First row of each, where they are below each other; None where each is a position of its own.
+        wide: Whether they lie side by side: [inner, members, columns] instead of [members, inner, columns].
     """
 
     keys: list[Key] = field(default_factory=list)
     rows: list[int] | None = None
+    wide: bool = False
 
 
 class Weights:
@@ -42,9 +43,14 @@ class Weights:
         self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
         self._readers = source.consumers()
 
-    def take(self, keys: Sequence[Key]) -> tuple[Key, int] | None:
-        """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none."""
-        found = self._neighbours(keys, below=False)
+    def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
+        """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
+
+        Args:
+            keys: The constants.
+            wide: Whether a new stack holds matrices side by side, as one wide matrix.
+        """
+        found = self._neighbours(keys, below=False, wide=wide)
         if found is not None:
             return found
         if all(self._source.constants[key].nbytes <= SMALL_BYTES for key in keys):
@@ -61,7 +67,7 @@ class Weights:
         assert rows is not None
         return stack, rows[first : first + len(keys)], [len(self._source.constants[key]) for key in keys]
 
-    def _neighbours(self, keys: Sequence[Key], *, below: bool) -> tuple[Key, int] | None:
+    def _neighbours(self, keys: Sequence[Key], *, below: bool, wide: bool = False) -> tuple[Key, int] | None:
         if len(set(keys)) != len(keys) or not all(self._movable(key, below) for key in keys):
             return None
         known = [self._at.get(key) for key in keys]
@@ -70,7 +76,7 @@ class Weights:
             if any(known):
                 return None
             stack = (self._source.fresh(), 0)
-            self._stacks[stack] = _Stack(rows=[] if below else None)
+            self._stacks[stack] = _Stack(rows=[] if below else None, wide=wide)
             self._append(stack, keys)
             return stack, 0
         stack, start = first
@@ -130,6 +136,10 @@ class Weights:
         """The stack that holds a constant, and where."""
         return self._at.get(key)
 
+    def is_wide(self, stack: Key) -> bool:
+        """Whether a stack holds matrices side by side."""
+        return stack in self._stacks and self._stacks[stack].wide
+
     def first_row(self, key: Key) -> int:
         """First row of a table in its block."""
         stack, index = self._at[key]
@@ -142,14 +152,9 @@ class Weights:
         constants = self._source.constants
         for stack, held in self._stacks.items():
             values = [constants[key] for key in held.keys]
-            constants[stack] = np.stack(values) if held.rows is None else np.concatenate(values)
+            constants[stack] = np.stack(values, int(held.wide)) if held.rows is None else np.concatenate(values)
             self._source.shapes[stack] = constants[stack].shape
 
 
 _PRODUCTS = ("MatMul", "_FusedMatMul")
 _LOOKUPS = ("GatherV2", "Gather", "ResourceGather")
-
-
-def is_run(numbers: Sequence[int]) -> bool:
-    """Whether numbers follow each other without a gap."""
-    return all(second == first + 1 for first, second in itertools.pairwise(numbers))

@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ops.activation import activate
+from msplit.engines.cuda import batched
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.triton_here import can_compile
 
 _ALPHA = 0.20000000298023224
 
 
 @lowering("_GroupedMatMul")
 def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
-    """Products of alike dense layers, each with its bias and activation: [members, rows, columns].
+    """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul.
 
-    The rows are [members, rows, inner], or [rows, inner] for all members; `starts` and `lengths` say which part of the stacked weights
-    and bias is meant.
+    `layers` says per product where its members' weights and biases are; a second product is added for the members from `first` on,
+    and the last input for those before.
     """
-    steps = tuple(node.get("fused_ops", ()))
-    if "count" not in node.attrs:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
-    count = int(node.attrs["count"])
-    starts, lengths = node.attrs["starts"], node.attrs["lengths"]
-    chosen = weights.narrow(0, starts[0], lengths[0])
-    chosen = (chosen.mT if node.get("transpose_b") else chosen).expand(count, -1, -1)
-    rows = x.expand(count, -1, -1) if x.dim() == 2 else x
-    if steps:
-        bias = args[0].unsqueeze(0) if starts[1] < 0 else args[0].narrow(0, starts[1], lengths[1])
-        result = torch.baddbmm(bias.unsqueeze(1), rows, chosen)
-        for step in steps[1:]:
-            result = activate(step, node.get("leakyrelu_alpha", _ALPHA))(result)
-    else:
-        result = torch.bmm(rows, chosen)
+    _own(node)
+    operands = iter((x, weights, *args))
+    one, *others = [_layer(layer, operands) for layer in node.attrs["layers"]]
+    steps = node.get("activation", "")
+    first = int(node.get("first", 0))
+    addend = next(operands) if first else None
+    second = others[0] if others else None
+    work = batched.Work(one, steps, node.get("leakyrelu_alpha", _ALPHA), second, first, addend)
+    result = batched.run(work)
     return result[0] if node.get("single") else result
+
+
+def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched.Layer:
+    """One product: its rows, its part of the stacked weights and, where it has one, of the stacked biases."""
+    x, weights = next(operands), next(operands)
+    if layer.get("wide"):
+        weights = weights.permute(1, 0, 2)
+    weights = weights.narrow(0, layer["start"], layer["count"])
+    weights = weights.mT if layer.get("transpose") else weights
+    if "bias" not in layer:
+        return batched.Layer(x, weights)
+    bias = next(operands)
+    if layer["bias"] < 0:
+        return batched.Layer(x, weights, bias.unsqueeze(0))
+    return batched.Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
 
 
 @lowering("_GroupedLookup")
 def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
-    """Rows of several tables below each other: [members, *ids, width]. An id outside of its own table is one out of range."""
-    if "count" not in node.attrs:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    """Rows of several tables below each other: what `--group` makes of lookups. An id outside of its own table is out of range."""
+    _own(node)
     count = int(node.attrs["count"])
+    shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
     flat = ids.reshape(count, -1)
+    kernel = _kernel() if table.is_cuda and table.element_size() <= 8 else None
+    if kernel is not None:
+        return kernel(table, flat.contiguous(), starts, sizes).reshape(shape)
     inside = (flat >= 0) & (flat < sizes.unsqueeze(1))
     if table.device.type == "cpu" and not bool(inside.all()):
         raise IndexError("index out of range in a lookup")
-    rows = flat.to(torch.int64).clamp(min=0) + starts.unsqueeze(1)
-    taken = table.index_select(0, torch.where(inside, rows, 0).reshape(-1))
+    rows = torch.where(inside, flat.to(torch.int64) + starts.unsqueeze(1), 0).reshape(-1)
+    taken = table.index_select(0, rows)
     if table.device.type != "cpu":
         taken = torch.where(inside.reshape(-1, *[1] * (table.dim() - 1)), taken, 0)
-    shape = ids.shape if node.get("single") else (count, *ids.shape[1:])
-    return taken.reshape(*shape, *table.shape[1:])
+    return taken.reshape(shape)
+
+
+@lowering("_SideBySide")
+def side_by_side(node: Node, *inputs: Tensor) -> Tensor:
+    """Alike tensors stacked: a view where they lie side by side already, as small inputs of a model do."""
+    _own(node)
+    first = inputs[0]
+    step = first.numel() * first.element_size()
+    storage = first.untyped_storage().data_ptr()
+    beside = step > 0 and all(
+        tensor.is_contiguous()
+        and tensor.untyped_storage().data_ptr() == storage
+        and tensor.data_ptr() == first.data_ptr() + place * step
+        for place, tensor in enumerate(inputs)
+    )
+    if beside:
+        return first.as_strided((len(inputs), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack(inputs)
+
+
+def _own(node: Node) -> None:
+    if "count" not in node.attrs:
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+
+
+@functools.cache
+def _kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    if not can_compile():
+        return None
+    from msplit.engines.cuda.tables_kernel import lookup
+
+    return lookup

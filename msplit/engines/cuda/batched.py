@@ -1,0 +1,203 @@
+"""Products of alike dense layers: by the library or by a kernel of our own, whichever measures faster on their sizes.
+
+The library's batched product is good at large matrices and knows no epilogue; one row at a time, or a few, it leaves most of the GPU
+idle, and bias and activation are further kernels. Each shape is timed once per process, the way that `products` does it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda import contest
+from msplit.engines.cuda.ops.activation import activate
+from msplit.engines.cuda.triton_here import can_compile
+
+_ALPHA = 0.20000000298023224
+_TILED = (torch.float32, torch.float16, torch.bfloat16)
+
+_chosen: dict[tuple[Any, ...], str] = {}
+_measured: dict[tuple[Any, ...], dict[str, float]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Products ``x[n] @ weights[n] + bias[n]`` of some members.
+
+    Attributes:
+        x: [members, rows, inner], or [rows, inner] for all members.
+        weights: [members, inner, columns].
+        bias: [members or 1, columns], or None.
+    """
+
+    x: Tensor
+    weights: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows of every member, repeated as a view where they are shared."""
+        return self.x.expand(len(self.weights), -1, -1) if self.x.dim() == 2 else self.x
+
+    def sizes(self) -> tuple[Any, ...]:
+        """What its time depends on."""
+        shared = self.x.dim() == 2
+        strides = tuple(stride > 1 for stride in self.weights.stride())
+        bias = None if self.bias is None else len(self.bias) == 1
+        return *self.rows.shape[1:], self.weights.shape[2], shared, strides, self.x.stride()[-1] == 1, bias
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be computed: a layer, to which another may be added for the members from `first` on, then an activation.
+
+    Attributes:
+        one: A layer of all members.
+        activation: Its name, or nothing.
+        alpha: LeakyRelu's slope.
+        second: A layer of the members from `first` on, or None.
+        first: See `second`.
+        addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
+    """
+
+    one: Layer
+    activation: str = ""
+    alpha: float = _ALPHA
+    second: Layer | None = None
+    first: int = 0
+    addend: Tensor | None = None
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for work that takes about the same time: members are counted in powers of two."""
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        second = None if self.second is None else (*self.second.sizes(), self.first > 0)
+        members = (len(self.one.weights) - 1).bit_length()
+        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second
+
+
+def run(work: Work) -> Tensor:
+    """The result: [members, rows, columns]."""
+    return _way(work)(work)
+
+
+def chosen() -> Mapping[tuple[Any, ...], tuple[str, Mapping[str, float]]]:
+    """Every choice of this process: what was chosen, and the µs of all that was measured."""
+    return {key: (name, _measured.get(key, {})) for key, name in _chosen.items()}
+
+
+def _way(work: Work) -> Callable[[Work], Tensor]:
+    if work.one.x.device.type != "cuda":
+        return by_library
+    key = work.key()
+    ways = _ways(work)
+    if key not in _chosen:
+        if torch.cuda.is_current_stream_capturing():
+            return by_library
+        _chosen[key] = _measure(key, work, ways) if len(ways) > 1 else next(iter(ways))
+    return ways.get(_chosen[key], by_library)
+
+
+def _measure(key: tuple[Any, ...], work: Work, ways: Mapping[str, Callable[[Work], Tensor]]) -> str:
+    """The fastest way; the first one, the library's, where others are not clearly faster."""
+    times: dict[str, float] = {}
+    for name, way in ways.items():
+        try:
+            times[name] = contest.milliseconds(functools.partial(way, work)) * 1e3 / contest.CALLS
+        except Exception:  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+            if not times:
+                raise
+    _measured[key] = times
+    holder = next(iter(ways))
+    best = min(times, key=lambda name: times[name])
+    return best if times[best] < contest.MARGIN * times[holder] else holder
+
+
+def _ways(work: Work) -> dict[str, Callable[[Work], Tensor]]:
+    ways: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
+    if _is_wide(work):
+        ways["wide"] = by_wide_product
+    if can_compile() and work.one.x.dtype in _TILED:
+        from msplit.engines.cuda import batched_kernel as kernel
+
+        if work.activation in kernel.ACTIVATIONS:
+            for tile in kernel.tiles(work.one.rows.shape[1]):
+                ways[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
+    return ways
+
+
+def by_library(work: Work) -> Tensor:
+    """cuBLAS' batched product, then what follows it."""
+    if work.second is None:
+        return _activated(work, _batched(work.one))
+    other = _batched(work.second)
+    if work.addend is not None:
+        other = torch.cat([work.addend, other])
+    if work.one.bias is None:
+        return _activated(work, torch.baddbmm(other, work.one.rows, work.one.weights))
+    return _activated(work, _batched(work.one) + other)
+
+
+def _batched(layer: Layer) -> Tensor:
+    if layer.bias is None:
+        return torch.bmm(layer.rows, layer.weights)
+    return torch.baddbmm(layer.bias.unsqueeze(1), layer.rows, layer.weights)
+
+
+def _activated(work: Work, result: Tensor) -> Tensor:
+    return activate(work.activation, work.alpha)(result) if work.activation else result
+
+
+def _is_wide(work: Work) -> bool:
+    """Whether all members' weights side by side are one matrix, as they lie, and all read the same rows."""
+    if work.second is not None or work.one.x.dim() != 2:
+        return False
+    members, inner, columns = work.one.weights.shape
+    member, row, column = work.one.weights.stride()
+    beside = (row, column) == (members * columns, 1) and member == columns
+    below = (row, column) == (1, inner) and member == columns * inner
+    return beside or below or (members == 1 and (row, column) in ((columns, 1), (1, inner)))
+
+
+def by_wide_product(work: Work) -> Tensor:
+    """One product with all members' weights side by side; the result is a view of it."""
+    layer = work.one
+    members, inner, columns = layer.weights.shape
+    if layer.weights.stride(2) == 1:
+        wide = layer.weights.permute(1, 0, 2).reshape(inner, members * columns)
+    else:
+        wide = layer.weights.mT.reshape(members * columns, inner).t()
+    if layer.bias is None:
+        result = _activated(work, torch.mm(layer.x, wide))
+    else:
+        bias = layer.bias.expand(members, -1).reshape(-1)
+        if work.activation in ("Relu", "GeluApproximate"):
+            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=work.activation == "GeluApproximate")
+        else:
+            result = _activated(work, torch.addmm(bias, layer.x, wide))
+    return result.view(len(layer.x), members, columns).permute(1, 0, 2)
+
+
+def by_kernel(work: Work, tile: Any) -> Tensor:
+    """Our own kernel, with a tile from `batched_kernel.tiles`."""
+    from msplit.engines.cuda import batched_kernel as kernel
+
+    def part(layer: Layer) -> Any:
+        return kernel.Part(layer.rows, layer.weights, layer.bias)
+
+    addend = work.addend
+    if addend is not None and addend.stride(-1) != 1:
+        addend = addend.contiguous()
+    return kernel.products(
+        part(work.one),
+        tile,
+        activation=work.activation,
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        second=None if work.second is None else part(work.second),
+        first=work.first,
+        addend=addend,
+    )
