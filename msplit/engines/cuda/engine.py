@@ -41,7 +41,7 @@ class Prepared:
         program: What runs.
         layout: Memory layout of convolutions; "none" where there are none.
         lowered: What it was traced from.
-        facts: What fusion did.
+        facts: What fusion and grouping did.
     """
 
     program: Program
@@ -108,6 +108,7 @@ ENGINE = CudaEngine()
 def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
     """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
     from msplit.engines.cuda.executable import precision
+    from msplit.engines.cuda.grouping import group_facts
     from msplit.engines.cuda.lower import lower
     from msplit.engines.cuda.ops.conv import FILTERS
     from msplit.engines.cuda.trace import trace
@@ -132,6 +133,7 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
         for nchw in wanted:
             fused, facts = _fused(lowered, job, device, nchw) if job.options.get("fuse") else (lowered, {})
             program = trace(fused.source, fused.feeds, device, nchw=nchw)
+            facts = {**(group_facts(lowered.groups) if job.options.get("group") else {}), **facts}
             candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", fused, facts))
     if len(candidates) == 1:
         return candidates[0]

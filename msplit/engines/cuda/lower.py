@@ -15,7 +15,7 @@ from msplit.engines.cuda.columns.join import join_columns
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.columns.uniques import drop_uniques
 from msplit.engines.cuda.coverage import divide, refuse
-from msplit.engines.cuda.grouping import group_branches
+from msplit.engines.cuda.grouping import Group, group_branches
 from msplit.engines.cuda.host import HostPart
 from msplit.engines.cuda.program import Source
 from msplit.engines.cuda.rewrites import rewrite
@@ -35,11 +35,13 @@ class Lowered:
         source: What runs on the device.
         feeds: Example inputs of it.
         host: What runs before; None for most models.
+        groups: Merges of alike branches.
     """
 
     source: Source
     feeds: Arrays
     host: HostPart | None = None
+    groups: tuple[Group, ...] = ()
 
 
 def lower(
@@ -81,7 +83,8 @@ def lower(
         if join_partitions(source):
             infer(source, feeds, device, Prover(source))
         rewrite(source)
+    groups: list[Group] = []
     if group:
         join_columns(source)
-        group_branches(source)
-    return Lowered(source, {name: feeds[name] for name in source.feeds}, host)
+        groups = group_branches(source)
+    return Lowered(source, {name: feeds[name] for name in source.feeds}, host, tuple(groups))

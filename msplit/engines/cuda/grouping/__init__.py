@@ -7,13 +7,17 @@ side already is not copied (`merge`), and what reads members on their own reads 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from msplit.engines.cuda.grouping.agenda import Agenda, Group
 from msplit.engines.cuda.grouping.rest import read_from_stacks
 from msplit.engines.cuda.grouping.sums import add_products
 from msplit.engines.cuda.grouping.weights import SMALL_BYTES
 from msplit.engines.cuda.program import Key, Source
 
-__all__ = ["Group", "group_branches"]
+__all__ = ["Group", "group_branches", "group_facts"]
 
 
 def group_branches(source: Source) -> list[Group]:
@@ -40,6 +44,18 @@ def group_branches(source: Source) -> list[Group]:
     _forget_constants(source)
     source.sort()
     return agenda.groups
+
+
+def group_facts(groups: Sequence[Group]) -> Mapping[str, Any]:
+    """For the report of a run: how many groups there are, their sizes with how often each occurs, and the copies that they take."""
+    launching = [group for group in groups if group.launches]
+    sizes = Counter(group.members for group in launching)
+    return {
+        "groups": len(launching),
+        "group_sizes": {str(size): count for size, count in sorted(sizes.items(), reverse=True)},
+        "grouped_ops": sum(group.members for group in launching),
+        "group_copies": sum(group.copies for group in groups),
+    }
 
 
 def _unite_constants(source: Source) -> None:

@@ -118,8 +118,8 @@ class Draft:
             kind = self.types[keys[0]]
             if all(part.start < 0 for part in parts):
                 inputs = [part.key for part in parts]
-                attrs = {"T": kind, "count": len(keys)}
-                number = self.emit(like, "_SideBySide", attrs, inputs, [shape], [like.covers[0]])
+                attrs = {"T": kind, "axis": 0}
+                number = self.emit(like, "Pack", attrs, inputs, [shape], [like.covers[0]])
             else:
                 axis = self.constant(np.asarray(0, np.int32))
                 inputs = [

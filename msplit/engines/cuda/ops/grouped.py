@@ -69,24 +69,6 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     return taken.reshape(shape)
 
 
-@lowering("_SideBySide")
-def side_by_side(node: Node, *inputs: Tensor) -> Tensor:
-    """Alike tensors stacked: a view where they lie side by side already, as small inputs of a model do."""
-    _own(node)
-    first = inputs[0]
-    step = first.numel() * first.element_size()
-    storage = first.untyped_storage().data_ptr()
-    beside = step > 0 and all(
-        tensor.is_contiguous()
-        and tensor.untyped_storage().data_ptr() == storage
-        and tensor.data_ptr() == first.data_ptr() + place * step
-        for place, tensor in enumerate(inputs)
-    )
-    if beside:
-        return first.as_strided((len(inputs), *first.shape), (first.numel(), *first.stride()))
-    return torch.stack(inputs)
-
-
 def _own(node: Node) -> None:
     if "count" not in node.attrs:
         raise Unsupported("it is an op of the engine's own, which no graph can hold")
