@@ -445,7 +445,7 @@ _TUNED = ", improved"
 
 def _ratio(old: Sequence[float], new: Sequence[float]) -> float:
     """How many times faster the new one is, in paired rounds."""
-    return float(median(a / b for a, b in zip(old, new, strict=True)))
+    return float(median(max(a, 1e-12) / max(b, 1e-12) for a, b in zip(old, new, strict=True)))
 
 
 def _nothing(what: str, share: float) -> None:

@@ -1,0 +1,88 @@
+"""Every neighbour of a schedule is a schedule."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.schedule.check import check
+from msplit.schedule.evaluate import evaluate
+from msplit.schedule.moves import Point, neighbours
+from msplit.schedule.problem import Problem
+from tests.schedule.problems import inception, problems, random_dag
+
+
+def start(problem: Problem, streams: int) -> Point:
+    stream = (np.arange(len(problem)) % streams).astype(np.int32)
+    return Point(stream, evaluate(problem, stream).order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(16), st.integers(1, 4), st.integers(0, 1000))
+def test_every_neighbour_is_another_valid_schedule(problem, streams, seed):
+    point = start(problem, streams)
+    for _, found in itertools.islice(neighbours(problem, point, streams, random.Random(seed)), 25):
+        assert found.key() != point.key()
+        assert sorted(found.order.tolist()) == list(range(len(problem)))
+        position = np.argsort(found.order)
+        assert (position[problem.dag.src] < position[problem.dag.dst()]).all()
+        assert found.stream.min() >= 0
+        assert found.stream.max() < streams
+        assert set(found.stream.tolist()) == set(range(found.stream.max() + 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_plan_of_a_neighbour_is_proved_on_the_graph_behind_the_blocks(seed):
+    dag = random_dag(seed, 40, 0.08)
+    times = np.random.default_rng(seed).choice([0.0, 1.0, 4.0], 40)
+    problem = Problem.of(dag, times, 0.1)
+    for _, found in itertools.islice(neighbours(problem, start(problem, 3), 4, random.Random(seed)), 30):
+        plan = found.plan(problem, dag)
+        assert check(plan, dag) == []
+        assert ((plan.stream >= 0) == (times > 0)).all()
+
+
+def test_ties_hold():
+    dag = random_dag(3, 12, 0.1)
+    tie = np.where(np.arange(12) < 5, 7, -1)
+    problem = Problem.of(dag, 1.0, 0.1, tie=tie, contracted=False)
+    tied = np.flatnonzero(problem.tie == 7)
+    for _, found in itertools.islice(neighbours(problem, start(problem, 1), 4, random.Random(0)), 60):
+        assert len(set(found.stream[tied].tolist())) == 1
+
+
+def test_all_kinds_of_changes_come_up():
+    problem = inception(2)
+    kinds = {what for what, _ in itertools.islice(neighbours(problem, start(problem, 4), 6, random.Random(1)), 300)}
+    assert kinds == {
+        "a block earlier or later",
+        "a branch earlier or later",
+        "another record order",
+        "a branch to another stream",
+        "a block to another stream",
+        "the end of a branch to another stream",
+        "two branches swapped",
+        "two streams merged",
+        "a stream split",
+    }
+
+
+def test_where_nothing_can_be_changed_there_is_an_end():
+    problem = Problem.of(random_dag(0, 1, 0.0), 1.0)
+    kinds = [
+        found.keep for _, found in itertools.islice(neighbours(problem, start(problem, 1), 1, random.Random(0)), 5)
+    ]
+    assert not any(kinds)  # all that one kernel leaves open is whether lanes are kept
+    nothing = Problem.of(random_dag(0, 1, 0.0), 0.0)
+    assert list(neighbours(nothing, start(nothing, 1), 4, random.Random(0))) == []
+
+
+def test_one_stream_stays_one_stream():
+    problem = inception(1)
+    for _, found in itertools.islice(neighbours(problem, start(problem, 1), 1, random.Random(2)), 40):
+        assert not found.stream.any()
