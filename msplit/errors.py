@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONGEST_LINE = 1_000
+"""Most characters of a line of a message: names and values of a damaged file may be of any length."""
+
 
 class MsplitError(Exception):
     """An error that a user can act on.
@@ -36,7 +39,13 @@ class MsplitError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  fix: {self.fix}" if self.fix else text
+        text = f"{text}\n  fix: {self.fix}" if self.fix else text
+        if len(text) <= LONGEST_LINE:
+            return text
+        return "\n".join(
+            line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 100]} … {line[-90:]}"
+            for line in text.split("\n")
+        )
 
 
 class LoadError(MsplitError):

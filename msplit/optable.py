@@ -41,11 +41,11 @@ class ArgInfo:
 
     def count(self, attrs: Attrs) -> int | None:
         """How many tensors it stands for; None where the attributes do not say."""
-        if not self.type_list_attr and self.number_attr:
-            number = attrs.get(self.number_attr)
-            return number if isinstance(number, int) and 0 <= number <= MAX_TENSORS else None
-        found = self.dtypes(attrs)
-        return None if found is None else len(found)
+        if self.type_list_attr:
+            listed = attrs.get(self.type_list_attr)
+            return len(listed) if isinstance(listed, tuple | list) else None
+        number = attrs.get(self.number_attr) if self.number_attr else 1
+        return number if isinstance(number, int) and 0 <= number <= MAX_TENSORS else None
 
     def dtypes(self, attrs: Attrs, most: int = MAX_TENSORS) -> tuple[str | None, ...] | None:
         """Types of its tensors, of the first `most` at least, on a node with these attributes (defaults filled in).
@@ -55,12 +55,12 @@ class ArgInfo:
         """
         if self.type_list_attr:
             listed = attrs.get(self.type_list_attr)
-            return tuple(listed) if isinstance(listed, tuple | list) else None
-        count = attrs.get(self.number_attr) if self.number_attr else 1
-        if not isinstance(count, int) or not 0 <= count <= MAX_TENSORS:
+            return tuple(map(_as_dtype, listed)) if isinstance(listed, tuple | list) else None
+        count = self.count(attrs)
+        if count is None:
             return None
         count = min(count, most)
-        dtype = self.dtype or attrs.get(self.type_attr)
+        dtype = self.dtype or _as_dtype(attrs.get(self.type_attr))
         if dtype is not None and self.is_ref:
             dtype += "_ref"
         return (dtype,) * count
@@ -259,6 +259,11 @@ def _argument(text: str) -> ArgInfo:
     if spec.startswith("="):
         return ArgInfo(name, dtype=spec[1:], number_attr=number, is_ref=is_ref)
     return ArgInfo(name, type_attr=spec, number_attr=number, is_ref=is_ref)
+
+
+def _as_dtype(value: Any) -> str | None:
+    """A type that an attribute names; None where a damaged file has something else there."""
+    return value if isinstance(value, str) else None
 
 
 def _hashable(value: Any) -> Any:

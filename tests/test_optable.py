@@ -80,6 +80,21 @@ def test_number_of_tensors_that_can_not_be_is_no_statement(count):
     assert optable.output_count("Split", {"T": "float32", "num_split": count}) is None
 
 
+@pytest.mark.parametrize("value", [3, 2.5, b"x", ("float32",), None])
+def test_a_type_that_is_no_name_is_no_statement(value):
+    assert optable.output_dtypes("VariableV2", {"dtype": value}) == (None,)
+    assert optable.output_dtypes("IdentityN", {"T": (value, "int32")}) == (None, "int32")
+    assert optable.output_dtype("Split", {"T": value, "num_split": 2}, 1) is None
+
+
+def test_many_tensors_are_counted_without_being_listed():
+    attrs = {"T": "float32", "num_split": 1_000_000}
+    assert optable.output_count("Split", attrs) == 1_000_000
+    assert optable.output_dtypes("Split", attrs, 3) == ("float32",) * 3
+    assert optable.output_port("Split", attrs, "output", 999_999) == 999_999
+    assert optable.input_count("ConcatV2", {"N": 3}) == 4
+
+
 def test_first_question_is_quick():
     code = (
         "import json, dataclasses, pathlib, time\nt = time.perf_counter()\n"

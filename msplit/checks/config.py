@@ -27,6 +27,7 @@ from msplit.checks.registry import CHECKS, expand, near
 from msplit.checks.settings import Limits, Settings
 from msplit.cost.gpus import gpu_names
 from msplit.errors import MsplitError, RulesError
+from msplit.formats.text import read_text
 from msplit.rules import available, document, patterns
 from msplit.rules.document import Value
 from msplit.rules.options import MAX_STREAMS, Options, Reading, nearest
@@ -179,9 +180,11 @@ def _limits(top: Options) -> Limits:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > document.MAX_BYTES:
-            raise MsplitError(f"the settings are longer than {document.MAX_BYTES >> 20} MiB", where=str(path), fix=_FIX)
-        return path.read_text("utf-8")
+        return read_text(path, document.MAX_BYTES)
+    except EOFError:
+        raise MsplitError(
+            f"the settings are longer than {document.MAX_BYTES >> 20} MiB", where=str(path), fix=_FIX
+        ) from None
     except OSError as error:
         raise MsplitError(
             f"the settings can not be read: {error.strerror}", where=str(path), fix="check --config"
@@ -221,8 +224,8 @@ def _value(data: Any, path: tuple[str, ...], lines: dict[tuple[str, ...], int], 
     return Value(data if isinstance(data, str | int | float) else str(data), line)
 
 
-_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
-_KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
+_HEADER = re.compile(r"\[([^\[\]]+)\]")
+_KEY = re.compile(r"([A-Za-z0-9_\-.\"' \t]+)=")
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
@@ -230,7 +233,9 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.fullmatch(line):
+        line = line.strip()
+        # Neither pattern can backtrack: a line may be long.
+        if header := _HEADER.fullmatch(line.partition("#")[0].rstrip()):
             table = _dotted(header[1])
             found.setdefault(table, number)
         elif key := _KEY.match(line):

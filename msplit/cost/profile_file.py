@@ -15,10 +15,11 @@ from typing import Any
 
 from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
+from msplit.formats.text import read_text
 
 SCHEMA_VERSION = 1
 KIND = "profile"
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
 """Longest profile: a million steps with long names."""
 
 _KEYS = (
@@ -75,9 +76,9 @@ def load(path: str | os.PathLike[str]) -> Profile:
     """
     where = os.fspath(path)
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise MsplitError(f"the profile is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX)
-        text = Path(path).read_text("utf-8")
+        text = read_text(Path(path), MAX_BYTES)
+    except EOFError:
+        raise MsplitError(f"the profile is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX) from None
     except OSError as error:
         raise MsplitError(f"the profile can not be read: {error.strerror}", where=where, fix="check the path") from None
     except ValueError:

@@ -116,9 +116,15 @@ def _types(graph: Graph, node: int, attrs: Mapping[str, Any], names: tuple[str, 
     """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one."""
     values = [attrs.get(name) for name in names]
     for place, value in enumerate(values):
-        if isinstance(value, int) and value > _MANY:
+        if not isinstance(value, str | int | tuple) or (isinstance(value, tuple) and not _all_types(value)):
+            values[place] = None
+        elif isinstance(value, int) and value > _MANY:
             values[place] = min(value, max(_MANY, len(graph.in_edges(node)) + 1))
     return values
+
+
+def _all_types(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _asked(op: str) -> tuple[str, ...]:

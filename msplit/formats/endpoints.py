@@ -15,6 +15,9 @@ from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
 from msplit.graph import CONTROL, Graph
 
+MAX_PORTS = 128
+"""Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
+
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
 _SOURCES = frozenset(
     {"IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2"}
@@ -137,6 +140,9 @@ def endpoint(graph: Graph, node: int, port: int, name: str | None = None) -> End
     if shape is None and isinstance(inferred, tuple) and port < len(inferred):
         shape = inferred[port]
     node_name = graph.names[node]
+    # Attributes of a damaged file may hold anything.
+    dtype = dtype if isinstance(dtype, str) else ""
+    shape = shape if isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape) else None
     return Endpoint(name or (f"{node_name}:{port}" if port else node_name), node_name, port, dtype, shape)
 
 
@@ -175,7 +181,7 @@ def guessed(graph: Graph) -> Endpoints:
 def _ports_shown(graph: Graph, node: int) -> int:
     if graph.ops[node].startswith(_FIRST_PORT_ONLY):
         return 1
-    return optable.output_count(graph.ops[node], graph.attrs[node]) or 1
+    return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
 
 
 def _reached(graph: Graph, origins: Sequence[int]) -> bytearray:

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import RulesError
+from msplit.formats.text import read_text
 from msplit.rules import streamfile
 from msplit.rules.document import Value
+
+MAX_STREAM_FILE = 256 << 20
+"""Longest stream file, bytes: the exact names of a million nodes."""
 
 MAX_STREAMS = 1024
 """Most streams. A GPU runs at most 128 kernels at once."""
@@ -192,9 +196,10 @@ class Options:
         folder = self.reading.folder
         path = Path(file) if folder is None else folder / file
         try:
-            text = path.read_text("utf-8")
-        except (OSError, ValueError) as error:
+            text = read_text(path, MAX_STREAM_FILE)
+        except (OSError, ValueError, EOFError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a UTF-8 text file"
+            reason = reason if not isinstance(error, EOFError) else f"it is longer than {MAX_STREAM_FILE >> 20} MiB"
             self.problem(
                 f"{self.owner}: {path} can not be read: {reason}", at=line, fix="paths are relative to the rules file"
             )

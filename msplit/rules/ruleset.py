@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msplit.errors import RulesError
+from msplit.formats.text import read_text
 from msplit.rules import document
 from msplit.rules.base import Rule
 from msplit.rules.document import Value
@@ -18,6 +19,9 @@ VERSION = 1
 
 DEFAULT_STREAMS = 4
 """How many streams a rules file that does not say gets."""
+
+MAX_RULES = 100
+"""Most rules of a file: each goes over the whole graph."""
 
 _SUFFIX = ".yaml"
 
@@ -74,7 +78,9 @@ def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wr
         path = _shipped() / f"{name}{_SUFFIX}"
         source = f"{name} (shipped)"
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, document.MAX_BYTES)
+    except EOFError:
+        raise document.too_long(name) from None
     except FileNotFoundError:
         near = "" if path.suffix or len(path.parts) > 1 else nearest(name, available())
         raise RulesError(
@@ -135,6 +141,11 @@ def _rules(top: Options, reading: Reading) -> list[Rule]:
         line = top.line if value is None else value.line
         reading.problem(
             line, "`rules` must be a list", "write rules: [manual, embedding, branch, colocation, propagate]"
+        )
+        return []
+    if len(value.data) > MAX_RULES:
+        reading.problem(
+            value.line, f"there are {len(value.data):,} rules; {MAX_RULES} may be", "put patterns into one regex rule"
         )
         return []
     rules = []

@@ -71,7 +71,7 @@ def parse(text: str, source: str) -> tuple[Entry, ...]:
             bad.append((number, "there is no ':' between the stream id and the patterns"))
             continue
         if not re.fullmatch(r"[0-9]{1,9}", head.strip()):
-            bad.append((number, f"the stream id {head.strip()!r} is not a number"))
+            bad.append((number, f"the stream id {patterns.shorten(head.strip())!r} is not a number"))
             continue
         for pattern in map(str.strip, _split(rest)):
             why = patterns.problem(pattern) if pattern else "the pattern is empty"
@@ -88,10 +88,11 @@ def traps(text: str) -> tuple[Trap, ...]:
     """The lines that NVIDIA's reader takes differently than this one, though this one reads them without an error."""
     found: list[Trap] = []
     last: dict[str, int] = {}
+    ends = text.count("\n")
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
-            if number <= text.count("\n") or line:
+            if number <= ends or line:
                 kind = "a comment" if line else "a blank line"
                 found.append(Trap(number, f"{kind}: its reader knows none and may crash"))
             continue

@@ -25,13 +25,14 @@ import numpy as np
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import graph_hash
+from msplit.formats.text import read_text
 from msplit.graph import Ints
 from msplit.schedule.plan import Plan
 
 SCHEMA_VERSION = 1
 KIND = "plan"
 MAX_STREAMS = 1024
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
 """Longest plan file: a million nodes with long names and as many waits."""
 
 _KEYS = (
@@ -169,9 +170,9 @@ def load(path: str | os.PathLike[str]) -> PlanFile:
     """
     where = os.fspath(path)
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise MsplitError(f"the plan is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX)
-        text = Path(path).read_text("utf-8")
+        text = read_text(Path(path), MAX_BYTES)
+    except EOFError:
+        raise MsplitError(f"the plan is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX) from None
     except OSError as error:
         raise MsplitError(f"the plan can not be read: {error.strerror}", where=where, fix="check the path") from None
     except ValueError:

@@ -50,7 +50,7 @@ class Handle:
     __slots__ = ("length", "shape")
 
     def __init__(self, shape: Shape, length: int | None = None) -> None:
-        self.shape = shape
+        self.shape = plain_shape(shape)
         self.length = length
 
 

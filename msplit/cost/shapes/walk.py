@@ -36,7 +36,7 @@ FLOAT_LIMIT = 16
 FREE_OUTPUTS = 16
 """Outputs of any node that nothing needs to read: more than all ops have whose outputs an attribute does not count."""
 
-SPARE_OUTPUTS = 1 << 20
+SPARE_OUTPUTS = 1 << 17
 """Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
 
 LARGE = 64
@@ -470,7 +470,10 @@ class _Walk:
             self._store(node, merged)
 
     def _store(self, node: int, outputs: Outputs) -> None:
-        shared = self._shared.get(outputs)
+        try:
+            shared = self._shared.get(outputs)
+        except TypeError:
+            shared, outputs = None, tuple(plain_shape(shape) for shape in outputs)
         if shared is None:
             # Attributes may hold anything: what is not a shape is no statement.
             shared = self._shared[outputs] = tuple(plain_shape(shape) for shape in outputs)

@@ -1,0 +1,106 @@
+"""What the campaign found, made small. What filled memory in the inference of shapes is in tests/cost/test_hostile.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msplit import proto
+from tests.fuzz.case import Case, run
+
+RULES = "version: 1\nstreams: 4\nrules:\n"
+
+
+def graph(*nodes: tuple[str, str, list[str], dict[str, Callable[[Any], None]]]) -> bytes:
+    """A GraphDef of (name, op, inputs, attributes); an attribute is a function that fills in an AttrValue."""
+    message = proto.graph_pb2.GraphDef()
+    for name, op, inputs, attrs in nodes:
+        node = message.node.add(name=name, op=op, input=inputs)
+        for key, fill in attrs.items():
+            fill(node.attr[key])
+    body = message.library.function.add()
+    body.signature.name = "f"
+    body.node_def.add(name="n", op="NoOp")
+    return bytes(message.SerializeToString())
+
+
+def number(value: int) -> Callable[[Any], None]:
+    return lambda attr: setattr(attr, "i", value)
+
+
+def text(value: bytes) -> Callable[[Any], None]:
+    return lambda attr: setattr(attr, "s", value)
+
+
+def function(name: str) -> Callable[[Any], None]:
+    return lambda attr: setattr(attr.func, "name", name)
+
+
+def numbers(*values: int) -> Callable[[Any], None]:
+    return lambda attr: attr.list.i.extend(values)
+
+
+def small() -> bytes:
+    return graph(("x", "Placeholder", [], {}), ("y", "Relu", ["x"], {}), ("z", "Tanh", ["y"], {}))
+
+
+MODELS = {
+    "type of a reference is a number": graph(("v", "VariableV2", [], {"dtype": number(3)}), ("y", "Relu", ["v"], {})),
+    "types of a list are numbers": graph(
+        ("v", "VariableV2", [], {}), ("y", "IdentityN", ["v", "v"], {"T": numbers(1, 2)}), ("z", "Relu", ["y"], {})
+    ),
+    "type is a function": graph(("x", "Placeholder", [], {}), ("y", "Relu", ["x"], {"T": function("f")})),
+    "shape of an input is text": graph(("x", "Placeholder", [], {"shape": text(b"1,2")}), ("y", "Relu", ["x"], {})),
+    "shape of an input is a number": graph(("x", "Placeholder", [], {"shape": number(3)}), ("y", "Relu", ["x"], {})),
+    "shape of an input is a list": graph(("x", "Placeholder", [], {"shape": numbers(3)}), ("y", "Relu", ["x"], {})),
+    "shape is a function": graph(("v", "VariableV2", [], {"shape": function("f")}), ("y", "Identity", ["v"], {})),
+    "hint is a list of functions": graph(
+        ("x", "Placeholder", [], {"_output_shapes": lambda attr: attr.list.func.add(name="f")}),
+        ("y", "Relu", ["x"], {}),
+    ),
+    "a million outputs that nobody reads": graph(
+        ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, tmp_path: Path) -> None:
+    result = run(Case(name, MODELS[name]), tmp_path / "case")
+    assert result.problem == ""
+    assert result.codes[0] == 0
+
+
+FILES: dict[str, tuple[str, bytes]] = {
+    "five thousand rules": ("rules.yaml", (RULES + "  - branch\n" * 5000).encode()),
+    "a stream id of a megabyte": ("streams.txt", b"9" * 1_000_000 + b":a"),
+    "fifty thousand blank lines": ("streams.txt", b"1:y\n" + b"\n" * 50_000),
+    "a long line in brackets": ("settings.toml", b"[tool.msplit]\nrules = '''\n[" + b" " * 50_000 + b"\n'''\n"),
+    "a long line of words": ("settings.toml", b"[tool.msplit]\nrules = '''\n" + b"a " * 50_000 + b"\n'''\n"),
+    "a long value": ("settings.yaml", b"fail_on: " + b"x" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, tmp_path: Path) -> None:
+    file, content = FILES[name]
+    files = {file: content}
+    rules: tuple[str, ...] = ()
+    check: tuple[str, ...] = ("--config", file)
+    if "settings" not in file:
+        files.setdefault("rules.yaml", f"{RULES}  - regex: {{file: {file}}}\n".encode())
+        rules = check = ("--rules", "rules.yaml")
+    result = run(Case(name, small(), files=files, assign=rules, check=check), tmp_path / "case")
+    assert result.problem == ""
+    assert result.codes[0] == 0
+
+
+def test_rules_from_a_device_that_never_ends(tmp_path: Path) -> None:
+    result = run(
+        Case("endless", small(), assign=("--rules", "/dev/zero"), check=("--config", "/dev/zero")), tmp_path / "case"
+    )
+    assert result.problem == ""
+    assert result.codes == (0, 2, 2)
