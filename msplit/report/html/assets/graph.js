@@ -2,7 +2,7 @@
 
 const MOST_VISIBLE = 1500;
 const MOST_LINKS = 4000, MOST_FOR_DAGRE = 2000;
-const WIDTH = 190, HEIGHT = 46;
+const WIDTH = 204, HEIGHT = 46;
 
 class GraphView {
   constructor(model, host, onSelect, onChange) {
@@ -84,7 +84,7 @@ class GraphView {
     const streams = mixed ? `${shares.length} str.` : shares.length ? `s${shares[0][0]}` : "";
     const amount = model.isBox(element) ? `${plural(model.kernels[element], "kernel")} · ` : "";
     return {
-      label: model.kernels[element] ? `${shorten(model.label(element), 26)}\n${amount}${micros(model.time[element])} · ${streams}` : "",
+      label: model.kernels[element] ? `${unbroken(shorten(model.label(element), 26))}\n${amount}${micros(model.time[element])} · ${streams}` : "",
       colours: colours.join(" "), stops: stops.join(" "), ink: mixed ? css("--fg") : ink(colours[0]), plate: mixed ? 0.85 : 0,
     };
   }

@@ -18,6 +18,9 @@ const operations = (value) => scaled(value, ["FLOP", "KFLOP", "MFLOP", "GFLOP", 
 const counted = (value) => value.toLocaleString("en");
 const plural = (value, word, many = `${word}s`) => `${counted(value)} ${value === 1 ? word : many}`;
 
+// A box has one line for a name.
+function unbroken(name) { return name.replaceAll(" ", "\u00a0"); }
+
 function shorten(name, width) {
   if (name.length <= width) return name;
   const head = Math.floor((width - 1) / 2);

@@ -93,7 +93,8 @@ class Timeline {
       pen.fillStyle = line;
       pen.fillRect(x, AXIS - 4, 1, this.height);
       pen.fillStyle = dim;
-      pen.fillText(micros(+tick.toPrecision(6)), x + 3, 12);
+      const text = micros(+tick.toPrecision(6));
+      if (x + 3 + pen.measureText(text).width < this.width) pen.fillText(text, x + 3, 12);  // half a number is none
     }
   }
 
