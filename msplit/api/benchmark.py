@@ -12,6 +12,7 @@ import numpy as np
 from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
+from msplit.api.layers import Layer, Layers, layers_of
 from msplit.api.model import price
 from msplit.api.profile import compared
 from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
@@ -56,6 +57,8 @@ class BenchRequest:
         ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
+        fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
+        group: Whether to show what batching alike branches adds to that.
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
         compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
         compare_xla: And with XLA, which compiles for seconds to minutes.
@@ -82,6 +85,8 @@ class BenchRequest:
     ieee: bool = False
     capture: bool = True
     layout: str = "auto"
+    fuse: bool = True
+    group: bool = True
     device: str = "cuda"
     compare_tensorflow: bool = True
     compare_xla: bool = True
@@ -125,6 +130,7 @@ class Bench:
         tuned: What tuning found, if it was asked for.
         costs: What each node should cost.
         traced: Timelines, where they were asked for, of the variants whose engine can tell.
+        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
     """
 
     result: BenchResult
@@ -134,6 +140,7 @@ class Bench:
     tuned: Tuned | None = None
     costs: Costs | None = None
     traced: tuple[Traced, ...] = ()
+    layers: tuple[Layer, ...] = ()
 
 
 def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
@@ -195,6 +202,10 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         if engine is TENSORFLOW
         else _cuda_variants(job, assignments, request, engine)
     )
+    shown = _layers(variants, assignments, request) if engine is CUDA else None
+    if shown is not None:
+        variants += shown.variants
+        notes += shown.notes
     tuned = None
     if stored is not None or request.tune is not None:
         base = replace(job, options=_cuda_options(request))
@@ -220,7 +231,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     if tuned is not None:
         tuned = confirmed(tuned, result)
     traced = _traced(result, variants, decided)
-    return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced)
+    layers = shown.layers if shown is not None else ()
+    return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced, layers)
 
 
 def _traced(
@@ -323,6 +335,17 @@ def _cuda_variants(
         label = f"msplit, {streams} streams, {how}"
         variants.append(Variant(label, engine, replace(job, ids=ids, streams=streams, options=options), one))
     return variants
+
+
+def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Layers:
+    """The layers above one stream, for the largest number of streams."""
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    most = None
+    if assignments:
+        streams, ids = max(assignments, key=lambda found: found[0])
+        most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
+    suffix = "" if request.capture else ", eager"
+    return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
 
 
 def _cuda_options(request: BenchRequest) -> dict[str, Any]:

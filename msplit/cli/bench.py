@@ -54,6 +54,8 @@ from msplit.report.text import plural
     show_default=True,
     help="cuda: of convolutions.",
 )
+@click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds.")
+@click.option("--no-group", is_flag=True, help="cuda: do not show what batching alike branches adds.")
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
 @click.option(
     "--tolerance",
@@ -119,6 +121,8 @@ def command(
     precision: str,
     no_capture: bool,
     layout: str,
+    no_fuse: bool,
+    no_group: bool,
     no_tensorflow: bool,
     tolerance: float | None,
     reference: Path | None,
@@ -166,6 +170,8 @@ def command(
         ieee=precision == "ieee",
         capture=not no_capture,
         layout=layout,
+        fuse=not no_fuse,
+        group=not no_group,
         compare_tensorflow=not no_tensorflow,
         reference=reference,
         save_reference=save_reference,

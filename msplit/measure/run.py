@@ -43,6 +43,7 @@ class Variant:
         against: Label of the variant whose outputs it must give, and over which its gain is told; None for the first variant before
             it of the same engine on one stream. Where there is none, outputs are held against the first variant.
         optional: Whether an engine that can not run it is no error: it is then reported as skipped.
+        over: Labels of further variants over which its gain is told.
     """
 
     label: str
@@ -50,6 +51,7 @@ class Variant:
     job: Job
     against: str | None = None
     optional: bool = False
+    over: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -426,7 +428,7 @@ def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running]
 def _ratios(one: _Running, running: Sequence[_Running], baseline: str) -> list[stats.Ratio]:
     found = []
     by_label = {other.variant.label: other for other in running}
-    for label in dict.fromkeys([baseline, one.partner]):
+    for label in dict.fromkeys([baseline, one.partner, *one.variant.over]):
         if label is None or label == one.variant.label:
             continue
         other = by_label[label]

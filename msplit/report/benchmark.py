@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
-from msplit.measure.stats import Ratio
-from msplit.report import tuning
+from msplit.report import layers, tuning
 from msplit.report.document import Document, Table
-from msplit.report.text import count, heading, micros, plural, size
+from msplit.report.text import count, gain, heading, micros, plural, size
 
 
 def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Document:
@@ -23,7 +22,11 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         ("machine", _machine(result.environment)),
         ("verified", _verified(result.variants)),
     ]
-    tables = [_times(result.variants), *_gains(result.variants)]
+    shown = layers.table(found)
+    hidden = {layer.before for layer in found.layers} - {result.baseline, *(layer.label for layer in found.layers[:1])}
+    tables = [_times(result.variants), *_gains(result.variants, hidden)]
+    if shown is not None:
+        tables.append(shown)
     memory = _memory(result.variants)
     if memory is not None:
         tables.append(memory)
@@ -104,13 +107,18 @@ def _micros(seconds: float) -> str:
     return micros(seconds * 1e6)
 
 
-def _gains(variants: Sequence[VariantResult]) -> list[Table]:
-    """For each variant that others are compared with, how many times faster those are, by every clock there is."""
+def _gains(variants: Sequence[VariantResult], hidden: Container[str | None]) -> list[Table]:
+    """For each variant that others are compared with, how many times faster those are, by every clock there is.
+
+    What another table tells is `hidden`.
+    """
     tables = []
     for over in dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios):
+        if over in hidden:
+            continue
         compared = [variant for variant in variants if any(ratio.over == over for ratio in variant.ratios)]
         clocks = list(dict.fromkeys(r.clock for variant in compared for r in variant.ratios if r.over == over))
-        rows = [(variant.label, *(_ratio(variant.ratio_over(over, clock)) for clock in clocks)) for variant in compared]
+        rows = [(variant.label, *(gain(variant.ratio_over(over, clock)) for clock in clocks)) for variant in compared]
         tables.append(
             Table(
                 f"Times faster than {over}",
@@ -122,39 +130,29 @@ def _gains(variants: Sequence[VariantResult]) -> list[Table]:
     return tables
 
 
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "-"
-    if ratio.low <= 0:
-        return f"{ratio.value:.2f} (too few rounds)"
-    verdict = "" if ratio.significant else ", no difference"
-    return f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f}{verdict})"
-
-
 def _memory(variants: Sequence[VariantResult]) -> Table | None:
-    rows = []
-    for variant in variants:
-        facts = variant.facts
-        if "peak_bytes" not in facts:
-            continue
-        rows.append(
-            (
-                variant.label,
-                str(facts.get("streams", "-")),
-                count(int(facts.get("kernels", 0))),
-                f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}",
-                size(float(facts["peak_bytes"])),
-                size(float(facts.get("peak_bytes_one_stream", facts["peak_bytes"]))),
-                str(facts.get("layout", "-")),
-            )
-        )
-    if not rows:
+    shown = [variant for variant in variants if "peak_bytes" in variant.facts]
+    if not shown:
         return None
+    layout = any(variant.facts.get("layout", "none") != "none" for variant in shown)
+    rows = []
+    for variant in shown:
+        facts = variant.facts
+        row = (
+            variant.label.removeprefix("msplit, ").removesuffix(", CUDA graph"),
+            str(facts.get("streams", "-")),
+            count(int(facts.get("kernels", 0))),
+            f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}",
+            size(float(facts["peak_bytes"])),
+            size(float(facts.get("peak_bytes_one_stream", facts["peak_bytes"]))),
+        )
+        rows.append((*row, str(facts.get("layout", "-"))) if layout else row)
     return Table(
         "What ran",
-        ("", ">streams", ">kernels", ">waits", ">peak memory", ">on one stream", "layout"),
+        ("", ">used", ">kernels", ">waits", ">memory", ">1 stream", *(["layout"] if layout else [])),
         rows,
-        "waits: after reduction, of dependencies between streams; memory of values, weights not counted",
+        "used: streams that do something; waits: after reduction, of dependencies between streams; memory: of values at its highest, "
+        "weights not counted; 1 stream: what the same kernels need on one",
     )
 
 
@@ -166,5 +164,6 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "why": found.why,
         "notes": list(found.notes),
         "result": found.result.to_dict(),
+        **({"layers": layers.payload(found)} if found.layers else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned), "written": list(written)}),
     }

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msplit.measure.stats import Ratio
+
 
 def count(value: int) -> str:
     """1234567 -> "1,234,567"."""
@@ -74,3 +79,13 @@ def heading(path: object, form: str) -> str:
     """First line of a report on a model: "model.pb (GraphDef)"."""
     kind, _, text = form.partition("-")
     return f"{path} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
+
+
+def gain(ratio: Ratio | None) -> str:
+    """A measured ratio with its confidence interval; "-" for none."""
+    if ratio is None:
+        return "-"
+    if ratio.low <= 0:
+        return f"{ratio.value:.2f} (too few rounds)"
+    verdict = "" if ratio.significant else ", no difference"
+    return f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f}{verdict})"

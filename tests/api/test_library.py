@@ -250,6 +250,6 @@ def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
     assert {check.against for variant in found.result.variants for check in variant.checks} >= {"TensorFlow on the CPU"}
     markdown = to_markdown(benchmark.document(flat, found))
     assert "**What ran**" in markdown
-    assert "| msplit, 2 streams, CUDA graph | 2 | " in markdown
+    assert "| 2 streams | 2 | " in markdown
     again = msplit.bench(flat, replace(request, save_reference=None, reference=tmp_path / "reference.npz"))
     assert not again.result.failed

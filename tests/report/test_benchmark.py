@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.api.benchmark import Bench
+from msplit.api.layers import Layer
 from msplit.measure.result import BenchResult, Check, Settings, VariantResult
 from msplit.measure.stats import Ratio, Summary
 from msplit.measure.verify import compare
@@ -72,7 +73,7 @@ def test_every_clock_and_every_comparison_has_its_column() -> None:
     assert "|  | host | device |" in shown
     assert f"| {TWO} | 1.20 (1.10–1.30) | 2.00 (1.90–2.10) |" in shown
     assert f"| {TWO} | 5.00 (too few rounds) |" in shown
-    assert f"| {TWO} | 2 | 25 | 2 of 3 | 2 MB | 2 MB | nhwc |" in shown
+    assert "| 2 streams | 2 | 25 | 2 of 3 | 2 MB | 2 MB | nhwc |" in shown
 
 
 def test_what_is_said_of_several_variants_is_said_once() -> None:
@@ -98,3 +99,31 @@ def test_nothing_to_compare() -> None:
     shown = lines(replace(RESULT, variants=(replace(BASE, checks=(), device=None),), warnings=()))
     assert "| verified | nothing to compare |" in shown
     assert "|  | median | p90 | p99 | spread |" in shown
+
+
+FUSED = replace(
+    FAST,
+    label="msplit, 2 streams, fused",
+    facts={"fused_groups": 2, "fused_ops": 9, "fused_kernels": 1, "compile_seconds": 0.51, "compiled_from_cache": 1},
+    ratios=(ratio(ONE, "device", 4.0, 3.9, 4.1), ratio(TWO, "device", 2.0, 0.9, 2.1)),
+)
+LAYERS = (Layer("1 stream", ONE, None), Layer("2 streams", TWO, ONE), Layer("fused", FUSED.label, TWO))
+
+
+def test_every_layer_is_told_over_the_one_before_and_over_one_stream() -> None:
+    found = Bench(replace(RESULT, variants=(BASE, FAST, FUSED)), "cuda", "asked for", (), layers=LAYERS)
+    shown = to_markdown(benchmark.document(GRAPH, found)).splitlines()
+    start = shown.index("**What each layer adds**")
+    assert shown[start + 4 : start + 7] == [
+        "| 1 stream | 20.0 µs | - | - |",
+        "| 2 streams | 10.0 µs | 2.00 (1.90–2.10) | 2.00 (1.90–2.10) |",
+        "| fused | 10.0 µs | 2.00 (no difference) | 4.00 (3.90–4.10) |",
+    ]
+    assert "9 ops in 2 groups, 1 different kernel, compiled in 0.5 s (1 from the disk)" in shown[start + 8]
+    assert f"**Times faster than {TWO}**" not in shown
+    assert [layer["variant"] for layer in benchmark.payload(GRAPH, found)["layers"]] == [ONE, TWO, FUSED.label]
+
+
+def test_one_layer_alone_is_no_table() -> None:
+    found = Bench(replace(RESULT, variants=(BASE,)), "cuda", "asked for", (), layers=LAYERS[:1])
+    assert "**What each layer adds**" not in to_markdown(benchmark.document(GRAPH, found))

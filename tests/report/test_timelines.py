@@ -48,7 +48,8 @@ def test_runs_lie_below_each_other_with_arrows_of_their_own():
 @pytest.mark.tf
 def test_the_cuda_engine_with_simulated_streams_tells_kernels_rules_and_waits():
     pytest.importorskip("torch", reason="PyTorch, the cuda engine's kernel library, is not installed")
-    flat, bench = measured("mmoe_small.pb", streams=(1, 2), engine="cuda", device="cpu", compare_tensorflow=False)
+    plain = {"compare_tensorflow": False, "fuse": False, "group": False}
+    flat, bench = measured("mmoe_small.pb", streams=(1, 2), engine="cuda", device="cpu", **plain)
     assert [one.label for one in bench.traced] == ["msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph"]
     found = timelines.trace(flat, bench)
     assert complaints(found) == []

@@ -121,7 +121,8 @@ class _Maker:
     def _emit(self, op: Op) -> None:
         static = positions(table()[op.op], len(op.inputs))
         arguments: list[Reference | NDArray[np.generic]] = [
-            self.source.constants[key] if slot in static else self._known(key) for slot, key in enumerate(op.inputs)
+            np.asarray(self.source.constants[key]) if slot in static else self._known(key)
+            for slot, key in enumerate(op.inputs)
         ]
         self.place[op.node] = len(self.calls)
         self.calls.append(Call(op.op, op.attrs, tuple(arguments)))
