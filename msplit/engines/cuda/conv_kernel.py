@@ -3,7 +3,8 @@
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `convolutions.py`, which
 measures). The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and
-the input channels (an implicit GEMM; Chetlur et al., cuDNN, 2014).
+the input channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the
+summands of a tile, and a second kernel adds their parts up, always in the same order (split-K).
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from torch import Tensor
 
 from msplit.engines.cuda.windows import Window
 
-Tiles = tuple[int, int, int, int, int]
-"""Pixels, output channels and summands of a tile; warps; stages of the pipeline."""
+Tiles = tuple[int, int, int, int, int, int]
+"""Pixels, output channels and summands of a tile; warps; stages of the pipeline; blocks that share a tile's summands."""
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
 
 _NARROW = 16
 """With fewer input channels than this, a tile sums over several of the window's elements at once."""
+
+_MOST_PARTS = 16
+
+_BLOCK = 256
+"""Elements that a block adds up."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -51,6 +57,8 @@ _SIZES = [
     "filter_tap",
     "filter_c",
     "filter_o",
+    "share",
+    "part",
 ]
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -83,6 +91,8 @@ def _convolve(  # type: ignore[no-untyped-def]
     filter_tap,
     filter_c,
     filter_o,
+    share,
+    part,
     PIXELS: tl.constexpr,
     RESULTS: tl.constexpr,
     SUMMANDS: tl.constexpr,
@@ -95,6 +105,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     SIDE: tl.constexpr,
     RELU: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
@@ -118,7 +129,11 @@ def _convolve(  # type: ignore[no-untyped-def]
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
     if NARROW:
         count = taps * channels
-        for first in range(0, count, SUMMANDS):
+        start_at = 0
+        if SPLIT:
+            start_at = tl.program_id(2) * share * SUMMANDS
+            count = tl.minimum(count, start_at + share * SUMMANDS)
+        for first in range(start_at, count, SUMMANDS):
             place = first + summand
             exists = place < count
             tap = place // channels
@@ -135,7 +150,12 @@ def _convolve(  # type: ignore[no-untyped-def]
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         blocks = tl.cdiv(channels, SUMMANDS)
-        for number in range(taps * blocks):
+        start_at = 0
+        end = taps * blocks
+        if SPLIT:
+            start_at = tl.program_id(2) * share
+            end = tl.minimum(end, start_at + share)
+        for number in range(start_at, end):
             if POINT:
                 tap = 0
                 channel = number * SUMMANDS + summand
@@ -155,6 +175,8 @@ def _convolve(  # type: ignore[no-untyped-def]
             at = (tap * filter_tap + channel * filter_c)[:, None] + (result * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
+    if SPLIT:
+        out += tl.program_id(2) * part
     if BIAS:
         total += tl.load(bias + result, mask=wanted, other=0)[None, :].to(tl.float32)
     place = pixel[:, None] * results + result[None, :]
@@ -164,6 +186,40 @@ def _convolve(  # type: ignore[no-untyped-def]
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=["count", "results", "parts"])  # type: ignore[untyped-decorator]
+def _add_up(  # type: ignore[no-untyped-def]
+    partial,
+    bias,
+    side,
+    out,
+    count,
+    results,
+    parts,
+    BIAS: tl.constexpr,
+    SIDE: tl.constexpr,
+    RELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = place < count
+    total = tl.load(partial + place, mask=exists, other=0)
+    for number in range(1, parts):
+        total += tl.load(partial + number * count + place, mask=exists, other=0)
+    if BIAS:
+        total += tl.load(bias + place % results, mask=exists, other=0).to(tl.float32)
+    if SIDE:
+        total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
+    if RELU:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
+
+
+def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
+    """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
+    taps, channels = filter.shape[0] * filter.shape[1], data.shape[-1]
+    return triton.cdiv(taps * channels, tiles[2]) if channels < _NARROW else taps * triton.cdiv(channels, tiles[2])
 
 
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
@@ -176,7 +232,7 @@ def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
         and filter.dim() == 4
         and data.stride(-1) == 1
         and data.shape[-1] == filter.shape[-2]
-        and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] < _LARGEST
+        and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < _LARGEST
         and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < _LARGEST
     )
 
@@ -221,13 +277,20 @@ def convolve(
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     out = data.new_empty((images, vertical.outputs, horizontal.outputs, filter.shape[3]))
     pixels = images * vertical.outputs * horizontal.outputs
-    in_tile, in_columns, summands, warps, stages = tiles
-    _convolve[(triton.cdiv(pixels, in_tile), triton.cdiv(filter.shape[3], in_columns))](
+    in_tile, in_columns, summands, warps, stages, parts = tiles
+    steps_in_all = summing_steps(data, filter, tiles)
+    share = triton.cdiv(steps_in_all, parts)
+    parts = triton.cdiv(steps_in_all, share)
+    split = parts > 1
+    target = data.new_empty((parts, out.numel()), dtype=torch.float32) if split else out
+    bias_or_any = data if bias is None else bias
+    side_or_any = data if side is None else side.contiguous()
+    _convolve[(triton.cdiv(pixels, in_tile), triton.cdiv(filter.shape[3], in_columns), parts)](
         data,
         flat,
-        data if bias is None else bias,
-        data if side is None else side.contiguous(),
-        out,
+        bias_or_any,
+        side_or_any,
+        target,
         pixels,
         height,
         width,
@@ -245,6 +308,8 @@ def convolve(
         horizontal.before,
         *(step // of_in for step in steps),
         *(step // of_filter for step in filter_steps),
+        share,
+        out.numel(),
         PIXELS=in_tile,
         RESULTS=in_columns,
         SUMMANDS=summands,
@@ -253,13 +318,29 @@ def convolve(
         IN_FIRST=in_first,
         POINT=point,
         NARROW=channels < _NARROW,
-        BIAS=bias is not None,
-        SIDE=side is not None,
-        RELU=relu,
+        BIAS=bias is not None and not split,
+        SIDE=side is not None and not split,
+        RELU=relu and not split,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        SPLIT=split,
         num_warps=warps,
         num_stages=stages,
     )
+    if split:
+        _add_up[(triton.cdiv(out.numel(), _BLOCK),)](
+            target,
+            bias_or_any,
+            side_or_any,
+            out,
+            out.numel(),
+            filter.shape[3],
+            parts,
+            BIAS=bias is not None,
+            SIDE=side is not None,
+            RELU=relu,
+            BLOCK=_BLOCK,
+            num_warps=2,
+        )
     return out
 
 

@@ -8,8 +8,8 @@ tiled kernel is taken where it is faster both alone and eight side by side (see 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,13 +22,21 @@ SIZES = ((16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 32, 32, 4, 4))
 FEW_CHANNELS = ((32, 32, 32, 4, 4), (32, 64, 32, 4, 4))
 """Tiles that won for some shape. (Eleven were tried; every one more costs each new shape its measurement.)"""
 
+PARTS = (2, 4, 8, 16)
+"""Blocks that may share a tile's summands, where that leaves at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
+LEAST_BLOCKS = 48
+MOST_BLOCKS = 300
+
 FEW = 16
 """Input channels."""
 
 SAME = 5e-3
 """Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
 
-_chosen: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
+if TYPE_CHECKING:
+    from msplit.engines.cuda.conv_kernel import Tiles
+
+_chosen: dict[tuple[Any, ...], Tiles | None] = {}
 
 
 def choose(
@@ -59,8 +67,21 @@ def choose(
     return (op, arguments[1]) if tiles is None else (_tiled(op, tiles), turned)
 
 
-def _tiled(op: Op, tiles: tuple[int, ...]) -> Op:
+def _tiled(op: Op, tiles: Tiles) -> Op:
     return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.covers)
+
+
+def _candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int) -> Iterator[Tiles]:
+    """Ways to cut a convolution."""
+    from msplit.engines.cuda import conv_kernel
+
+    for size in FEW_CHANNELS if data.shape[-1] < FEW else SIZES:
+        yield (*size, 1)
+        blocks = -(-pixels // size[0]) * -(-filter.shape[3] // size[1])
+        steps = conv_kernel.summing_steps(data, filter, (*size, 1))
+        for parts in PARTS:
+            if LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts:
+                yield (*size, parts)
 
 
 def _winner(
@@ -68,12 +89,12 @@ def _winner(
     arguments: list[torch.Tensor],
     tiled: list[torch.Tensor],
     lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
-) -> tuple[int, ...] | None:
+) -> Tiles | None:
     library = lowered(op)
     expected = library(*arguments)[0]
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    fastest: tuple[float, tuple[int, ...], Callable[[], Any]] | None = None
-    for tiles in FEW_CHANNELS if arguments[0].shape[-1] < FEW else SIZES:
+    fastest: tuple[float, Tiles, Callable[[], Any]] | None = None
+    for tiles in _candidates(tiled[0], tiled[1], expected.numel() // max(expected.shape[-1], 1)):
         function = lowered(_tiled(op, tiles))
         if float((function(*tiled)[0] - expected).abs().max()) > SAME * largest:
             continue
