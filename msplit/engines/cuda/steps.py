@@ -101,14 +101,3 @@ def _repeated(items: Iterable[int]) -> list[tuple[int, int]]:
     for item in items:
         counts[item] = counts.get(item, 0) + 1
     return [(item, count) for item, count in counts.items() if count > 1]
-
-
-def orders_ids(program: Program, stored: StoredPlan, ids: Ints) -> bool:
-    """Whether a stored plan puts every step on the stream that the ids say, up to how streams are numbered."""
-    lanes, _ = program.lanes(ids)
-    plan = restore(program, stored)
-    if plan is None:
-        return False
-    placed = lanes >= 0
-    pairs = {(int(a), int(b)) for a, b in zip(lanes[placed], plan.stream[placed], strict=True)}
-    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
