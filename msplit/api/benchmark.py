@@ -13,6 +13,7 @@ from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
 from msplit.api.layers import Layer, Layers, layers_of
+from msplit.api.limits import Limits, limits
 from msplit.api.model import price
 from msplit.api.profile import compared
 from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
@@ -131,6 +132,7 @@ class Bench:
         costs: What each node should cost.
         traced: Timelines, where they were asked for, of the variants whose engine can tell.
         layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        limits: What bounds the kernels, where a device told times.
     """
 
     result: BenchResult
@@ -141,6 +143,7 @@ class Bench:
     costs: Costs | None = None
     traced: tuple[Traced, ...] = ()
     layers: tuple[Layer, ...] = ()
+    limits: Limits | None = None
 
 
 def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
@@ -216,7 +219,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         if request.tune is not None:
             given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
             most = max(request.streams, default=1)
-            tuned = tune(base, request.tune, streams=most, given=given, batch=request.batch or 1, tell=progress)
+            how = replace(request.tune, kernels=_kernels(request))
+            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
             variants += _tuned_variants(base, tuned, _one(variants), engine)
     result = measure(
         variants,
@@ -228,11 +232,15 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         progress=progress,
         timelines=[variant.label for variant in variants if request.timelines and variant.engine is engine],
     )
+    limited = None
+    if engine is CUDA and request.capture and any(variant.device for variant in result.variants):
+        arm = tuned.arms.get("plain") if tuned is not None else None
+        limited = limits(replace(job, options=_cuda_options(request)), arm=arm)
     if tuned is not None:
         tuned = confirmed(tuned, result)
     traced = _traced(result, variants, decided)
     layers = shown.layers if shown is not None else ()
-    return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced, layers)
+    return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced, layers, limited)
 
 
 def _traced(
@@ -346,6 +354,14 @@ def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]]
         most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
     suffix = "" if request.capture else ", eager"
     return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
+
+
+def _kernels(request: BenchRequest) -> tuple[str, ...]:
+    """The ways to make kernels that may be tried."""
+    wanted = request.tune.kernels if request.tune is not None else ()
+    return tuple(
+        name for name in wanted if (request.fuse or "fused" not in name) and (request.group or "grouped" not in name)
+    )
 
 
 def _cuda_options(request: BenchRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
-from msplit.report import layers, tuning
+from msplit.report import bounds, layers, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, plural, size
 
@@ -30,6 +30,8 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     memory = _memory(result.variants)
     if memory is not None:
         tables.append(memory)
+    if found.limits is not None:
+        tables.append(bounds.table(found.limits, result.variants))
     if found.tuned is not None:
         tables.append(tuning.table(found.tuned))
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
@@ -41,6 +43,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         notes=[
             *map(_sentence, found.notes),
             *result.diagnosis,
+            *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
             *(tuning.notes(found.tuned) if found.tuned is not None else ()),
             *written,
         ],
@@ -165,5 +168,6 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "notes": list(found.notes),
         "result": found.result.to_dict(),
         **({"layers": layers.payload(found)} if found.layers else {}),
+        "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned), "written": list(written)}),
     }

@@ -1,0 +1,75 @@
+"""What limits a measured model, as a part of the report of `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from msplit.api.limits import Limits
+from msplit.measure.result import VariantResult
+from msplit.report.document import Table
+from msplit.report.text import micros, percent
+
+_OUT_OF_REACH = 1.05
+"""A gain of streams below this is not worth a sentence about what is reached."""
+
+
+def table(found: Limits, variants: Sequence[VariantResult]) -> Table:
+    """Bounds, static and measured, and how much of the largest each variant reaches."""
+    static, steps = found.static, found.steps
+    rows: list[tuple[str, ...]] = [
+        ("critical path", micros(static.critical_path_us), micros(steps.critical_path_us), ""),
+        ("memory bandwidth", micros(static.bandwidth_us), micros(steps.bandwidth_us), ""),
+        ("arithmetic", micros(static.flops_us), micros(steps.flops_us), ""),
+        ("SM time", micros(static.sm_time_us), micros(steps.sm_time_us), ""),
+        ("lower bound", micros(static.lower_bound_us), micros(steps.lower_us), ""),
+        ("one after the other", micros(static.serial_us), micros(steps.serial_us), ""),
+        ("with larger kernels", micros(static.fused_us), micros(steps.fused_us), ""),
+    ]
+    for variant in variants:
+        share = found.reached(variant)
+        if share is not None and variant.device is not None:
+            rows.append((variant.label, "", micros(variant.device.median * 1e6), percent(share, 1.0)))
+            continue
+        share = found.fused(variant)
+        if share is not None and variant.device is not None:
+            text = f"{percent(share, 1.0)} of larger"
+            rows.append((variant.label, "", micros(variant.device.median * 1e6), text))
+    head = found.source if found.source == "measured" else f"by {found.source}"
+    return Table("Bounds", ("", ">static", f">{head}", ">reached"), rows, _note(found))
+
+
+def _note(found: Limits) -> str:
+    steps = found.steps
+    note = "no plan of these kernels is faster than the lower bound"
+    if found.source == "measured" and steps.measured < steps.steps:
+        note += f"; {steps.measured} of {steps.steps} kernels were timed, the others are estimated"
+    return f"{note}; bandwidth: static of all traffic, beside it of weights, inputs and outputs once; times are the device's"
+
+
+def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
+    """What streams could gain, and what they do."""
+    steps = found.steps
+    if steps.max_gain < _OUT_OF_REACH:
+        return [f"Streams have nothing to gain: {steps.limit} alone takes as long as all kernels one after the other."]
+    reached = {variant.label: share for variant in variants if (share := found.reached(variant)) is not None}
+    if not reached:
+        return []
+    best = max(reached, key=reached.__getitem__)
+    return [
+        f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {best} reaches "
+        f"{percent(reached[best], 1.0)} of the bound."
+    ]
+
+
+def payload(found: Limits, variants: Sequence[VariantResult]) -> dict[str, Any]:
+    """Everything for JSON."""
+    static = {key: value for key, value in vars(found.static).items() if key != "path"}
+    return {
+        "source": found.source,
+        "static": static,
+        "steps": {**asdict(found.steps), "max_gain": found.steps.max_gain},
+        "reached": {variant.label: found.reached(variant) for variant in variants},
+        "reached_of_larger_kernels": {variant.label: found.fused(variant) for variant in variants},
+    }

@@ -1,0 +1,72 @@
+"""Bounds in the report of a bench: which variants they hold for, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msplit import api
+from msplit.api.limits import limits
+from msplit.engines.base import Job
+from msplit.measure.inputs import make_inputs
+from msplit.measure.result import VariantResult
+from msplit.measure.stats import summarize
+from msplit.report import bounds
+
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+
+
+@pytest.fixture(scope="module")
+def found():
+    flat = api.load(SAMPLES / "towers_small.pb")
+    _, costs = api.price(flat, batch=2)
+    feeds = make_inputs(flat, {}, batch=2)
+    return limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": "cpu"}))
+
+
+def variant(label: str, us: float | None, kernels: int, engine: str = "cuda") -> VariantResult:
+    device = None if us is None else summarize([us / 1e6] * 5)
+    return VariantResult(label, engine, 1, {"kernels": kernels}, host=summarize([1e-3] * 5), device=device)
+
+
+def test_without_a_gpu_the_steps_go_by_the_data_sheet(found):
+    assert found.source == "the data sheet"
+    assert found.steps.measured == 0
+    assert found.steps.lower_us == max(
+        found.steps.critical_path_us, found.steps.bandwidth_us, found.steps.flops_us, found.steps.sm_time_us
+    )
+    assert found.steps.bandwidth_us <= found.static.bandwidth_us
+    assert found.steps.lower_us <= found.steps.serial_us
+
+
+def test_only_variants_of_the_same_kernels_are_held_against_the_bound(found):
+    same, lower = found.steps.steps, found.steps.lower_us
+    assert found.reached(variant("a", 2 * lower, same)) == pytest.approx(0.5)
+    assert found.reached(variant("b", 2 * lower, same - 3)) is None
+    assert found.fused(variant("b", 2 * found.steps.fused_us, same - 3)) == pytest.approx(0.5)
+    for other in (variant("c", None, same), variant("d", lower, same, "tensorflow")):
+        assert found.reached(other) is None
+        assert found.fused(other) is None
+
+
+def test_the_report_names_the_best_and_what_limits_it(found):
+    same, lower = found.steps.steps, found.steps.lower_us
+    variants = [variant("one", 4 * lower, same), variant("four", 1.25 * lower, same), variant("fused", lower, same - 2)]
+    table = bounds.table(found, variants)
+    cells = {row[0]: row for row in table.rows}
+    assert cells["four"][3] == "80 %"
+    assert "larger" in cells["fused"][3]
+    (said,) = bounds.sentence(found, variants)
+    assert "four reaches 80 % of the bound" in said
+    assert "limited by critical path" in said
+    assert json.loads(json.dumps(bounds.payload(found, variants)))["reached"]["fused"] is None
+
+
+def test_a_full_gpu_has_nothing_to_gain(found):
+    steps = replace(found.steps, sm_time_us=found.steps.serial_us, lower_us=found.steps.serial_us, limit="SM time")
+    (said,) = bounds.sentence(replace(found, steps=steps), [])
+    assert "nothing to gain: SM time" in said
