@@ -12,7 +12,8 @@ A node's kernel takes the longest of
 where share = min(1, blocks / SMs) and the number of blocks follows from the kind of op (64 x 64 tiles of a product, 1024 elements of a
 pointwise kernel, 2048 inputs of a reduction). Kernels are taken one per node, unfused, as TensorFlow launches them.
 
-What depends on constants and static shapes only costs nothing: it is computed once, before the first step.
+What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
+first step (see `prepared`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
 from msplit.cost.costs import Costs, Floats
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
-from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
+from msplit.cost.gpus import DEFAULT_GPU, SM_BYTES_PER_CYCLE, Gpu, data_sheet
+from msplit.cost.prepared import prepared
 from msplit.cost.shapes.dtypes import output_dtypes
 from msplit.cost.shapes.infer import Shapes
 from msplit.cost.shapes.registry import Node
@@ -33,15 +35,12 @@ from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.cost.tensors import Tensors, tensors_of
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.sides import host_nodes, stateful_nodes
-from msplit.graph import CONTROL, Graph, Ints
+from msplit.graph import Graph, Ints
 
 STEP_CYCLES = 250
 """Clock cycles that one step of 32 along the inner sum of a product takes at least: about one access to the L2 cache. With it the 14,000
 kernels of an unrolled LSTM (10 layers of 256 cells, 100 steps, batch 1) come to within a few per cent of what an H200 takes for
 them (16,900 µs); convolutions of one image come out at about half of it."""
-
-SM_BYTES_PER_CYCLE = 64
-"""Bytes per clock that one multiprocessor can take from the L2 cache (NVIDIA's architecture white papers since Volta)."""
 
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
@@ -166,33 +165,6 @@ class _Classes:
         self.formula = mask(frozenset(FORMULAS))
         factors = [0.0 if op in MOVES or op in CUTS else float(PER_ELEMENT.get(op, 1)) for op in numbers]
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
-
-
-def prepared(graph: Graph, shapes: Shapes, stateful: Mask) -> Mask:
-    """Which nodes depend on constants and static shapes only: they are evaluated once, before the first step.
-
-    Args:
-        graph: A DAG.
-        shapes: Its shapes.
-        stateful: Which nodes read or write state, or are random.
-    """
-    count = len(graph)
-    edges = graph.edges
-    data_inputs = np.bincount(edges.dst[edges.port != CONTROL], minlength=count)
-    constant = np.fromiter((op in ("Const", "HostConst") for op in graph.ops), np.bool_, count)
-    varies = (stateful | ((data_inputs == 0) & ~constant)).tolist()
-    folded = shapes.folded.tolist()
-    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
-    ports = edges.port[graph.out_order].tolist()
-    waiting = [node for node in range(count) if varies[node]]
-    while waiting:
-        node = waiting.pop()
-        for edge in range(starts[node], starts[node + 1]):
-            target = targets[edge]
-            if not varies[target] and ports[edge] != CONTROL and not folded[target]:
-                varies[target] = True
-                waiting.append(target)
-    return ~np.array(varies, dtype=np.bool_)
 
 
 def _first_input(tensors: Tensors, count: int) -> Floats:

@@ -12,6 +12,9 @@ from msplit.errors import MsplitError
 
 DEFAULT_GPU = "h200"
 
+SM_BYTES_PER_CYCLE = 64
+"""Bytes per clock that one multiprocessor can take from the L2 cache (NVIDIA's architecture white papers since Volta)."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -43,6 +46,11 @@ class Gpu:
     def bytes_per_us(self) -> float:
         """Peak memory bandwidth in bytes per µs."""
         return self.bandwidth_gbs * 1e3
+
+    @property
+    def l2_bytes_per_us(self) -> float:
+        """Bytes per µs that all multiprocessors can take from the L2 cache."""
+        return self.sms * SM_BYTES_PER_CYCLE * self.clock_mhz
 
     def flops_per_us(self, dtype: str, product: bool = False) -> float:
         """Peak operations per µs.

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import Gpu, data_sheet
+from msplit.cost.profile import DEEP, Constants
 
 REACHED_BANDWIDTH = 0.85
 """Share of the peak bandwidth that kernels reach."""
+
+REACHED_L2 = 0.45
+"""Share of 64 bytes per SM and clock that kernels which run side by side reach in the L2 cache."""
+
+REUSE = 2.0
+"""A graph whose kernels move up to so many times the L2 cache's size keeps in it what it moves: a value is written once and read once
+or more, so its traffic is at least twice its size."""
 
 
 @dataclass(frozen=True)
@@ -20,45 +29,89 @@ class Machine:
     Attributes:
         wait_us: From the end of a node to the start of one on another stream that waits for it, beyond what a successor on the same
             stream needs. (Fork, two side kernels, join: 1.1 µs more than a chain, for two crossings.)
-        join_us: Every further wait of the same node. (A join of 16 costs about 4 µs more than one of 2.)
+        join_us: Every further wait of the same node. (A join of 16 costs about 2 µs more than one of 2.)
         node_us: Start latency of a kernel that its time does not include. 0: both the static times and the measured ones include it.
-        issue_us: The device starts at most one kernel in this time, all streams together. (An unrolled LSTM of 16,000 kernels of
-            1.06 µs takes 2430 µs on 10 streams.)
+        issue_us: The device starts at most one kernel in this time, all streams together, while up to `issue_lanes` kernels run. (An
+            unrolled LSTM of 16,000 kernels of 1.06 µs takes 2430 µs on 10 streams.)
+        issue_lanes: With more kernels running at once it starts them more slowly, in proportion to their number. (16 chains of 10 tiny
+            kernels take 41 µs.)
+        crowd_us: Each other kernel that runs makes every kernel take this much longer to start. (That LSTM takes 1.06 µs per kernel and
+            stream on one stream, 1.16 on 2, 1.27 on 5 and 1.52 on 10.)
+        root_us: What a graph begins with starts one after the other, this far apart. (The 16 experts of an MMoE, as its trace shows.)
         bandwidth: Bytes per µs that kernels reach together.
     """
 
     wait_us: float = 0.55
-    join_us: float = 0.25
+    join_us: float = 0.15
     node_us: float = 0.0
     issue_us: float = 0.15
+    issue_lanes: float = 10.0
+    crowd_us: float = 0.04
+    root_us: float = 0.9
     bandwidth: float = 4.08e6
 
     @staticmethod
-    def of_costs(costs: Costs) -> Machine:
-        """The machine that costs were measured on, or that of their data sheet; what was not measured is the data sheet's."""
-        sheet = Machine.of(data_sheet(costs.gpu))
-        found = costs.constants
-        if found is None:
-            return sheet
-        given = {
-            "wait_us": found.wait_us,
-            "join_us": found.join_us,
-            "issue_us": found.issue_us,
-            "bandwidth": found.copy_bytes_per_us,
-        }
-        return replace(sheet, **{name: value for name, value in given.items() if value is not None})
+    def of(gpu: Gpu, moved: float | None = None) -> Machine:
+        """From a data sheet. Its `wait_us` was measured over a fork and its join: two crossings.
 
-    @staticmethod
-    def of(gpu: Gpu) -> Machine:
-        """From a data sheet. Its `wait_us` was measured over a fork and its join: two crossings."""
+        Args:
+            gpu: The data sheet.
+            moved: Bytes that all kernels move in a step: where that is little, they move it in the L2 cache.
+        """
         scale = gpu.wait_us / (2 * Machine.wait_us)
+        inside = moved is not None and moved <= REUSE * gpu.l2_mb * 1e6
         return Machine(
             wait_us=gpu.wait_us / 2,
             join_us=Machine.join_us * scale,
             issue_us=Machine.issue_us * scale,
-            bandwidth=REACHED_BANDWIDTH * gpu.bytes_per_us,
+            crowd_us=Machine.crowd_us * scale,
+            root_us=Machine.root_us * scale,
+            bandwidth=REACHED_L2 * gpu.l2_bytes_per_us if inside else REACHED_BANDWIDTH * gpu.bytes_per_us,
         )
+
+    @staticmethod
+    def of_costs(costs: Costs) -> Machine:
+        """The machine that costs were measured on, or that of their data sheet; what was not measured is the data sheet's."""
+        moved = float(costs.bytes.sum())
+        sheet = data_sheet(costs.gpu)
+        machine = Machine.of(sheet, moved)
+        return machine if costs.constants is None else _measured(machine, sheet, moved, costs.constants)
 
     def fork_join_us(self, branches: int = 2) -> float:
         """What leaving a stream and coming back costs the longest of some branches at least."""
         return 2 * self.wait_us + self.join_us * max(branches - 2, 0)
+
+
+def _measured(machine: Machine, sheet: Gpu, moved: float, found: Constants) -> Machine:
+    """A machine with the constants that were measured in place of the data sheet's."""
+    inside = moved <= REUSE * sheet.l2_mb * 1e6
+    given = {
+        "wait_us": found.wait_us,
+        "root_us": found.root_us,
+        "bandwidth": found.l2_bytes_per_us if inside else found.copy_bytes_per_us,
+        **_starts(found),
+    }
+    machine = replace(machine, **{name: value for name, value in given.items() if value is not None})
+    wide = max(found.fork_join_us, default=0)
+    if wide > 2:
+        # What a wide fork-join takes beyond a narrow one is in part that of its kernels' starts, which the simulator counts by itself.
+        starts = max(machine.issue_us * wide * max(1.0, wide / machine.issue_lanes) - (found.node_us or 0.0), 0.0)
+        rest = found.fork_join_us[wide] - 2 * machine.wait_us - starts
+        machine = replace(machine, join_us=max(rest / (wide - 2), 0.0))
+    return machine
+
+
+def _starts(found: Constants) -> dict[str, float]:
+    """How kernels slow each other's starts down, from the chains of tiny kernels side by side."""
+    each = {width: total / DEEP for width, total in found.deep_us.items()}  # µs per kernel of one chain
+    alone = each.get(1)
+    if alone is None or max(each) < 4:
+        return {}
+    few = [max(time - alone, 0.0) / (width - 1) for width, time in each.items() if 2 <= width <= 8]
+    rates = {width: time / width for width, time in each.items()}
+    issue, widest = min(rates.values()), max(each)
+    return {
+        "crowd_us": median(few) if few else 0.0,
+        "issue_us": issue,
+        "issue_lanes": max(widest * issue / rates[widest], 1.0),
+    }

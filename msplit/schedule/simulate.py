@@ -2,7 +2,8 @@
 
 The kernels of one stream run in order. What runs at once shares three things: the SMs, the memory bandwidth and the rate at which
 the device starts kernels. Where more than all of one is asked for, everything that runs is slowed down by the same factor
-(processor sharing). All running blocks then progress at one common rate, so one virtual clock serves for all: a block
+(processor sharing), and so it is by the delay that kernels cause each other when they start. What a plan begins with starts one
+after the other. All running blocks then progress at one common rate, so one virtual clock serves for all: a block
 ends when that clock has advanced by its work, however the rate changes meanwhile, and an event costs a heap operation.
 """
 
@@ -90,10 +91,22 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
     now = virtual = busy = 0.0
     used_sms = used_bandwidth = used_issue = 0.0
     rate = 1.0  # real time per virtual time
+    crowd = machine.crowd_us / machine.issue_us if machine.issue_us > 0 else 0.0
 
+    def slowed() -> float:
+        """Real time per virtual time of what runs now."""
+        many = len(running)
+        if many < 2:
+            return max(1.0, used_sms, used_bandwidth)
+        starts = max(1.0 + crowd * used_issue * (many - 1) / many, used_issue * max(1.0, many / machine.issue_lanes))
+        # Together they are never slower than one after the other.
+        return min(max(1.0, used_sms, used_bandwidth, starts), float(many))
+
+    roots = 0
     for node in placed:
         if missing[node] == 0:
-            heappush(upcoming, (0.0, node))
+            heappush(upcoming, (roots * machine.root_us, node))
+            roots += 1
     left = len(placed)
     while running or upcoming:
         if running:
@@ -115,7 +128,7 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
                     used_issue -= issue[ended]
                 else:
                     used_sms = used_bandwidth = used_issue = virtual = 0.0
-                rate = max(1.0, used_sms, used_bandwidth, used_issue)
+                rate = slowed()
                 node = following[ended]
                 if node >= 0:
                     if ready[node] < now:
@@ -136,8 +149,8 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
         used_sms += sms[node]
         used_bandwidth += bandwidth[node]
         used_issue += issue[node]
-        rate = max(1.0, used_sms, used_bandwidth, used_issue)
         heappush(running, (virtual + work[node], node))
+        rate = slowed()
     if left:
         raise ValueError("the streams of the plan wait for each other in a circle")
     makespan = now + machine.join_us * len(plan.join)

@@ -7,19 +7,25 @@ from collections.abc import Mapping
 
 import torch
 
-from msplit.cost.profile import Constants
+from msplit.cost.profile import DEEP, Constants
 from msplit.engines.cuda.timing import Call, CudaTimer
 
 WIDTHS = (2, 4, 8, 16)
 """Streams of the fork-joins."""
 
+MORE_WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
+"""Streams of the chains side by side."""
+
 REPEATS = 20
 """Fork-joins in a row in one graph."""
 
-DEEP = 50
-"""Kernels of a chain where starting kernels is what is measured."""
+SPINS = 20
+"""Kernels of a chain of kernels that only let time pass."""
 
+SPIN_CYCLES = 5_000
 COPY_BYTES = 1 << 28
+L2_BYTES = 1 << 23
+"""Twice that fits in the L2 cache of any GPU that there is a data sheet of but the smallest."""
 
 
 def constants(timer: CudaTimer, device: torch.device) -> Constants:
@@ -35,7 +41,8 @@ def constants(timer: CudaTimer, device: torch.device) -> Constants:
     launch = max(timer.graph_us([[tiny[0]]]) - node, 0.0)
     alone = timer.graph_us([[tiny[0]]], repeat=REPEATS, before=[tiny[0]]) / REPEATS
     fork_join = {width: _fork_join(timer, tiny, width) - alone for width in WIDTHS}
-    deep = {width: timer.graph_us([[tiny[lane]] * DEEP for lane in range(width)]) - launch for width in (1, *WIDTHS)}
+    deep = {width: timer.graph_us([[tiny[lane]] * DEEP for lane in range(width)]) - launch for width in MORE_WIDTHS}
+    spin = {width: timer.graph_us([[_spin] * SPINS for _ in range(width)]) - launch for width in MORE_WIDTHS}
     roots = {width: timer.graph_us([[tiny[lane]] for lane in range(width)]) - launch - node for width in WIDTHS}
     return Constants(
         launch_us=launch,
@@ -44,10 +51,12 @@ def constants(timer: CudaTimer, device: torch.device) -> Constants:
         join_us=max((fork_join[16] - fork_join[2]) / 14, 0.0),
         root_us=max(roots[16] / 15, 0.0),
         issue_us=deep[16] / (16 * DEEP),
-        copy_bytes_per_us=_copy(timer, device, launch),
+        copy_bytes_per_us=_copy(timer, device, launch, COPY_BYTES),
+        l2_bytes_per_us=_copy(timer, device, launch, L2_BYTES),
         fork_join_us=fork_join,
         roots_us=roots,
         deep_us=deep,
+        spin_us=spin,
         crossing_us=_crossing(timer, tiny) - node,
         concurrency=_concurrency(timer, device, launch),
     )
@@ -74,11 +83,16 @@ def _crossing(timer: CudaTimer, tiny: list[Call]) -> float:
     return timer.graph_us([[], [tiny[0]]], repeat=4 * REPEATS, before=[tiny[1]]) / (8 * REPEATS)
 
 
-def _copy(timer: CudaTimer, device: torch.device, launch: float) -> float:
-    """Bytes read and written per µs by a large copy."""
-    source = torch.zeros(COPY_BYTES // 4, device=device)
+def _spin() -> None:
+    torch.cuda._sleep(SPIN_CYCLES)
+
+
+def _copy(timer: CudaTimer, device: torch.device, launch: float, size: int) -> float:
+    """Bytes read and written per µs by copies of a size. (A kernel: a copy of the driver's may take another way.)"""
+    source = torch.zeros(size // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / (timer.graph_us([[functools.partial(target.copy_, source)]]) - launch)
+    call = functools.partial(torch.mul, source, 1.0, out=target)
+    return 10 * 2 * size / (timer.graph_us([[call] * 10]) - launch)
 
 
 def _concurrency(timer: CudaTimer, device: torch.device, launch: float) -> Mapping[str, float]:
