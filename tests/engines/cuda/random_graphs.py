@@ -229,8 +229,17 @@ _STEPS = [_unary, _binary, _dense, _product, _split, _unpack, _pack, _concat, _i
 _STEPS += [_transpose, _slice, _conv, _softmax]
 
 
+def _square(g):
+    (x, shape) = g.pick(2)
+    g.add(g.node("MatMul", [x, g.normal(shape[1], shape[1])], T=FLOAT, transpose_a=False, transpose_b=False), shape)
+
+
+POINTWISE = [*[_unary, _binary, _binary, _square] * 3, _dense, _split, _slice, _reduce, _softmax, _concat, _transpose]
+"""Steps of graphs in which most can be fused."""
+
+
 @st.composite
-def random_graphs(draw, most=25):
+def random_graphs(draw, most=25, steps=_STEPS):
     """(GraphDef, feeds, outputs): up to `most` steps, the last tensors and some of those between as outputs."""
     g = _Graph(draw)
     shapes = {"x": (3, 4), "y": (3, 4), "z": (2, 6)}
@@ -238,7 +247,7 @@ def random_graphs(draw, most=25):
         g.add(g.placeholder(name, shape), shape)
     g.placeholder("ids", (3,), INT32)
     for _ in range(draw(st.integers(1, most))):
-        draw(st.sampled_from(_STEPS))(g)
+        draw(st.sampled_from(steps))(g)
     if len(g.values) == len(shapes):
         _unary(g)
     made = [name for name, _ in g.values[len(shapes) :]]

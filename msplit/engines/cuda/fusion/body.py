@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,10 @@ class Body:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (tuple(call.key() for call in self.calls), self.inputs, self.outputs))
+
+    def __repr__(self) -> str:
+        """Short, and the same for bodies that compute the same."""
+        return f"Body({hashlib.sha256(repr(self.key).encode()).hexdigest()[:16]})"
 
     def __call__(self, *tensors: Any) -> list[Any]:
         """Runs it op by op: what a kernel of the group must give."""

@@ -85,7 +85,7 @@ def fuse(
         compile: Whether groups become kernels. Otherwise all are one op each that runs its members one by one: for tests of grouping.
         seconds: How long compiling may take.
     """
-    layouts = _observe(source, feeds, device, nchw)
+    layouts = observe(source, feeds, device, nchw)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
@@ -113,7 +113,8 @@ def fuse(
     return done
 
 
-def _observe(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device, nchw: bool) -> dict[Key, Layout]:
+def observe(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device, nchw: bool) -> dict[Key, Layout]:
+    """How every value that an op reads on the device lies in memory: the graph runs once."""
     layouts: dict[Key, Layout] = {}
 
     def note(step: Step, arguments: list[torch.Tensor]) -> None:

@@ -2,16 +2,226 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.cuda.cases import bits, flat_of, run
-from tests.engines.cuda.random_graphs import random_graphs
+from msplit.engines.cuda.fusion.contract import outline
+from msplit.engines.cuda.fusion.fuse import observe
+from msplit.engines.cuda.fusion.groups import MOST_INPUTS, MOST_MEMBERS, find_groups
+from msplit.engines.cuda.fusion.roles import VIEWS
+from msplit.engines.cuda.lower import lower
+from msplit.engines.cuda.program import Op, Source
+from msplit.engines.cuda.tensors import dtype_name
+from tests.engines.cuda.cases import CPU, bits, flat_of, run
+from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
+
+FLOAT = "float32"
 
 
 @settings(max_examples=60, deadline=None)
-@given(random_graphs(most=40), st.integers(1, 4), st.integers(0, 9))
+@given(st.one_of(random_graphs(most=30), random_graphs(most=40, steps=POINTWISE)), st.integers(1, 4), st.integers(0, 9))
 def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
     graph_def, feeds, outputs = case
     flat = flat_of(graph_def, outputs=outputs)
     assert bits(run(flat, feeds, streams, seed=seed, fuse=True)) == bits(run(flat, feeds, streams, seed=seed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_graphs(most=40, steps=POINTWISE))
+def test_no_value_waits_for_more_than_it_did(case):
+    graph_def, feeds, outputs = case
+    source = lower(flat_of(graph_def, outputs=outputs), feeds, CPU).source
+    dtypes = {key: dtype_name(found[2]) for key, found in observe(source, feeds, CPU, nchw=False).items()}
+    readers = source.consumers()
+    needs = ancestors(source)
+    taken: set[int] = set()
+    for group in find_groups(source, dtypes):
+        made = outline(source, group, readers)
+        assert not taken.intersection(group.members)
+        taken.update(group.members)
+        assert group.launching == sum(source.ops[number].op not in VIEWS for number in group.members) > 1
+        from_others = {key[0] for key in made.inputs} & source.ops.keys()
+        for key in made.outputs:
+            if any(reader not in group.members or reader in made.kept for reader in readers.get(key, ())):
+                assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
+
+
+def ancestors(source: Source) -> dict[int, set[int]]:
+    needs: dict[int, set[int]] = {}
+    for number, op in source.ops.items():
+        needs[number] = set().union(*({key[0]} | needs[key[0]] for key in op.inputs if key[0] in source.ops))
+    return needs
+
+
+class Graph:
+    """A source by hand: every value is (2, 4) unless said otherwise."""
+
+    def __init__(self) -> None:
+        self.source = Source({}, {}, {}, {}, numbers=1000)
+        self.count = 0
+
+    def feed(self):
+        self.count += 1
+        key = (self.count, 0)
+        self.source.feeds[f"x{self.count}"] = key
+        self.source.shapes[key] = (2, 4)
+        return key
+
+    def op(self, name, *inputs, shape=(2, 4), **attrs):
+        self.count += 1
+        self.source.ops[self.count] = Op(self.count, f"{name}_{self.count}", name, attrs, list(inputs), [self.count])
+        self.source.shapes[self.count, 0] = shape
+        return (self.count, 0)
+
+    def constant(self, value):
+        return self.source.constant(np.asarray(value))
+
+    def groups(self, *fetches, dtypes=None, **options):
+        self.source.fetches = {f"y{number}": key for number, key in enumerate(fetches)}
+        known = dict.fromkeys(self.source.shapes, FLOAT) | (dtypes or {})
+        return [set(group.members) for group in find_groups(self.source, known, **options)]
+
+
+def numbers(*keys):
+    return {key[0] for key in keys}
+
+
+def product(g, x):
+    return g.op("MatMul", x, g.constant(np.ones((4, 4), np.float32)))
+
+
+def test_a_chain_is_one_group_and_a_product_ends_it():
+    g = Graph()
+    a = g.op("Tanh", product(g, g.feed()))
+    b = g.op("Mul", a, a)
+    c = product(g, b)
+    d = g.op("Exp", c)
+    e = g.op("Neg", d)
+    assert g.groups(e) == [numbers(a, b), numbers(d, e)]
+
+
+def test_what_another_branch_waits_for_does_not_wait_for_this_one():
+    g = Graph()
+    shared = g.op("Tanh", product(g, g.feed()))
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", shared, late)
+    last = g.op("Neg", joined)
+    other = product(g, shared)
+    assert g.groups(last, other) == [numbers(joined, last)]
+
+
+def test_what_only_the_group_reads_may_wait():
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", early, late)
+    assert g.groups(joined) == [numbers(early, joined)]
+
+
+def test_a_residual_is_an_input_that_the_group_depends_on_already():
+    g = Graph()
+    x = product(g, g.feed())
+    a = g.op("Tanh", product(g, x))
+    b = g.op("AddV2", a, x)
+    other = product(g, a)
+    assert g.groups(b, other) == [numbers(a, b)]
+
+
+def test_a_path_that_leaves_and_comes_back_is_no_part_of_the_group():
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    around = product(g, a)
+    b = g.op("Mul", a, around)
+    c = g.op("Neg", b)
+    assert g.groups(c) == [numbers(b, c)]
+
+
+def test_independent_branches_stay_apart_until_they_meet():
+    g = Graph()
+    x = product(g, g.feed())
+    left = g.op("Neg", g.op("Tanh", x))
+    right = g.op("Neg", g.op("Exp", x))
+    apart = g.groups(product(g, left), product(g, right))
+    assert sorted(map(len, apart)) == [2, 2]
+    assert apart[0].isdisjoint(apart[1])
+
+
+def test_a_view_of_something_else_is_no_bond():
+    g = Graph()
+    x = product(g, g.feed())
+    parts = g.op("Split", g.constant(np.int32(1)), x, shape=(2, 2), num_split=2)
+    g.source.shapes[parts[0], 1] = (2, 2)
+    left = g.op("Neg", g.op("Tanh", parts, shape=(2, 2)), shape=(2, 2))
+    right = g.op("Neg", g.op("Exp", (parts[0], 1), shape=(2, 2)), shape=(2, 2))
+    found = g.groups(left, right)
+    assert sorted(map(len, found)) == [2, 2]
+    made = outline(g.source, find_groups(g.source, dict.fromkeys(g.source.shapes, FLOAT))[0], g.source.consumers())
+    assert made.inputs == (x,), "it reads the product, not the part"
+
+
+def test_a_reduction_does_not_wait_for_what_only_its_reader_needs():
+    g = Graph()
+    raised = g.op("Exp", product(g, g.feed()))
+    total = g.op("Sum", raised, g.constant([1]), shape=(2, 1), keep_dims=True)
+    late = product(g, product(g, g.feed()))
+    assert g.groups(g.op("Mul", total, late)) == [numbers(raised, total)]
+
+
+def test_rounding_in_front_of_a_jump_stays_where_it_is():
+    g = Graph()
+    quotient = g.op("RealDiv", g.feed(), g.feed())
+    index = g.op("Floor", quotient)
+    doubled = g.op("AddV2", index, index)
+    assert g.groups(doubled) == [numbers(index, doubled)]
+    exact = Graph()
+    kept = exact.op("Maximum", exact.feed(), exact.feed())
+    index = exact.op("Floor", kept)
+    assert exact.groups(index) == [numbers(kept, index)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "uint32", "float8_e5m2"])
+def test_dtypes_that_kernels_compute_in_another_width_are_left_alone(dtype):
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    b = g.op("Mul", a, a)
+    assert g.groups(b, dtypes=dict.fromkeys(g.source.shapes, dtype)) == []
+
+
+def test_integer_division_is_left_alone():
+    g = Graph()
+    a = g.op("AddV2", g.feed(), g.feed())
+    b = g.op("Div", a, g.feed())
+    c = g.op("Neg", b)
+    assert g.groups(c, dtypes=dict.fromkeys(g.source.shapes, "int32")) == []
+
+
+def test_axes_that_only_the_run_knows_are_no_group():
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    b = g.op("Sum", a, g.feed(), shape=(2,))
+    assert g.groups(b) == []
+
+
+def test_groups_have_a_largest_size():
+    g = Graph()
+    key = g.feed()
+    for _ in range(3 * MOST_MEMBERS):
+        key = g.op("Neg", key)
+    found = g.groups(key)
+    assert max(map(len, found)) <= MOST_MEMBERS
+    assert sum(map(len, found)) >= 3 * MOST_MEMBERS - len(found)
+    wide = Graph()
+    key = wide.feed()
+    for _ in range(3 * MOST_INPUTS):
+        key = wide.op("Mul", key, wide.feed())
+    assert len(wide.groups(key)) >= 3
+
+
+def test_many_readers_of_many_values_take_little_time():
+    g = Graph()
+    x = [g.op("Tanh", product(g, g.feed())) for _ in range(1500)]
+    hub = g.op("ConcatV2", *x, g.constant(np.int32(0)), shape=(3000, 4))
+    y = [g.op("Mul", value, g.op("Sum", hub, g.constant([0]), shape=(4,))) for value in x]
+    assert len(g.groups(*y, *x)) <= 3000
