@@ -64,11 +64,12 @@ def notes(tuned: Tuned) -> list[str]:
     ]
     if tuned.gain is None:
         return [*lines, f"One stream is kept: {tuned.why}."]
+    beside = "one stream" if tuned.kernels == "plain" else "one stream of plain kernels"
     taken = f"Taken: {tuned.trial.name}, on {plural(tuned.streams, 'stream')} with {plural(tuned.waits, 'wait')}"
     if tuned.kernels != "plain":
-        taken += f", kernels {tuned.kernels}"
+        taken += f", {tuned.kernels} kernels"
     lines.append(
-        f"{taken}: {_ratio(tuned.gain)} times as fast as one stream in {tuned.gain.builds} fresh builds, {tuned.why}."
+        f"{taken}: {_ratio(tuned.gain)} times as fast as {beside} in {tuned.gain.builds} fresh builds, {tuned.why}."
     )
     if tuned.over_one is not None and tuned.over_one is not tuned.gain:
         lines.append(f"Over one stream of the same kernels: {_ratio(tuned.over_one)}.")
