@@ -78,6 +78,8 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
                 f"{plural(len(found.group_sizes), 'group')}, the largest of {plural(max(found.group_sizes), 'node')}",
             )
         )
+    if found.costs.source != "static":
+        facts.append(("costs", found.costs.source))
     facts += [
         (
             "work",
@@ -131,7 +133,12 @@ def _gains(found: Analysis) -> str:
         parts.append(f"{ratio(gain)} on {streams}")
     else:
         parts.append(f"{most} on any number of streams")
-    return f"{', '.join(parts)} (on a {found.costs.gpu.upper()}, from its data sheet)"
+    source = (
+        f"on a {found.costs.gpu.upper()}, from its data sheet"
+        if found.costs.source == "static"
+        else "by measured costs"
+    )
+    return f"{', '.join(parts)} ({source})"
 
 
 def _bounds(found: Analysis) -> str:
@@ -305,6 +312,7 @@ def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = N
             "outputs": [_endpoint(endpoint) for endpoint in model.outputs],
         },
         "gpu": costs.gpu,
+        "costs": costs.source,
         "nodes": {"total": len(flat), "host": int(np.count_nonzero(flat.host)), "kernels": found.kernels},
         "ops": list(found.ops),
         "functions": list(found.functions),

@@ -48,6 +48,7 @@ def document(
     reduced = f", the fewest that order {plural(plan.edges, 'dependency', 'dependencies')} between streams"
     facts = [
         ("rules", f"{assigned.ruleset.source}: " + ", ".join(rule.key for rule in assigned.ruleset.rules)),
+        *([("costs", assigned.costs.source)] if assigned.costs.source != "static" else []),
         ("decided by", ", ".join(f"{rule} {count(number)}" for rule, number in decided.items() if number) or "no rule"),
         *([("matched nothing", idle)] if idle else []),
         ("streams", f"{count(len(used))} used of {count(assigned.outcome.streams)}" if empty else count(len(used))),
@@ -226,6 +227,7 @@ def payload(
     result: dict[str, Any] = {
         "model": str(flat.model.path),
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
+        "costs": assigned.costs.source,
         "streams": assigned.outcome.streams,
         "loads": list(assigned.loads),
         "decided_by": claims(assigned),

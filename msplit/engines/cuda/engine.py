@@ -196,7 +196,8 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
     lanes, _ = program.lanes(ids)
-    problem = step_problem(program, costs, lanes)
+    machine = None if costs is None else Machine.of_costs(costs)
+    problem = step_problem(program, costs, lanes, machine=machine)
     chosen = evaluate(problem, problem.pin)
     plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
     return prove(keep_lanes(plan), program)
