@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any
 
 BATCHES: dict[str, tuple[int, ...]] = {
-    "mmoe": (1, 128),
-    "towers": (1, 128),
-    "deepfm": (1, 128),
-    "dlrm": (1, 128),
+    "mmoe": (1, 128, 1024),
+    "towers": (1, 128, 1024),
+    "deepfm": (1, 128, 1024),
+    "dlrm": (1, 128, 1024),
     "inception_v3": (1, 16),
     "googlenet": (1, 16),
     "nasnet_mobile": (1, 16),
     "lstm": (1, 16),
     "bert": (1, 16),
     "squeezenet": (1, 16),
+    "columns_50": (256,),
+    "columns_100": (256,),
+    "columns_1000": (256,),
 }
-"""Model -> batch sizes of the tables: one example, and a larger batch."""
+"""Model -> batch sizes of the tables: one example, and larger batches."""
+
+SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    f"columns_{count}": ("feature_columns", {"columns": count}) for count in (50, 100, 1000)
+}
+"""Models that are a sample in a size of their own: its name and sizes."""
 
 FIXED_BATCH = {"lstm"}
 """Models whose batch is part of the graph."""
@@ -38,6 +46,9 @@ RULES = {
     "lstm": "rnn",
     "bert": "default",
     "squeezenet": "vision",
+    "columns_50": "recsys",
+    "columns_100": "recsys",
+    "columns_1000": "recsys",
 }
 """The shipped rule set that fits each."""
 
@@ -54,8 +65,8 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, batches in BATCHES.items():
         for batch in batches if name in FIXED_BATCH else batches[:1]:
-            sizes: dict[str, Any] = {"batch": batch} if name in FIXED_BATCH else {}
-            sample = samples.build(name, **sizes)
+            sample_name, sizes = SAMPLES.get(name, (name, {"batch": batch} if name in FIXED_BATCH else {}))
+            sample = samples.build(sample_name, **sizes)
             (folder / file_name(name, batch)).write_bytes(
                 samples.strip(sample.graph_def).SerializeToString(deterministic=True)
             )

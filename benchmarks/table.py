@@ -1,15 +1,34 @@
-"""Makes the table of `h200.md` from what `gpu_suite.py` wrote: python benchmarks/table.py FILE.json[.gz] …"""
+"""Makes the tables of `h200.md` and `kernels.md` from what `gpu_suite.py` wrote.
+
+    python benchmarks/table.py FILE.json[.gz] …             streams: TensorFlow, one stream, several
+    python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
+
+Of several runs of a model at a batch the first counts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+SHOWN = {
+    "TensorFlow": "TensorFlow",
+    "TensorFlow with XLA": "with XLA",
+    "1 stream, eager": "1 stream, eager",
+    "1 stream": "1 stream",
+    "2 streams": "2",
+    "4 streams": "4",
+    "8 streams": "8",
+    "16 streams": "16 streams",
+}
+"""Variants of the first table, with their heads."""
+
 
 def runs(paths: list[str]) -> list[dict[str, Any]]:
+    """The runs of all files, one per model and batch."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in paths:
         raw = Path(path).read_bytes()
@@ -19,52 +38,115 @@ def runs(paths: list[str]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def row(run: dict[str, Any]) -> list[str]:
-    cells: dict[str, str] = {}
-    host: dict[str, float] = {}
-    device: dict[str, float] = {}
-    for variant in run["result"]["variants"]:
-        label = variant["label"].replace("msplit, ", "").replace(", CUDA graph", "")
-        if variant["host"] is None:
-            cells[label] = "-"
-            continue
-        host[label] = variant["host"]["median"] * 1e6
-        clocks = [variant[clock]["median"] * 1e6 for clock in ("host", "launch", "device") if variant.get(clock)]
-        if variant["device"]:
-            device[label] = variant["device"]["median"] * 1e6
-        cells[label] = " / ".join(f"{value:.0f}" for value in clocks)
-    streams = {label: value for label, value in host.items() if label.endswith("streams")}
-    best = min(streams, key=streams.__getitem__)
-    over = lambda label: f"{host[label] / host[best]:.1f}" if label in host else "-"  # noqa: E731
-    name = Path(run["model"]).stem.removesuffix(f"_{run['batch']}")
-    order = [
+def variants(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The variants of a run that gave right results, by short label."""
+    return {
+        variant["label"].replace("msplit, ", "").replace(", CUDA graph", ""): variant
+        for variant in run["result"]["variants"]
+        if variant["host"] is not None
+    }
+
+
+def micros(variant: dict[str, Any] | None, clock: str = "host") -> float | None:
+    """Median of one clock."""
+    return None if variant is None or not variant.get(clock) else variant[clock]["median"] * 1e6
+
+
+def clocks(variant: dict[str, Any] | None) -> str:
+    """Every clock of a variant."""
+    times = [micros(variant, clock) for clock in ("host", "launch", "device")]
+    return " / ".join(f"{time:.0f}" for time in times if time is not None) or "-"
+
+
+def times_faster(slow: float | None, fast: float | None) -> str:
+    return f"{slow / fast:.1f}" if slow and fast else "-"
+
+
+def name_of(run: dict[str, Any]) -> str:
+    return Path(run["model"]).stem.removesuffix(f"_{run['batch']}")
+
+
+def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
+    """What streams alone give."""
+    rows = [
+        ["model", "batch", *SHOWN.values(), "streams gain", "over TensorFlow", "over XLA"],
+    ]
+    for run in found:
+        own = variants(run)
+        plain = {label: variant for label, variant in own.items() if label.endswith("streams")}
+        best = min((micros(variant) or 1e99 for variant in plain.values()), default=None)
+        device = min((micros(variant, "device") or 1e99 for variant in plain.values()), default=None)
+        one = micros(own.get("1 stream"), "device")
+        rows.append(
+            [
+                name_of(run),
+                str(run["batch"]),
+                *(clocks(own.get(label)) for label in SHOWN),
+                f"{one / device:.2f}" if one and device else "-",
+                times_faster(micros(own.get("TensorFlow")), best),
+                times_faster(micros(own.get("TensorFlow with XLA")), best),
+            ]
+        )
+    return rows
+
+
+def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
+    """What larger kernels add."""
+    what = [
         "TensorFlow",
-        "TensorFlow with XLA",
-        "1 stream, eager",
+        "with XLA",
         "1 stream",
-        "2 streams",
-        "4 streams",
-        "8 streams",
-        "16 streams",
+        "streams",
+        "fused",
+        "fused and grouped",
+        "the same, 1 stream",
+        "kernels",
     ]
-    gain = device["1 stream"] / min(device[label] for label in streams)
-    return [
-        name,
-        str(run["batch"]),
-        *(cells.get(label, "-") for label in order),
-        f"{gain:.2f}",
-        over("TensorFlow"),
-        over("TensorFlow with XLA"),
-    ]
+    rows = [["model", "batch", *what, "over streams", "over TensorFlow", "over XLA", "share of the fused bound"]]
+    for run in found:
+        own = variants(run)
+        streams = [label for label in own if label.endswith("streams")]
+        plain = min(streams, key=lambda label: micros(own[label]) or 1e99, default=None)
+        layers = {
+            kind: [label for label in own if label.endswith(f", {kind}")]
+            for kind in ("fused", "fused and grouped", "grouped")
+        }
+        many = {kind: next((label for label in labels if "streams" in label), None) for kind, labels in layers.items()}
+        one = {
+            kind: next((label for label in labels if "streams" not in label), None) for kind, labels in layers.items()
+        }
+        grouped = many["fused and grouped"] or many["grouped"]
+        alone = one["fused and grouped"] or one["grouped"] or one["fused"]
+        ours = [label for label in own if not label.startswith("TensorFlow") and "eager" not in label]
+        best = min(ours, key=lambda label: micros(own[label]) or 1e99)
+        before, after = own.get("1 stream", {}).get("facts", {}), own[best]["facts"]
+        share = ((run.get("bounds") or {}).get("reached_of_larger_kernels") or {}).get(own[best]["label"])
+        rows.append(
+            [
+                name_of(run),
+                str(run["batch"]),
+                *(clocks(own.get(label)) for label in ("TensorFlow", "TensorFlow with XLA", "1 stream")),
+                *(clocks(own.get(label)) if label else "-" for label in (plain, many["fused"], grouped, alone)),
+                f"{before.get('kernels', '-')} → {after.get('kernels', '-')}",
+                times_faster(micros(own.get(plain or "")), micros(own[best])),
+                times_faster(micros(own.get("TensorFlow")), micros(own[best])),
+                times_faster(micros(own.get("TensorFlow with XLA")), micros(own[best])),
+                f"{share:.2f}" if share else "-",
+            ]
+        )
+    return rows
 
 
 def main() -> None:
-    heads = ["model", "batch", "TensorFlow", "with XLA", "1 stream, eager", "1 stream", "2", "4", "8", "16 streams"]
-    heads += ["streams gain", "over TensorFlow", "over XLA"]
-    print("| " + " | ".join(heads) + " |")
-    print("| --- " + "| ---: " * (len(heads) - 1) + "|")
-    for run in runs(sys.argv[1:]):
-        print("| " + " | ".join(row(run)) + " |")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--kernels", action="store_true")
+    arguments = parser.parse_args()
+    head, *rows = (kernels_table if arguments.kernels else streams_table)(runs(arguments.files))
+    print("| " + " | ".join(head) + " |")
+    print("| --- " + "| ---: " * (len(head) - 1) + "|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":
