@@ -42,12 +42,12 @@ class Tile:
 def tiles(rows: int) -> tuple[Tile, ...]:
     """Tiles worth trying for a number of rows."""
     if rows == 1:
-        return Tile(1, 32, 64, 4), Tile(1, 64, 64, 4), Tile(1, 128, 32, 4), Tile(1, 16, 128, 4)
+        return Tile(1, 32, 64, 4), Tile(1, 64, 64, 4), Tile(1, 16, 128, 4)
     if rows <= 16:
         return Tile(16, 32, 64, 2), Tile(16, 64, 64, 4), Tile(16, 32, 128, 4)
     if rows <= 32:
         return Tile(32, 32, 64, 4), Tile(32, 64, 64, 4)
-    return Tile(64, 32, 64, 4), Tile(64, 64, 32, 4), Tile(64, 64, 64, 4, 2), Tile(128, 64, 32, 8), Tile(32, 64, 64, 4)
+    return Tile(64, 32, 64, 4), Tile(64, 64, 32, 4), Tile(128, 64, 32, 8), Tile(32, 64, 64, 4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,18 +108,29 @@ class Signatures:
 
 
 def value_types(source: Source) -> dict[Key, str]:
-    """The dtype name of every value that it is known of: by its producer's attributes or, for inputs, by its readers'."""
-    types = {key: value.dtype.name for key, value in source.constants.items()}
+    """The dtype name of every value that it is known of: as it ran once, else by the attributes of what makes or reads it."""
+    types = source.dtypes | {key: value.dtype.name for key, value in source.constants.items()}
     for number, op in source.ops.items():
-        for slot, found in enumerate(optable.input_dtypes(op.op, op.attrs) or ()):
-            if found is not None and slot < len(op.inputs):
-                types.setdefault(op.inputs[slot], found)
-        made = optable.output_dtypes(op.op, op.attrs)
+        if any(key not in types for key in op.inputs):
+            for key, found in zip(op.inputs, optable.input_dtypes(op.op, op.attrs) or (), strict=False):
+                if found is not None:
+                    types.setdefault(key, found)
+        ports = 0
+        while (number, ports) in source.shapes:
+            ports += 1
+        if all((number, port) in types for port in range(ports)):
+            continue
+        made = optable.output_dtypes(op.op, op.attrs, ports) or ()
         first = types.get(op.inputs[0]) if op.inputs else None
-        ports = len(made) if made else 1
         for port in range(ports):
             # Ops that rewrites added lack attributes; those that do not say hand on the type of their first input.
-            found = (made[port] if made else None) or (first if op.op in VIEWS or op.op in _SAME_TYPE else None)
+            found = (made[port] if port < len(made) else None) or (first if op.op in VIEWS or op.op in _SAME_TYPE else None)
+            if found is not None:
+                types.setdefault((number, port), found)
+    return types
+
+
+_SAME_TYPE else None)
             if found is not None:
                 types.setdefault((number, port), found)
     return types

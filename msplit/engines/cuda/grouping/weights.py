@@ -42,6 +42,8 @@ class Weights:
         self._copies: dict[tuple[Key, ...], Key] = {}
         self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
         self._readers = source.consumers()
+        self._fetched = frozenset(source.fetches.values())
+        self._known: dict[tuple[Key, bool], bool] = {}
 
     def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
         """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
@@ -91,6 +93,11 @@ class Weights:
 
     def _movable(self, key: Key, below: bool) -> bool:
         """Whether everything that reads a constant can read it from a stack instead."""
+        if (key, below) not in self._known:
+            self._known[key, below] = self._find_movable(key, below)
+        return self._known[key, below]
+
+    def _find_movable(self, key: Key, below: bool) -> bool:
         wanted = _LOOKUPS if below else _PRODUCTS
         slot = 0 if below else 1
         value = self._source.constants[key]
@@ -105,7 +112,7 @@ class Weights:
             axis = self._source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.asarray(0)
             if axis is None or int(axis) != 0:
                 return False
-        return key not in self._source.fetches.values()
+        return key not in self._fetched
 
     def _append(self, stack: Key, keys: Sequence[Key]) -> None:
         held = self._stacks[stack]
