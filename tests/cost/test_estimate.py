@@ -116,6 +116,38 @@ def test_what_is_random_or_reads_state_is_not_prepared_once() -> None:
     assert (_costs(flat).time_us[[noise, after]] > 0).all()
 
 
+def normalization(b: Builder, *, writer: str | None = None, reference: bool = False) -> int:
+    """The scale of a batch normalization: Rsqrt of a variable that the graph reads, and that `writer` writes by another handle."""
+    if reference:
+        held = b.add("VariableV2", shape=(8,), dtype="float32", shared_name="v")
+        value = b.add("Identity", held, T="float32")
+        if writer:
+            b.add(writer, held, b.input("new", (8,)), T="float32")
+    else:
+        held = b.add("VarHandleOp", shape=(8,), dtype="float32", shared_name="v")
+        value = b.add("ReadVariableOp", b.add("Identity", held, T="resource"), dtype="float32")
+        if writer:
+            other = b.add("VarHandleOp", shape=(8,), dtype="float32", shared_name="v")
+            b.add(writer, other, b.input("new", (8,)), dtype="float32", T="float32")
+    return b.add("Rsqrt", value, T="float32")
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize(
+    ("writer", "free"), [(None, True), ("AssignVariableOp", False), ("Assign", False), ("Vendor>Reads", False)]
+)
+def test_what_depends_on_variables_that_nothing_assigns_is_prepared_once(
+    reference: bool, writer: str | None, free: bool
+) -> None:
+    b = Builder()
+    scale = normalization(b, writer=writer, reference=reference)
+    pays = b.add("Mul", b.input("x", (4, 8)), scale, T="float32")
+    stateful = ("VarHandleOp", "VariableV2", "ReadVariableOp", "AssignVariableOp")
+    costs = _costs(b.flat(stateful=np.array([op in stateful for op in b.ops])))
+    assert (costs.time_us[scale] == 0) == free
+    assert costs.time_us[pays] > 0
+
+
 def test_unknown_shapes_are_never_zero_and_are_marked() -> None:
     b = Builder()
     custom = b.add("Vendor>Magic", b.input("x", (2, 8)))
