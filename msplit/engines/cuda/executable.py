@@ -79,6 +79,7 @@ class CudaExecutable:
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
+        self._timing_only = timing_only
         self._ready = False
         self._root = torch.zeros(1, dtype=torch.int32, device=device)
         with self._on_origin():
@@ -154,10 +155,7 @@ class CudaExecutable:
     def _capture_graph(self, *, copies: bool) -> None:
         """Captures one run, with or without the copies of inputs and outputs. Both graphs share memory and never run at once."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            self._on_origin(),
-            torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"),
-        ):
+        with self._on_origin(), self._capturing(graph):
             if copies:
                 self._inputs.to_device()
             elif len(self.lanes.fork) >= _ROOTS:
@@ -167,6 +165,21 @@ class CudaExecutable:
                 self._outputs.collect(results)
         self._graphs[copies] = graph
         self._results[copies] = results
+
+    @contextlib.contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What is issued on the streams goes into the graph."""
+        if not self._timing_only:
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
+                yield
+            return
+        # PyTorch's context would collect garbage and give all cached memory back, for every one of hundreds of trials.
+        torch.cuda.synchronize(self.device)
+        graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: host inputs in, host outputs back."""
