@@ -124,13 +124,9 @@ def value_types(source: Source) -> dict[Key, str]:
         first = types.get(op.inputs[0]) if op.inputs else None
         for port in range(ports):
             # Ops that rewrites added lack attributes; those that do not say hand on the type of their first input.
-            found = (made[port] if port < len(made) else None) or (first if op.op in VIEWS or op.op in _SAME_TYPE else None)
-            if found is not None:
-                types.setdefault((number, port), found)
-    return types
-
-
-_SAME_TYPE else None)
+            found = (made[port] if port < len(made) else None) or (
+                first if op.op in VIEWS or op.op in _SAME_TYPE else None
+            )
             if found is not None:
                 types.setdefault((number, port), found)
     return types
