@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from msplit._version import __version__
+from msplit.cli import interrupt
 from msplit.errors import MsplitError, WriteError
 
 COMMANDS = {
@@ -142,6 +143,15 @@ def run(arguments: list[str]) -> int:
         sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     # What TensorFlow has to say comes as exceptions; its log is noise here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with interrupt.watched():
+        code = _run(arguments, debug)
+        if interrupt.pressed() and code != INTERRUPTED:
+            # Something caught the interrupt and failed for want of what it left out, or went on to the end.
+            return _say("interrupted", INTERRUPTED)
+        return code
+
+
+def _run(arguments: list[str], debug: bool) -> int:
     try:
         result = cli.main(arguments, prog_name="msplit", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -12,15 +12,36 @@ from typing import Any
 import click
 
 from msplit import progress
+from msplit.cli import interrupt
 
 PATIENCE = 0.7
 """Seconds after which a command that is still at work shows a bar."""
 
-_display: list[Bar | Lines] = []
-"""What is shown now: nothing, or one."""
+_display: list[Silent] = []
+"""What listens now: nothing, or one."""
 
 
-class Bar:
+class Silent:
+    """A `progress.Listener` that says nothing."""
+
+    def begin(self, what: str) -> None:
+        """See `progress.Listener`."""
+        del what
+        interrupt.check()
+
+    def share(self, done: float) -> None:
+        """See `progress.Listener`."""
+        del done
+        interrupt.check()
+
+    def end(self) -> None:
+        """See `progress.Listener`."""
+
+    def close(self) -> None:
+        """Nothing to take away."""
+
+
+class Bar(Silent):
     """A `progress.Listener` that draws a bar, from `PATIENCE` seconds on."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
@@ -35,12 +56,14 @@ class Bar:
 
     def begin(self, what: str) -> None:
         """See `progress.Listener`."""
+        super().begin(what)
         with self._lock:
             self._phases.append((what, None))
             self._show()
 
     def share(self, done: float) -> None:
         """See `progress.Listener`."""
+        super().share(done)
         with self._lock:
             if self._phases:
                 self._phases[-1] = (self._phases[-1][0], done)
@@ -89,7 +112,7 @@ class Bar:
         )
 
 
-class Lines:
+class Lines(Silent):
     """A `progress.Listener` that writes a line per phase when it is over, with the time it took."""
 
     def __init__(self) -> None:
@@ -97,11 +120,8 @@ class Lines:
 
     def begin(self, what: str) -> None:
         """See `progress.Listener`."""
+        super().begin(what)
         self._phases.append((what, time.perf_counter()))
-
-    def share(self, done: float) -> None:
-        """See `progress.Listener`."""
-        del done
 
     def end(self) -> None:
         """See `progress.Listener`."""
@@ -109,20 +129,16 @@ class Lines:
         _, start = self._phases.pop()
         click.echo(f"{time.perf_counter() - start:8.2f} s  {names}", err=True)
 
-    def close(self) -> None:
-        """Nothing to take away."""
-
 
 @contextmanager
 def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     """Shows the phases of everything in the block: as lines if `verbose`, as a bar where stderr is a terminal, else not at all."""
     if verbose:
-        display: Bar | Lines = Lines()
+        display: Silent = Lines()
     elif not quiet and sys.stderr.isatty():
         display = Bar()
     else:
-        yield
-        return
+        display = Silent()
     _display.append(display)
     try:
         with progress.listening(display):
@@ -147,6 +163,7 @@ def told() -> Iterator[Callable[[str, float], None]]:
     now: list[str] = []
 
     def tell(what: str, share: float) -> None:
+        interrupt.check()
         if listener is None:
             return
         if now != [what]:

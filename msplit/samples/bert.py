@@ -31,7 +31,12 @@ def build(
         sequence: Length of the sequences.
         vocabulary: Rows of the token table.
         batch: Size of the batch, None for unknown.
+
+    Raises:
+        ValueError: The heads do not divide the width.
     """
+    if hidden % heads:
+        raise ValueError(f"{heads} heads do not divide a hidden size of {hidden}")
     b = Builder(seed, batch)
     tf = b.tf
     ids = b.input("input_ids", (sequence,), "int32", vocabulary)

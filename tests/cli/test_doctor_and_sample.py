@@ -187,3 +187,7 @@ def test_sizes_that_tensorflow_refuses(tmp_path: Path) -> None:
     assert "TensorFlow builds no inception_v3 of this size: " in done.err
     assert "fix: sizes are image=299, classes=1000, batch=any" in done.err
     assert list(tmp_path.iterdir()) == []
+    done = msplit("sample", "bert", "-o", tmp_path / "b.pb", "--size", "heads=3")
+    assert (done.code, done.out) == (2, "")
+    assert "3 heads do not divide a hidden size of 256" in done.err
+    assert not any(tmp_path.iterdir())
