@@ -204,9 +204,10 @@ def op_counts(flat: FlatGraph) -> dict[str, int]:
 def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     """Costs with what was measured in place of what was estimated.
 
-    The first node of each step, which decides its stream, carries the step's time, share and bytes; the others launch nothing. Nodes
+    The first GPU node of each step, which decides its stream, carries the step's time, share and bytes; the others launch nothing. Nodes
     that no step covers are not run by the engine (constants fold, what needs no kernel vanishes) and cost nothing. Nodes of steps that
-    were not measured keep their static costs. FLOPs stay as they are, except for nodes that are not run.
+    were not measured keep their static costs. FLOPs stay as they are, except for nodes that are not run. Host nodes cost nothing, even
+    where the engine finds a way to run them on the GPU: no stream is theirs to choose.
 
     Args:
         profile: Of this graph, see `check`.
@@ -220,7 +221,7 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     known = static.known.copy()
     run = np.zeros(len(flat), dtype=np.bool_)
     inside = np.zeros(len(flat), dtype=np.bool_)
-    covered = [[index[name] for name in step.nodes] for step in profile.steps]
+    covered = [[index[name] for name in step.nodes if not flat.host[index[name]]] for step in profile.steps]
     for step, nodes in zip(profile.steps, covered, strict=True):
         run[nodes] = True
         if step.kernel >= 0:
@@ -228,7 +229,7 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
             inside[nodes], known[nodes] = True, True
     # A node may need several steps: what they take adds up.
     for step, nodes in zip(profile.steps, covered, strict=True):
-        if step.kernel < 0:
+        if step.kernel < 0 or not nodes:
             continue
         kernel, first = profile.kernels[step.kernel], nodes[0]
         fills = kernel.share if kernel.share is not None else float(static.share[nodes].max())

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def parse(text: str, source: str) -> Profile:
         raise MsplitError(f"this is not a profile of version {SCHEMA_VERSION}", where=source, fix=_FIX)
     kernels = tuple(_kernel(item) for item in top.at("kernels").items())
     return Profile(
-        graph_hash=top.at("graph_hash").text(),
+        graph_hash=_hash(top.at("graph_hash")),
         ops={op: number.whole() for op, number in top.at("ops").entries()},
         inputs={name: _input(one) for name, one in top.at("inputs").entries()},
         device=_device(top.at("device")),
@@ -187,6 +188,12 @@ class _Reader:
 
     def or_none(self, read: Callable[[_Reader], Any]) -> Any:
         return None if self.value is None else read(self)
+
+
+def _hash(item: _Reader) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", item.text()):
+        raise item.wrong("is not a SHA-256 in hexadecimal digits")
+    return item.text()
 
 
 def _kernel(item: _Reader) -> Kernel:

@@ -1,0 +1,299 @@
+"""Measured costs: how they take the place of static ones, and the file that holds them."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit import api, formats, proto
+from msplit.cost import profile_file
+from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
+from msplit.errors import MsplitError
+from msplit.schedule.bounds import bounds
+from msplit.schedule.machine import Machine
+from tests.graphs import parse
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_graphs"
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "profile.json").read_text("utf-8"))
+
+H200 = Constants(
+    launch_us=3.4,
+    node_us=1.09,
+    wait_us=0.5,
+    join_us=0.2,
+    root_us=1.0,
+    issue_us=0.24,
+    copy_bytes_per_us=4.1e6,
+    l2_bytes_per_us=7e6,
+    crossing_us=0.01,
+    fork_join_us={2: 1.0, 16: 6.0},
+    roots_us={16: 15.0},
+    deep_us={1: 54.5, 4: 60.0, 8: 70.0, 16: 190.0},
+    spin_us={1: 60.0, 16: 75.0},
+    concurrency={"gemm+gemm": 1.1},
+)
+
+
+def kernel(time: float, share: float | None = 0.1, moved: float = 100.0) -> Kernel:
+    return Kernel("MatMul", (("float32", (2, 3), (3, 1)),), time, share, moved)
+
+
+def made(steps: list[tuple[list[str], int]], kernels: list[Kernel], **fields) -> Profile:
+    defaults = {
+        "graph_hash": "0" * 64,
+        "ops": {"MatMul": 1},
+        "inputs": {"x": Shape("float32", (2, 3))},
+        "device": Device("NVIDIA H200", 132, "580.1", "13.0", "2.11.0"),
+        "precision": "tf32",
+        "layout": "nhwc",
+        "constants": H200,
+        "made": {"msplit": "0.1.0"},
+    }
+    return Profile(
+        kernels=tuple(kernels), steps=tuple(Step(tuple(nodes), kind) for nodes, kind in steps), **{**defaults, **fields}
+    )
+
+
+def test_measured_times_go_to_the_node_that_decides_the_stream_and_add_up():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us; b:BiasAdd(p)@2us; r:Relu(b)@2us; t:Tanh(r)@3us")
+    costs = apply(made([(["p", "b", "r"], 0), (["t"], 1)], [kernel(5.0, 0.25), kernel(1.5)]), flat, static)
+    index = flat.graph.index
+    assert costs.time_us.tolist() == [0.0, 5.0, 0.0, 0.0, 1.5]
+    assert costs.share[index["p"]] == 0.25
+    assert costs.bytes[[index["b"], index["r"]]].tolist() == [0.0, 0.0]
+    assert costs.flops.tolist() == static.flops.tolist()
+    assert costs.inside.tolist() == [False, False, True, True, False]
+    assert costs.source.startswith("2 of 2 steps measured on NVIDIA H200")
+    assert bounds(flat, costs).serial_us == pytest.approx(6.5)
+
+
+def test_a_node_that_needs_several_steps_has_their_sum():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us")
+    costs = apply(made([(["p"], 0), (["p"], 1)], [kernel(5.0, 0.4), kernel(5.0, 0.2)]), flat, static)
+    assert costs.time_us.tolist() == [0.0, 10.0]
+    assert costs.share[1] == pytest.approx(0.3)
+
+
+def test_what_was_not_measured_keeps_its_static_cost_and_what_is_not_run_costs_nothing():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us; late:Tanh(p)@3us; gone:Abs(x)@4us; o:Add(late,gone)@1us")
+    profile = made([(["p"], 0), (["late"], -1), (["o"], 0)], [kernel(5.0)], unmeasured={"there was no time left": 1})
+    costs = apply(profile, flat, static)
+    assert costs.time_us.tolist() == [0.0, 5.0, 3.0, 0.0, 5.0]
+    assert costs.bytes[3] == costs.flops[3] == 0.0
+    assert "1 are priced statically" in costs.source
+
+
+def test_without_a_measured_share_the_largest_estimate_of_its_nodes_counts():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us; b:BiasAdd(p)@2us")
+    static = replace(static, share=np.asarray([0.01, 0.1, 0.3]))
+    assert apply(made([(["p", "b"], 0)], [kernel(5.0, None)]), flat, static).share[1] == 0.3
+
+
+def test_a_gather_is_not_charged_for_its_table():
+    flat, static = parse("x:Placeholder; p:GatherV2(x)@1us")
+    assert apply(made([(["p"], 0)], [kernel(5.0, moved=1e9)]), flat, static).bytes[1] == static.bytes[1]
+
+
+def test_the_simulator_goes_by_the_measured_machine():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us")
+    machine = Machine.of_costs(apply(made([(["p"], 0)], [kernel(5.0)]), flat, static))
+    assert (machine.wait_us, machine.root_us, machine.bandwidth) == (0.5, 1.0, 7e6)
+    assert machine.crowd_us == pytest.approx(np.median([(60 - 54.5) / 50 / 3, (70 - 54.5) / 50 / 7]))
+    assert machine.issue_us == pytest.approx(70 / 50 / 8)
+    # 16 chains: a start every 190 / 50 / 16 µs.
+    assert machine.issue_us * 16 / machine.issue_lanes == pytest.approx(190 / 50 / 16)
+
+
+def test_nothing_measured_changes_nothing():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us")
+    nothing = apply(made([(["p"], 0)], [kernel(5.0)], constants=Constants()), flat, static)
+    assert Machine.of_costs(nothing) == Machine.of_costs(replace(static, bytes=nothing.bytes))
+
+
+def test_kernels_that_move_little_share_the_bandwidth_of_the_cache():
+    _, little = parse("x:Placeholder; p:MatMul(x)@9us")
+    much = replace(little, bytes=np.asarray([0.0, 1e9]))
+    assert Machine.of_costs(little).bandwidth > Machine.of_costs(much).bandwidth
+
+
+FULL = replace(
+    made([(["a", "b"], 1), (["c"], -1)], [kernel(5.0), kernel(2.5, None)], unmeasured={"late": 1}),
+    source="p.json",
+)
+
+
+def test_a_file_gives_back_what_was_written_in_the_same_bytes():
+    text = profile_file.dumps(FULL)
+    found = profile_file.parse(text, "p.json")
+    assert profile_file.dumps(found) == text
+    assert found.kernels == FULL.kernels
+    assert found.steps == FULL.steps
+    assert found.constants == FULL.constants
+    assert found.device == FULL.device
+    assert list(json.loads(text))[:3] == ["schema_version", "kind", "graph_hash"]
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def damaged(data: object, chance: random.Random) -> object:
+    """The same with one thing replaced, removed or added somewhere."""
+    junk = [None, True, -1, 1.5, 10**400, "x", "", [], {}, [[]], float("nan")]
+    if isinstance(data, dict) and data and chance.random() < 0.8:
+        key = chance.choice(sorted(data))
+        if chance.random() < 0.2:
+            return {name: value for name, value in data.items() if name != key}
+        if chance.random() < 0.1:
+            return {**data, "more": 1}
+        return {**data, key: damaged(data[key], chance)}
+    if isinstance(data, list) and data and chance.random() < 0.8:
+        place = chance.randrange(len(data))
+        return [*data[:place], damaged(data[place], chance), *data[place + 1 :]]
+    return chance.choice(junk)
+
+
+def outcome(text: str) -> Profile | MsplitError:
+    """What reading gives; any other exception is a failure."""
+    try:
+        return profile_file.parse(text, "p.json")
+    except MsplitError as error:
+        return error
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**31))
+def test_a_damaged_file_is_one_clear_error_or_a_profile(seed):
+    data = damaged(json.loads(profile_file.dumps(FULL)), random.Random(seed))
+    text = json.dumps(data)
+    found = outcome(text)
+    if isinstance(found, MsplitError):
+        assert found.where.startswith("p.json")
+        assert found.fix
+    else:
+        jsonschema.validate(json.loads(profile_file.dumps(found)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "this is not a profile of version 1"),
+        ({"kind": "plan"}, "this is not a profile of version 1"),
+        ({"kernels": 3}, "`kernels` is not a list"),
+        ({"layout": "nwhc"}, "`layout` is 'nwhc', not one of nhwc, nchw, none"),
+        ({"steps": [{"nodes": ["a"], "kernel": 2}]}, "`steps[0].kernel` is 2, but there are 2 kernels"),
+        ({"steps": [{"nodes": [], "kernel": 0}]}, "`steps[0]` has no node"),
+        ({"steps": [{"nodes": ["a"], "kernel": 0, "time": 1}]}, "`steps[0]` has no key 'time'"),
+        ({"ops": {"Add": -1}}, "`ops.Add` is not a whole number of 0 or more"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(change, message):
+    text = json.dumps({**json.loads(profile_file.dumps(FULL)), **change})
+    with pytest.raises(MsplitError) as caught:
+        profile_file.parse(text, "p.json")
+    assert caught.value.what == message
+
+
+def test_files_that_are_no_text_or_not_there_are_named(tmp_path):
+    with pytest.raises(MsplitError, match="can not be read: No such file"):
+        profile_file.load(tmp_path / "gone.json")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(MsplitError, match="not UTF-8"):
+        profile_file.load(tmp_path / "bytes")
+    (tmp_path / "cut").write_text(profile_file.dumps(FULL)[:-20])
+    with pytest.raises(MsplitError, match="not valid JSON"):
+        profile_file.load(tmp_path / "cut")
+
+
+def changed(tmp_path: Path, change) -> str:
+    """The structure hash of a sample after a change of its GraphDef."""
+    graph = proto.graph_pb2.GraphDef.FromString((SAMPLES / "mmoe_small.pb").read_bytes())
+    change(graph)
+    (tmp_path / "changed.pb").write_bytes(graph.SerializeToString())
+    return formats.structure_hash(formats.read(tmp_path / "changed.pb"))
+
+
+def weights(graph):
+    return next(
+        node for node in graph.node if node.op == "Const" and len(node.attr["value"].tensor.tensor_content) > 1000
+    )
+
+
+def retrain(graph):
+    tensor = weights(graph).attr["value"].tensor
+    tensor.tensor_content = bytes(len(tensor.tensor_content))
+
+
+def widen(graph):
+    weights(graph).attr["value"].tensor.tensor_shape.dim[0].size += 1
+
+
+def strip(graph):
+    weights(graph).attr["value"].tensor.ClearField("tensor_content")
+
+
+def annotate(graph):
+    for node in graph.node:
+        node.attr["_stream_id"].i = 3
+
+
+def turn(graph):
+    node = next(
+        node
+        for node in graph.node
+        if node.op == "Const" and node.attr["dtype"].type == 3 and node.attr["value"].tensor.int_val
+    )
+    node.attr["value"].tensor.int_val[0] += 1
+
+
+def transpose(graph):
+    next(node for node in graph.node if node.op == "MatMul").attr["transpose_a"].b = True
+
+
+@pytest.mark.parametrize("change", [retrain, strip, annotate])
+def test_weights_and_ids_do_not_count(tmp_path, change):
+    assert changed(tmp_path, change) == changed(tmp_path, lambda graph: None)
+
+
+@pytest.mark.parametrize("change", [widen, turn, transpose])
+def test_shapes_axes_and_attributes_count(tmp_path, change):
+    assert changed(tmp_path, change) != changed(tmp_path, lambda graph: None)
+
+
+def test_a_profile_of_another_graph_is_refused_with_what_differs():
+    here, there = api.load(SAMPLES / "mmoe_small.pb"), api.load(SAMPLES / "towers_small.pb")
+    profile = made([], [], graph_hash=formats.structure_hash(there.model), ops={"MatMul": 13, "GatherV2": 6})
+    with pytest.raises(MsplitError) as caught:
+        check(profile, here)
+    assert "measured on another graph: it has 19 nodes, this one 138" in caught.value.what
+    assert "(+40 Const, " in caught.value.what
+    check(replace(profile, graph_hash=formats.structure_hash(here.model)), here)
+
+
+def test_a_profile_that_names_nodes_that_are_not_there_is_refused():
+    here = api.load(SAMPLES / "mmoe_small.pb")
+    profile = made([(["nobody"], -1)], [], graph_hash=formats.structure_hash(here.model))
+    with pytest.raises(MsplitError, match="its node 'nobody' is not in this graph"):
+        check(profile, here)
+
+
+def test_other_shapes_are_refused():
+    check_shapes(FULL, {"x": (2, 3)})
+    check_shapes(FULL, {"x": (None, 3)})
+    check_shapes(FULL, {"x": None})
+    for shape in ((4, 3), (2, 3, 1)):
+        with pytest.raises(MsplitError, match="measured with x of 2×3, not of"):
+            check_shapes(FULL, {"x": shape})
+
+
+def test_data_sheets_are_found_by_the_name_of_the_driver():
+    assert Device("NVIDIA H200", 132).sheet() == "h200"
+    assert Device("NVIDIA A100-SXM4-80GB", 108).sheet() == "a100"
+    assert Device("Tesla T4", 40).sheet() == "t4"
+    assert Device("NVIDIA GeForce RTX 4090", 128).sheet() is None
