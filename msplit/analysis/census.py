@@ -117,6 +117,10 @@ def op_counts(flat: FlatGraph, costs: Costs) -> tuple[OpCount, ...]:
     return tuple(sorted(counts, key=lambda count: (-count.time_us, -count.gpu - count.host, count.op)))
 
 
+_MAX_AXES = 254
+_MAX_BYTES = 2**63 - 1
+
+
 def parameters(graph: Graph) -> tuple[Parameter, ...]:
     """The weights of a graph, the largest first, then in the order of the graph."""
     found = []
@@ -128,7 +132,8 @@ def parameters(graph: Graph) -> tuple[Parameter, ...]:
         elif op in _VARIABLES:
             attrs = graph.attrs[node]
             shape, dtype = attrs.get("shape"), str(attrs.get("dtype", ""))
-            known = tuple(shape) if isinstance(shape, tuple) and None not in shape else None
+            stated = isinstance(shape, tuple) and all(type(size) is int for size in shape)
+            known = tuple(shape) if stated else None
             found.append(_parameter(graph.names[node], op, dtype.removesuffix("_ref"), known))
     return tuple(sorted(found, key=lambda parameter: -parameter.bytes))
 
@@ -136,7 +141,9 @@ def parameters(graph: Graph) -> tuple[Parameter, ...]:
 def _parameter(name: str, kind: str, dtype: str, shape: tuple[int, ...] | None) -> Parameter:
     digits = "".join(filter(str.isdigit, dtype))
     bits = _BITS.get(dtype, int(digits) if digits else 32)
-    return Parameter(name, kind, dtype, shape, 0 if shape is None else math.prod(shape) * bits // 8)
+    # A damaged file may claim any number of axes of any length.
+    size = 0 if shape is None or len(shape) > _MAX_AXES else min(math.prod(shape) * bits // 8, _MAX_BYTES)
+    return Parameter(name, kind, dtype, shape, size)
 
 
 def functions(model: Model) -> tuple[FunctionSize, ...]:

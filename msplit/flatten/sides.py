@@ -116,6 +116,8 @@ def _types(graph: Graph, node: int, attrs: Mapping[str, Any], names: tuple[str, 
     """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one."""
     values = [attrs.get(name) for name in names]
     for place, value in enumerate(values):
+        if type(value) is str or value is None:
+            continue
         if not isinstance(value, str | int | tuple) or (isinstance(value, tuple) and not _all_types(value)):
             values[place] = None
         elif isinstance(value, int) and value > _MANY:

@@ -46,9 +46,12 @@ def dtype_name(number: int) -> str:
 
     A number that no known TensorFlow uses gives ``"dtype_<number>"``.
     """
+    known = _DTYPES.get(number)
+    if known is not None:
+        return known
     if number > _REF_OFFSET:
         return f"{dtype_name(number - _REF_OFFSET)}_ref"
-    return _DTYPES.get(number) or f"dtype_{number}"
+    return f"dtype_{number}"
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -194,8 +197,12 @@ def _list(value: Any) -> tuple[Any, ...]:
 def tensor_value(proto: Any) -> TensorValue:
     """A TensorProto as a constant that decodes itself on demand. Sizes that it does not say are 0."""
     name = dtype_name(proto.dtype)
-    shape = tuple(max(dim.size, 0) for dim in proto.tensor_shape.dim)
-    known = not proto.tensor_shape.unknown_rank and all(dim.size >= 0 for dim in proto.tensor_shape.dim)
+    declared = proto.tensor_shape
+    shape = tuple([dim.size for dim in declared.dim])  # a list: every constant of a graph comes by here
+    known = not declared.unknown_rank
+    if shape and min(shape) < 0:
+        known = False
+        shape = tuple([max(size, 0) for size in shape])
 
     def load() -> NDArray[Any]:
         if not known:

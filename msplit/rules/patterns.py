@@ -7,7 +7,7 @@ but for look-aheads, look-behinds and back-references, which no automaton can do
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import re2
@@ -17,8 +17,11 @@ from msplit.graph import Ints
 _BATCH = 5_000
 """Instructions of the automaton of one pass over the names; patterns that need more are matched alone."""
 
-_LARGEST = 50_000
-"""Most instructions that a pattern may have."""
+_LARGEST = 10_000
+"""Most instructions that a pattern may have: the time of building an automaton grows faster than they."""
+
+_TOGETHER = 1_000_000
+"""Most instructions of all patterns of a rule: some seconds on any graph."""
 
 _MEMORY = 64 << 20
 """Bytes that one automaton may take."""
@@ -47,6 +50,17 @@ def problem(pattern: str) -> str | None:
         if compiled.programsize <= _LARGEST
         else "the pattern is too large: give counts like {1,1000} smaller numbers"
     )
+
+
+def too_many(patterns: Iterable[str]) -> str | None:
+    """Why usable patterns can not be used together, in words, or None if they can."""
+    left = _TOGETHER
+    for pattern in patterns:
+        if _exact(pattern) is None:
+            left -= re2.compile(pattern.encode("utf-8", "surrogatepass"), _options()).programsize
+            if left < 0:
+                return f"the patterns together make more than {_TOGETHER:,} instructions"
+    return None
 
 
 def shorten(text: str) -> str:

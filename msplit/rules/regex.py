@@ -57,6 +57,9 @@ class Regex:
                     entries.append(Entry(table.stream_id(key), pattern, table.location(where)))
         if file is not None:
             entries.extend(options.stream_file("file", file))
+        why = None if options.reading.problems else patterns.too_many(entry.pattern for entry in entries)
+        if why is not None:
+            options.problem(why, fix="write exact names, or fewer and simpler patterns")
         folder = options.reading.folder
         path = file if file is None or folder is None else str(folder / file)
         return cls(tuple(entries), "search" if match == "search" else "full", path)

@@ -61,6 +61,13 @@ MODELS = {
         ("x", "Placeholder", [], {"_output_shapes": lambda attr: attr.list.func.add(name="f")}),
         ("y", "Relu", ["x"], {}),
     ),
+    "shape of a variable is a list of texts": graph(
+        ("v", "VariableV2", [], {"shape": lambda attr: attr.list.s.append(b"x")}), ("y", "Identity", ["v"], {})
+    ),
+    "a constant of more elements than can be written": graph(
+        ("c", "Const", [], {"value": lambda attr: [attr.tensor.tensor_shape.dim.add(size=2**62) for _ in range(5000)]}),
+        ("y", "Relu", ["c"], {}),
+    ),
     "a million outputs that nobody reads": graph(
         ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
     ),
@@ -77,6 +84,7 @@ def test_models(name: str, tmp_path: Path) -> None:
 FILES: dict[str, tuple[str, bytes]] = {
     "five thousand rules": ("rules.yaml", (RULES + "  - branch\n" * 5000).encode()),
     "a stream id of a megabyte": ("streams.txt", b"9" * 1_000_000 + b":a"),
+    "patterns that make large automata": ("streams.txt", b"1:" + b"a{0,1000}" * 20),
     "fifty thousand blank lines": ("streams.txt", b"1:y\n" + b"\n" * 50_000),
     "a long line in brackets": ("settings.toml", b"[tool.msplit]\nrules = '''\n[" + b" " * 50_000 + b"\n'''\n"),
     "a long line of words": ("settings.toml", b"[tool.msplit]\nrules = '''\n" + b"a " * 50_000 + b"\n'''\n"),

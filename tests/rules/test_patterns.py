@@ -58,6 +58,7 @@ def test_good_patterns_have_no_problem(pattern):
 
 def test_a_pattern_that_needs_too_large_an_automaton_is_refused():
     assert "too large" in patterns.problem("(a|b)" * 40_000)
+    assert "too large" in patterns.problem("a{0,1000}" * 20)
 
 
 @pytest.mark.no_cover

@@ -144,3 +144,9 @@ def test_overlaps_beyond_twenty_pairs_are_counted():
     found = [r.text for r in remarks if r.kind == "overlap"]
     assert len(found) == 21
     assert found[-1] == "6 more pairs of patterns overlap"
+
+
+def test_patterns_that_are_too_large_together_are_refused(tmp_path):
+    (tmp_path / "streams.txt").write_text("".join(f"1:a{{0,900}}{number}\n" for number in range(600)))
+    with pytest.raises(RulesError, match="together make more than 1,000,000 instructions"):
+        parse_rules("version: 1\nrules:\n  - regex: {file: streams.txt}\n", "rules.yaml", folder=tmp_path)

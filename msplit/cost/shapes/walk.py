@@ -345,6 +345,8 @@ class _Walk:
             self.result.outputs[node] = UNKNOWN_OUTPUT
             return
         self._store(node, (value.shape,))
+        if len(value.shape) > registry.MAX_RANK:
+            return
         size = 1
         for length in value.shape:
             size *= length
