@@ -16,7 +16,7 @@ from msplit.api.layers import Layer, Layers, layers_of
 from msplit.api.limits import Limits, limits
 from msplit.api.model import price
 from msplit.api.profile import compared
-from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, stored_job, tune
+from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, runs_as_stored, stored_job, tune
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
@@ -215,6 +215,8 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         if stored is not None:
             planned, said = stored_job(base, stored)
             notes += said
+            if not runs_as_stored(planned):
+                notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
             variants.append(Variant(f"msplit, {request.plan}", engine, planned, _one(variants)))
         if request.tune is not None:
             given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]

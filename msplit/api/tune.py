@@ -377,6 +377,18 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
     return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
 
 
+def runs_as_stored(job: Job) -> bool:
+    """Whether the engine can run a job by the order that its stored plan holds: not where its kernels have become others."""
+    import torch
+
+    from msplit.engines.cuda.engine import ENGINE
+    from msplit.engines.cuda.steps import restore
+
+    stored = job.options.get("plan")
+    device = torch.device(str(job.options.get("device", "cuda")))
+    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
+
+
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is another than when the plan was made."""
     names = {"gpu": "GPU", "driver": "driver", "torch": "PyTorch", "precision": "precision", "inputs": "shapes"}

@@ -17,12 +17,11 @@ SHOWN = 8
 def table(tuned: Tuned) -> Table:
     """The best candidates, side by side."""
     heats = tuned.found.heats
-    several = len({heat.trial.arm for heat in heats}) > 1
     shown = [heat for heat in heats if heat.gain is not None][:SHOWN]
     one = next((heat for heat in heats if heat.trial.key() == tuned.found.one.key()), None)
     if one is not None and one not in shown:
         shown[-1] = one
-    rows = [_row(heat, several) for heat in shown]
+    rows = [_row(heat) for heat in shown]
     left = [heat for heat in heats if heat not in shown]
     measured = sum(heat.gain is not None for heat in left)
     reasons: dict[str, int] = {}
@@ -41,10 +40,10 @@ def _reason(heat: Heat) -> str:
     return "needs too much memory" if "memory" in heat.skipped else heat.skipped
 
 
-def _row(heat: Heat, several: bool) -> tuple[str, ...]:
+def _row(heat: Heat) -> tuple[str, ...]:
     trial = heat.trial
     return (
-        f"{trial.name}, {trial.arm}" if several else trial.name,
+        trial.name if trial.arm == "plain" else f"{trial.name}, {trial.arm}",
         str(trial.streams),
         str(trial.waits),
         micros(trial.predicted_us),
