@@ -43,6 +43,15 @@ def test_a_plan_comes_back_as_it_was():
     assert planfile.dump(again, flat, made_for=found.made_for) == planfile.dump(plan, flat, made_for=found.made_for)
 
 
+def test_the_order_of_kernels_comes_back_as_it_was():
+    flat, plan = fork()
+    kernels = [(1, 0, 0), (2, 0, 1), (3, 1, 1), (3, 0, 1), (4, 0, 0)]
+    found = planfile.parse(text(planfile.dump(plan, flat, kernels=kernels)), "p.json")
+    index = flat.graph.index
+    assert [(index[name], number, lane) for name, number, lane in found.kernels] == kernels
+    assert planfile.parse(text(planfile.dump(plan, flat)), "p.json").kernels == ()
+
+
 def test_a_plan_of_a_sample_is_proven_after_a_round_trip_and_knows_its_graph():
     flat = flatten(read("sample_graphs/mmoe_small.pb"))
     costs = cost.estimate(flat, cost.infer(flat))
@@ -80,6 +89,11 @@ def test_names_that_the_graph_lacks_are_left_out_and_told():
         ({"schema_version": 7}, "not a plan"),
         ({"strems": 2}, "no key 'strems'"),
         ({"made_for": 3}, "object"),
+        ({"kernels": [["a", 0]]}, "entry 0 is not"),
+        ({"kernels": [["a", 0, True]]}, "entry 0 is not"),
+        ({"kernels": [["a", 0, 2]]}, "no stream 2"),
+        ({"kernels": [["a", -1, 0]]}, "no kernel -1"),
+        ({"kernels": [["a", 0, 0], ["a", 0, 1]]}, "there twice"),
     ],
 )
 def test_mistakes_are_named(change, why):
