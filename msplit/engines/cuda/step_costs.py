@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from msplit.cost.costs import Costs, Floats
-from msplit.cost.gpus import data_sheet
 
 if TYPE_CHECKING:
     from msplit.cost.profile import Constants
@@ -41,23 +40,22 @@ class StepCosts:
 def estimated(program: Program, costs: Costs | None) -> StepCosts:
     """From the costs of the nodes that each step does the work of; without any, every step costs the same.
 
-    A step that does the work of several nodes is launched once, so of the others counts only what they take beyond a launch, and it
-    fills as much of the device as the first of them that launches a kernel, which is the product or the convolution where there is
-    one. Of a node that several steps work on, each does an equal part.
+    A step that does the work of several nodes fills as much of the device as the first of them that launches a kernel, which is the
+    product or the convolution where there is one. It takes as long as all of them: it is launched once only, but on an H200 the sum of
+    all steps of 15 models came to 0.75 of what they took (median), and without the others' launches to 0.57. Of a node that several
+    steps work on, each does an equal part.
     """
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
         covering = [node for step in program.steps if step.launches for node in step.op.covers]
         parts = np.bincount(np.asarray(covering, np.int64), minlength=len(costs.time_us))
-        launch = data_sheet(costs.gpu).launch_us
         for number, step in enumerate(program.steps):
             if step.launches:
                 covers = np.asarray(step.op.covers)
                 each = costs.time_us[covers] / parts[covers]
                 main = int(np.argmax(each > 0))
-                beyond = np.maximum(np.delete(each, main) - launch, 0.0)
-                times[number] = max(LEAST_US, float(each[main] + beyond.sum()))
+                times[number] = max(LEAST_US, float(each.sum()))
                 shares[number] = float(costs.share[covers[main]])
                 moved[number] = float(costs.bytes[covers].max())
     return StepCosts(times, shares, moved)
