@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from msplit.dag import Dag
 from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
+from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
@@ -227,6 +228,7 @@ def infer(
     tracer.measures = False
     tracer.feed(feeds)
     last_use = _last_uses(source)
+    kept_alive: set[Key] = set()
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
     if prover is not None:
@@ -236,7 +238,7 @@ def infer(
         for op in source.ops.values():
             op.inputs = [names.get(key, key) for key in op.inputs]
             proof = prover.prove(op) if prover is not None else None
-            for step in [op] if proof is None else [*proof.ops, op] if not proof.outputs else proof.ops:
+            for step in _instead(op, proof):
                 if tracer.run(step):
                     kept[step.node] = step
                     source.dtypes |= tracer.dtypes(step)
@@ -245,11 +247,15 @@ def infer(
             for port, found in () if proof is None else proof.outputs.items():
                 if isinstance(found, tuple):
                     names[op.node, port] = found
-                    last_use.pop(found, None)  # it is read in another's place from now on
+                    kept_alive.add(found)  # it is read in another's place from now on
                 else:
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
-            _forget(tracer, op, last_use)
+            # Proofs may read integers later on.
+            kept_alive |= {key for key in op.inputs if prover is not None and source.dtypes.get(key) in _COUNTED}
+            for key in op.inputs:
+                if last_use.get(key) == op.node and key not in kept_alive:
+                    tracer.values.pop(key, None)
     source.ops = kept
     source.constants = tracer.static
     source.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
@@ -258,10 +264,18 @@ def infer(
     return bool(names)
 
 
+def _instead(op: Op, proof: Proof | None) -> list[Op]:
+    """What runs in the place of an op."""
+    if proof is None:
+        return [op]
+    return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
+
+
 def _has_one_value(tracer: _Tracer, prover: Prover, op: Op) -> bool:
     """Whether an op's only output turned out to be the same in every run; it is a constant then."""
     result = tracer.values[op.node, 0]
-    always = prover.learn(op, np.dtype(dtype_name(result.dtype))) if dtype_name(result.dtype) in _COUNTED else None
+    name = dtype_name(result.dtype)
+    always = prover.learn(op, np.dtype(name if name in _COUNTED else "float32"))
     if always is None or (op.node, 1) in tracer.values:
         return False
     tracer.know((op.node, 0), always)

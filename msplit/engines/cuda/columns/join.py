@@ -152,6 +152,8 @@ class _Parts:
             return None
         if op.op in _GATHERS:
             return self._lookup(op, stage, shape)
+        if op.op == "_Columns":
+            return self._joined_before(op, stage)
         first = self.of.get(op.inputs[0]) if op.inputs else None
         if op.op in VIEWS and first is not None:
             return replace(first, shape=shape)
@@ -184,6 +186,13 @@ class _Parts:
         part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.covers))
         found = self._in_front(part, rows, width, per_row=1)
         return None if found is None else replace(found, plain=(rows, width))
+
+    def _joined_before(self, op: Op, stage: int) -> _Part | None:
+        """What a proof, or an earlier visit, made a column of."""
+        spec: Columns = op.attrs["columns"]
+        if len(spec.outputs) != 1:
+            return None
+        return _Part(stage, spec.outputs[0], spec.dtype, list(spec.segments), list(op.inputs), {op.node})
 
     def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part | None:
         """Takes what is in front of a lookup."""

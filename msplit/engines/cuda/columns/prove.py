@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.columns import ranges
+from msplit.engines.cuda.columns import masked, ranges
+from msplit.engines.cuda.columns.pattern import Proof, is_grid, run_length
 from msplit.engines.cuda.program import Key, Op, Source
 
 _LARGEST = 1 << 28
@@ -29,30 +29,22 @@ _SEGMENTS = {"SegmentSum": "Sum", "SegmentMean": "Mean", "SegmentProd": "Prod"}
 _UNSORTED = {"SegmentSum": "UnsortedSegmentSum", "SegmentProd": "UnsortedSegmentProd"}
 
 
-@dataclass
-class Proof:
-    """What an op turned out to be.
-
-    Attributes:
-        outputs: Per output port the value that takes its place, or the array that it is in every run. All ports that anything reads,
-            or none: then the op stays, and `ops` are beside it.
-        ops: New ops in topological order. They read inputs of the op, and one another.
-    """
-
-    outputs: dict[int, Key | NDArray[Any]] = field(default_factory=dict)
-    ops: list[Op] = field(default_factory=list)
-
-
 class Prover:
     """Goes along with one inference of shapes.
 
     Args:
         source: The graph.
         hints: Intervals of values that come from outside.
+
+    Attributes:
+        masks: What is known of values whose shapes depend on values.
+        made: The ops that ran, by number.
     """
 
     def __init__(self, source: Source, hints: Mapping[Key, ranges.Range] | None = None) -> None:
         self.source = source
+        self.masks = masked.Masks()
+        self.made: dict[int, Op] = {}
         self._ranges: dict[Key, ranges.Range] = dict(hints or {})
         self._static: MutableMapping[Key, NDArray[Any]] = {}
         self._shapes: Mapping[Key, tuple[int, ...]] = {}
@@ -80,16 +72,27 @@ class Prover:
         """Its shape, where that is the same in every run."""
         return self._static[key].shape if key in self._static else self._shapes.get(key)
 
+    def dtype(self, key: Key) -> str | None:
+        """Name of its type."""
+        return self._static[key].dtype.name if key in self._static else self.source.dtypes.get(key)
+
+    def is_zero(self, key: Key) -> bool:
+        """Whether it is known to hold zeros and nothing else."""
+        op, value = self.made.get(key[0]), self.array(key)
+        return (op is not None and op.op == "ZerosLike") or (value is not None and not np.any(value))
+
     # What the inference calls
 
     def prove(self, op: Op) -> Proof | None:
         """Before an op runs: whether it is something simpler."""
         rule = _RULES.get(op.op)
-        return rule(self, op) if rule is not None else None
+        found = rule(self, op) if rule is not None else None
+        return found if found is not None else masked.prove(self, op)
 
     def learn(self, op: Op, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """After an op ran: keeps the interval of its first output. If that can have one value only, the array that it always is."""
         key = (op.node, 0)
+        self.made[op.node] = op
         found = ranges.within(ranges.of(self, op, 0), dtype) if dtype.kind in "iub" else None
         if found is None:
             return None
@@ -118,24 +121,6 @@ class Prover:
     def reshape(self, like: Op, key: Key, sizes: tuple[int, ...]) -> Op:
         """A value in another shape."""
         return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
-
-
-def is_grid(indices: NDArray[Any], sizes: tuple[int, ...]) -> bool:
-    """Whether a matrix of coordinates names every position of a tensor of these sizes once, in row-major order."""
-    if indices.ndim != 2 or indices.shape != (math.prod(sizes), len(sizes)):
-        return False
-    return bool(np.array_equal(indices, np.indices(sizes).reshape(len(sizes), -1).T))
-
-
-def run_length(ids: NDArray[Any]) -> int:
-    """k where ids are 0 k times, 1 k times, and so on; 0 where they are anything else."""
-    if ids.ndim != 1 or not ids.size:
-        return 0
-    rows = int(ids[-1]) + 1
-    if rows < 1 or ids.size % rows:
-        return 0
-    length = ids.size // rows
-    return length if np.array_equal(ids, np.repeat(np.arange(rows), length)) else 0
 
 
 def _gather(prover: Prover, op: Op) -> Proof | None:
