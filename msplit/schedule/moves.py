@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +16,12 @@ from msplit.schedule.lane_order import keep_lanes
 from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.problem import Problem
+from msplit.schedule.sections import Section, sections
 from msplit.schedule.segments import components
 from msplit.schedule.timed_order import timed_order
+
+MOST_SECTIONED = 5_000
+"""Blocks up to which sections are looked for, which takes milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +64,9 @@ def _dense(lanes: Ints) -> Ints:
     return np.where(lanes >= 0, np.searchsorted(used, lanes), -1).astype(np.int32)
 
 
-def neighbours(problem: Problem, point: Point, streams: int, chance: random.Random) -> Iterator[tuple[str, Point]]:
+def neighbours(
+    problem: Problem, point: Point, streams: int, chance: random.Random, others: Sequence[Point] = ()
+) -> Iterator[tuple[str, Point]]:
     """Endless random small changes, each of the point that was given, with what was done in words.
 
     What does not change anything is left out; ties are kept and streams numbered without gaps.
@@ -70,13 +76,15 @@ def neighbours(problem: Problem, point: Point, streams: int, chance: random.Rand
         point: What to change.
         streams: Most streams.
         chance: Draws.
+        others: Good points to take pieces from.
     """
     busy = np.flatnonzero(~problem.joints)
     if not len(busy):
         return
     part, parts = _parts(problem, point.stream)
     weights = np.bincount(part[busy], problem.work_us[busy], parts) + 1e-9
-    view = _View(problem, point, streams, part, np.cumsum(weights), busy, chance)
+    pieces = sections(problem) if len(problem) <= MOST_SECTIONED else []
+    view = _View(problem, point, streams, part, np.cumsum(weights), busy, chance, pieces, others)
     kinds = _KINDS if streams > 1 else _ORDERS
     unlucky = 0
     while unlucky < 1000:  # where nothing can be changed, say so by ending
@@ -104,6 +112,15 @@ class _View:
     weights: NDArray[np.float64]
     busy: NDArray[np.intp]
     chance: random.Random
+    sections: Sequence[Section]
+    others: Sequence[Point]
+
+    def alike(self) -> list[Section]:
+        """All sections of one kind: mostly of one that there are several of."""
+        if not self.sections:
+            return []
+        kind = self.chance.choice(self.sections).kind
+        return [section for section in self.sections if section.kind == kind]
 
     def lane(self, but: int) -> int:
         """Another stream, a new one included where there may be more."""
@@ -121,7 +138,10 @@ class _View:
 
     def moved(self, blocks: NDArray[np.bool_], lane: int) -> Point:
         """Some blocks on another stream. Half of the time the record order is worked out anew for it."""
-        stream = np.where(blocks, lane, self.point.stream).astype(np.int32)
+        return self.ordered(np.where(blocks, lane, self.point.stream).astype(np.int32))
+
+    def ordered(self, stream: Ints) -> Point:
+        """Other streams, in the order that there was or in one worked out for them."""
         if self.chance.random() < 0.5:
             return replace(self.point, stream=stream)
         return replace(self.point, stream=stream, order=timed_order(self.problem, stream))
@@ -208,6 +228,60 @@ def _shift_part(view: _View) -> Point | None:
     return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((2, 5, 10, len(view.problem))))
 
 
+def _move_alike(view: _View) -> Point | None:
+    """The same block of all alike sections to the same stream, or all that the section has on one stream."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    place = view.chance.randrange(len(alike[0].blocks))
+    lane = view.lane(int(view.point.stream[alike[0].blocks[place]]))
+    blocks = np.zeros(len(view.problem), np.bool_)
+    if view.chance.random() < 0.5:
+        blocks[[int(section.blocks[place]) for section in alike]] = True
+    else:
+        first = alike[0].blocks
+        same = np.flatnonzero(view.part[first] == view.part[first[place]])
+        for section in alike:
+            blocks[section.blocks[same]] = True
+    return view.moved(blocks, lane)
+
+
+def _shift_alike(view: _View) -> Point | None:
+    """The same block of all alike sections is recorded earlier or later."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    place = view.chance.randrange(len(alike[0].blocks))
+    blocks = np.zeros(len(view.problem), np.bool_)
+    blocks[[int(section.blocks[place]) for section in alike]] = True
+    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
+
+
+def _copy_alike(view: _View) -> Point | None:
+    """One section's streams for all that are alike."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    model = view.chance.choice(alike)
+    stream = view.point.stream.copy()
+    for section in alike:
+        stream[section.blocks] = view.point.stream[model.blocks]
+    return view.ordered(stream)
+
+
+def _borrow(view: _View) -> Point | None:
+    """One section, or all that are alike, with the streams of another point."""
+    alike = view.alike()
+    if not alike or not view.others:
+        return None
+    other = view.chance.choice(view.others)
+    chosen = alike if view.chance.random() < 0.5 else [view.chance.choice(alike)]
+    stream = view.point.stream.copy()
+    for section in chosen:
+        stream[section.blocks] = np.minimum(other.stream[section.blocks], view.streams - 1)
+    return view.ordered(stream)
+
+
 def _order_anew(view: _View) -> Point | None:
     if view.chance.random() < 0.5:
         return replace(view.point, order=topological(view.problem.dag, view.problem.rank))
@@ -221,6 +295,7 @@ def _other_lanes(view: _View) -> Point | None:
 _Change = Callable[[_View], "Point | None"]
 _ORDERS: list[tuple[str, _Change]] = [
     ("a block earlier or later", _shift_block),
+    ("a block earlier or later in all alike sections", _shift_alike),
     ("a branch earlier or later", _shift_part),
     ("another record order", _order_anew),
     ("another record order", _other_lanes),
@@ -231,6 +306,9 @@ _KINDS: list[tuple[str, _Change]] = [
     *[("a block to another stream", _move_block)] * 2,
     *[("the end of a branch to another stream", _split_part)] * 2,
     ("two branches swapped", _swap_parts),
+    *[("a block or branch to another stream in all alike sections", _move_alike)] * 2,
+    ("one section's streams for all alike", _copy_alike),
+    *[("sections of another candidate", _borrow)] * 2,
     ("two streams merged", _merge_streams),
     ("a stream split", _split_stream),
 ]

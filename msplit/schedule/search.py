@@ -34,6 +34,9 @@ HEAT = 6
 FINALISTS = 4
 """Candidates that are measured a second time; local search starts from the best and, where time is left, from the others."""
 
+DONORS = 12
+"""Candidates from which local search takes pieces."""
+
 ROUNDS, SCREEN_ROUNDS, CONFIRM_ROUNDS = 7, 3, 11
 """Rounds of a heat, of a first look at neighbours, and of the proof that one is faster."""
 
@@ -200,6 +203,7 @@ class _Search:
     memory: dict[tuple[str, bytes], float] = field(default_factory=dict)
     tried: int = 0
     gains: list[Gain] = field(default_factory=list)
+    good: list[tuple[str, Point]] = field(default_factory=list)
 
     def spent(self) -> float:
         return self.now() - self.start
@@ -247,6 +251,7 @@ def search(
     measured = [heat for heat in heats if heat.gain is not None]
     finalists = _finals(state, one, [heat.trial for heat in measured[:FINALISTS]])
     candidate = best = finalists[0]
+    state.good = [(heat.trial.arm, heat.trial.point) for heat in measured[:DONORS] if heat.trial.streams > 1]
     stopped = "no further change gains"
     ends = []
     for number, start in enumerate(finalists):
@@ -408,7 +413,8 @@ def _pick(state: _Search, problem: Problem, best: Trial, chance: random.Random, 
     """Some neighbours that have not been measured and fit into memory: those that the simulator likes best, and one at random."""
     found: list[tuple[str, Trial]] = []
     looked = 0
-    for change, point in neighbours(problem, best.point, state.limits.streams, chance):
+    others = [point for arm, point in state.good if arm == best.arm]
+    for change, point in neighbours(problem, best.point, state.limits.streams, chance, others):
         looked += 1
         if looked > 4 * pool:
             break

@@ -14,7 +14,8 @@ from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.moves import Point, neighbours
 from msplit.schedule.problem import Problem
-from tests.schedule.problems import inception, problems, random_dag
+from msplit.schedule.sections import sections
+from tests.schedule.problems import inception, lstm, problems, random_dag, towers
 
 
 def start(problem: Problem, streams: int) -> Point:
@@ -58,8 +59,13 @@ def test_ties_hold():
 
 def test_all_kinds_of_changes_come_up():
     problem = inception(2)
-    kinds = {what for what, _ in itertools.islice(neighbours(problem, start(problem, 4), 6, random.Random(1)), 300)}
+    point, others = start(problem, 4), [start(problem, 3)]
+    kinds = {what for what, _ in itertools.islice(neighbours(problem, point, 6, random.Random(1), others), 400)}
     assert kinds == {
+        "a block earlier or later in all alike sections",
+        "a block or branch to another stream in all alike sections",
+        "one section's streams for all alike",
+        "sections of another candidate",
         "a block earlier or later",
         "a branch earlier or later",
         "another record order",
@@ -70,6 +76,32 @@ def test_all_kinds_of_changes_come_up():
         "two streams merged",
         "a stream split",
     }
+
+
+def test_modules_of_a_network_are_alike_whatever_their_times():
+    problem = inception(4)
+    found = sections(problem)
+    assert [section.kind for section in found] == [0] * 4
+    for section in found[1:]:
+        np.testing.assert_array_equal(problem.kernels[section.blocks], problem.kernels[found[0].blocks])
+        np.testing.assert_allclose(problem.time_us[section.blocks], problem.time_us[found[0].blocks])
+    shuffled = problem.dag
+    random_times = Problem.of(shuffled, np.random.default_rng(0).uniform(1, 9, len(problem)), 0.1, contracted=False)
+    assert [section.kind for section in sections(random_times)] == [0] * 4
+    assert sections(towers(5))[0].kind == 0
+    assert len(sections(lstm(2, 3))) <= 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(16))
+def test_sections_hold_each_block_once_and_follow_each_other(problem):
+    found = sections(problem)
+    blocks = [block for section in found for block in sorted(section.blocks.tolist())]
+    assert blocks == sorted(set(blocks))
+    owner = {block: number for number, section in enumerate(found) for block in section.blocks.tolist()}
+    for a, b in zip(problem.dag.src.tolist(), problem.dag.dst().tolist(), strict=True):
+        if a in owner and b in owner:
+            assert owner[a] <= owner[b]
 
 
 def test_where_nothing_can_be_changed_there_is_an_end():
