@@ -1,6 +1,6 @@
 """How far static costs are from measured ones, and how well the simulator ranks assignments: on a GPU, over the benchmark models.
 
-    python benchmarks/cost_model.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--streams 1,2,4,8,16] [--seconds 8]
+    python benchmarks/cost_model.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--streams 1,2,4,8,16] [--seconds 4]
 
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/cost_model.json (every figure, and the profiles) and
 OUT/cost_model.md (two tables). `--device cpu` tries it without a GPU; its figures mean nothing.
@@ -34,7 +34,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.measure.inputs import make_inputs
 from msplit.report import jsonio
 from msplit.report.profile import estimated
-from msplit.schedule.choose import best, choose
+from msplit.schedule.choose import REFINING, best, choose
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--models", default=DEFAULT)
     parser.add_argument("--streams", default="1,2,4,8,16")
     parser.add_argument("--batch", choices=["small", "large", "both"], default="small")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each model for measuring assignments")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each model for measuring assignments")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -93,6 +93,7 @@ def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, A
         "tried": tried,
         "of": of,
         "notes": notes,
+        "machine": Machine.of_costs(measured),
         "profile": json.loads(profile_file.dumps(found)),
     }
 
@@ -133,7 +134,8 @@ def assignments(
     for label, costs in (("static", static), ("profile", measured)):
         problem = Problem.from_flat(flat, costs, tie=tie, machine=Machine.of_costs(costs))
         for width in widths:
-            candidates = choose(problem, width)
+            # `auto` takes all the effort; narrower widths only lend their candidates.
+            candidates = choose(problem, width, refining=REFINING if width == max(widths) else REFINING // 8)
             winner = best(candidates)
             for candidate in candidates:
                 if candidate.skipped is not None:
@@ -260,6 +262,14 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             cells.append(next((f"{one['measured_us']:.0f}" for one in row["tried"] if tag in one["chosen"]), "-"))
         cells.append(f"{min(took):.0f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    if rows:
+        known = rows[0]["profile"]["constants"]
+        lines += [
+            "",
+            "Constants of the device, µs: " + json.dumps(known),
+            "",
+            f"The simulator's machine: {rows[0]['machine']}",
+        ]
     return "\n".join(lines) + "\n"
 
 
