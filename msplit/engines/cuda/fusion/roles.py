@@ -131,7 +131,7 @@ _SMOOTH = frozenset(
     ]
 )
 _FLOAT_ONLY = frozenset({"Div"})  # of integers it rounds
-_REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Softmax", "LogSoftmax", "All", "Any"])
+_REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Softmax", "LogSoftmax", "All", "Any", "_LayerNorm"])
 VIEWS = frozenset(
     [
         "Reshape",

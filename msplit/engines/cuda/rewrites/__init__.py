@@ -13,7 +13,9 @@ from msplit.engines.cuda.rewrites.dense import flatten_products
 from msplit.engines.cuda.rewrites.duplicates import drop_duplicates
 from msplit.engines.cuda.rewrites.epilogue import fuse_epilogues
 from msplit.engines.cuda.rewrites.identities import drop_identities
+from msplit.engines.cuda.rewrites.layer_norm import fuse_layer_norms
 from msplit.engines.cuda.rewrites.padding import absorb_padding
+from msplit.engines.cuda.rewrites.softmax import fuse_softmaxes
 from msplit.engines.cuda.rewrites.sums import move_biases
 
 ORDER = (
@@ -24,6 +26,8 @@ ORDER = (
     fold_affine,  # scales and offsets become weights and a bias
     drop_identities,
     drop_duplicates,  # not before convolutions and products have taken along what only one of them reads
+    fuse_layer_norms,
+    fuse_softmaxes,
     fuse_epilogues,  # bias, sum and activation ride on the product
     drop_identities,
 )

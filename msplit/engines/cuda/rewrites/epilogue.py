@@ -9,39 +9,43 @@ import numpy as np
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.rewrites.gelu import match_gelu
 from msplit.engines.cuda.rewrites.pattern import RESHAPES, Readers, channels_last, other_input
+from msplit.engines.cuda.tensors import numpy_dtype
 
 _FUSED = {"Conv2D": "_FusedConv2D", "DepthwiseConv2dNative": "_FusedDepthwiseConv2dNative", "MatMul": "_FusedMatMul"}
 _ACTIVATIONS = ("Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 _ALPHA = 0.20000000298023224
 
 
 def fuse_epilogues(source: Source) -> None:
-    """Fuses every product or convolution that has a bias with what follows it."""
+    """Fuses every product or convolution with what follows it."""
     readers = Readers(source)
     for head in list(source.ops.values()):
-        bias_op = readers.only((head.node, 0)) if head.op in _FUSED else None
-        if bias_op is not None and _takes_bias(source, head, bias_op):
+        if head.op not in _FUSED or head.attrs.get("T") not in _FLOATS:
+            continue  # libraries have no fused kernels of integers
+        bias_op = readers.only((head.node, 0))
+        if bias_op is not None and _takes_bias(head, bias_op):
             _fuse(source, readers, head, bias_op)
+        elif (head.node, 0) in source.shapes:
+            _fuse(source, readers, head, None)
 
 
-def _takes_bias(source: Source, head: Op, op: Op) -> bool:
+def _takes_bias(head: Op, op: Op) -> bool:
     if op.op not in ("BiasAdd", "BiasAddV1") or op.inputs[0] != (head.node, 0):
         return False
-    if head.attrs.get("T") not in _FLOATS:
-        return False  # libraries have no fused kernels of integers
     return head.op == "MatMul" or channels_last(op) == channels_last(head)
 
 
-def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op) -> None:
-    fused_ops, inputs = ["BiasAdd"], [*head.inputs, bias_op.inputs[1]]
-    absorbed = [bias_op]  # in order
-    key: Key = (bias_op.node, 0)
+def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op | None) -> None:
+    """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
+    fused_ops = ["BiasAdd"]
+    absorbed = [] if bias_op is None else [bias_op]  # in order
+    key: Key = (head.node if bias_op is None else bias_op.node, 0)
     side = _side_input(source, readers, head, key)
     if side is not None:
-        sum_op, other = side
+        sum_op, _ = side
         fused_ops.append("Add")
-        inputs.append(other)
         absorbed.append(sum_op)
         key = (sum_op.node, 0)
     before_reshape = len(absorbed)
@@ -52,6 +56,10 @@ def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op) -> None:
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
+    if bias_op is None and activation not in (_LIBRARY if head.op == "MatMul" else ("Relu",)):
+        return
+    bias = bias_op.inputs[1] if bias_op is not None else _zeros(source, head)
+    inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
     if alpha is not None:
         attrs["leakyrelu_alpha"] = alpha
@@ -62,12 +70,19 @@ def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op) -> None:
     for op in [head, *absorbed[:-1]]:
         del source.ops[op.node]
     if reshaped:
-        product = source.add(fused, head, attrs, inputs, source.shapes[absorbed[before_reshape - 1].node, 0])
+        made = absorbed[before_reshape - 1] if before_reshape else head
+        product = source.add(fused, head, attrs, inputs, source.shapes[made.node, 0])
         product.covers = covers
         shape = source.constant(np.asarray(source.shapes[last.node, 0], np.int64))
         last.op, last.attrs, last.inputs, last.covers = "Reshape", {}, [(product.node, 0), shape], [last.covers[0]]
     else:
         last.op, last.attrs, last.inputs, last.covers, last.name = fused, attrs, inputs, covers, name
+
+
+def _zeros(source: Source, head: Op) -> Key:
+    shape = source.shapes[head.node, 0]
+    channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
+    return source.constant(np.zeros(channels, numpy_dtype(str(head.attrs["T"]))))
 
 
 def _side_input(source: Source, readers: Readers, head: Op, key: Key) -> tuple[Op, Key] | None:
