@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis import census
+from msplit.analysis import alike, census
 from msplit.analysis.branches import find
 from msplit.analysis.colocation import groups
 from msplit.analysis.columns import columns
@@ -47,6 +47,7 @@ class Analysis:
         bounds: Work, critical path, and what bounds every schedule.
         gains: Number of streams -> most they could gain over one.
         branches: Branches that matter, largest first.
+        likeness: Branches that are alike, or nearly.
         suggestion: Which shipped rule set fits, or why streams can not help.
         unknown_shapes: Kernels whose shapes are not known, so that their cost is a guess.
         unknown_ops: Ops behind that, by number of nodes.
@@ -66,6 +67,7 @@ class Analysis:
     bounds: Bounds
     gains: Mapping[int, float]
     branches: tuple[census.BranchSize, ...]
+    likeness: alike.Likeness
     suggestion: Suggestion
     unknown_shapes: int
     unknown_ops: Mapping[str, int]
@@ -96,7 +98,9 @@ def analyze(
     sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
     with phase("finding branches and embeddings"):
         kernels = Kernels.of(flat, costs)
-        branches = find(Blocks.from_kernels(kernels))
+        blocks = Blocks.from_kernels(kernels)
+        branches = find(blocks)
+        likeness = alike.find(flat, sizes, blocks)
         found = columns(flat, costs)
     with phase("bounds"):
         limits = bounds(flat, costs)
@@ -116,6 +120,7 @@ def analyze(
         bounds=limits,
         gains={streams: limits.gain_at_most(streams) for streams in GAIN_STREAMS},
         branches=census.branches_that_matter(branches),
+        likeness=likeness,
         suggestion=suggest(flat, costs, branches, found),
         unknown_shapes=len(guessed),
         unknown_ops=dict(Counter(flat.graph.ops[node] for node in guessed.tolist()).most_common()),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msplit.api.analysis import Analysis
+from msplit.report import alike
 from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, operations, percent, plural, ratio, shorten, size
 
@@ -38,6 +39,9 @@ def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = 
         tables.append(_ops(found, None if everything else _FEW_OPS))
     if everything or "branches" in views or summary:
         tables.append(_branches(found, None if everything or "branches" in views else _FEW))
+    if everything or "branches" in views or summary:
+        most = None if everything or "branches" in views else _FEW
+        tables += [table for table in (alike.alike(found, most), alike.nearly(found, most)) if table.rows]
     if everything or "embeddings" in views or (summary and found.tables):
         tables.append(_embeddings(found, None if everything or "embeddings" in views else _FEW))
     if everything or "regions" in views or (summary and found.regions):
@@ -345,6 +349,7 @@ def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = N
             }
             for b in found.branches
         ],
+        **alike.payload(found),
         "embeddings": [
             {
                 "table": use.table.name,

@@ -1,0 +1,106 @@
+"""What `analyze` says of branches that are alike, and of those that nearly are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.analysis.alike import NearlyAlike
+from msplit.api.analysis import Analysis
+from msplit.report.document import Table
+from msplit.report.text import count, micros, shorten
+
+_NAME_WIDTH = 30
+_SHORT_WIDTH = 20
+_LISTED = 100
+"""Entries in JSON."""
+
+
+def alike(found: Analysis, most: int | None) -> Table:
+    """Branches that can run as one."""
+    names = found.flat.graph.names
+    all_of_them = found.likeness.alike
+    shown = all_of_them[: most or len(all_of_them)]
+    rows = [
+        (
+            shorten(names[one.branches[0][0]], _NAME_WIDTH),
+            count(len(one.branches)),
+            count(len(one.branches[0])),
+            count(one.groups),
+            micros(one.saved_us),
+        )
+        for one in shown
+    ]
+    left = len(all_of_them) - len(shown)
+    return Table(
+        "Alike branches, which could run as one",
+        ("first kernel", ">branches", ">kernels each", ">groups", ">saves"),
+        rows,
+        f"and {left} more kinds (--show branches)" if left else "",
+    )
+
+
+def nearly(found: Analysis, most: int | None) -> Table:
+    """Branches that miss it."""
+    names = found.flat.graph.names
+    all_of_them = found.likeness.nearly
+    shown = all_of_them[: most or len(all_of_them)]
+    rows = [
+        (
+            shorten(names[one.branches[0][0]], _SHORT_WIDTH)
+            + (f" and {len(one.branches) - 1} more" if one.branches[1:] else ""),
+            shorten(names[one.like[0]], _SHORT_WIDTH),
+            _difference(found, one),
+            micros(one.cost_us),
+        )
+        for one in shown
+    ]
+    left = len(all_of_them) - len(shown)
+    return Table(
+        "Nearly alike branches",
+        ("first kernel", "is like", "but", ">costs"),
+        rows,
+        f"and {left} more (--show branches)" if left else "",
+    )
+
+
+def _difference(found: Analysis, one: NearlyAlike) -> str:
+    ops = found.flat.graph.ops
+    if one.extra >= 0:
+        return f"one op more: {ops[one.branches[0][one.extra]]}"
+    if one.lacks >= 0:
+        return f"lacks {ops[one.like[one.lacks]]}"
+    mine, theirs = one.branches[0][one.differs], one.like[one.differs]
+    sizes = [found.shapes.shape(node) for node in (mine, theirs)]
+    if sizes[0] != sizes[1]:
+        return f"{ops[mine]} {_sizes(sizes[0])}, not {_sizes(sizes[1])}"
+    return f"{ops[mine]} reads other sizes"
+
+
+def _sizes(shape: Sequence[int | None] | None) -> str:
+    return "×".join(str(size) for size in shape or ()) or "scalar"
+
+
+def payload(found: Analysis) -> dict[str, Any]:
+    """Both for JSON."""
+    names, ops = found.flat.graph.names, found.flat.graph.ops
+    return {
+        "alike": [
+            {
+                "first": [names[nodes[0]] for nodes in one.branches],
+                "ops": [ops[node] for node in one.branches[0]],
+                "groups": one.groups,
+                "saved_us": one.saved_us,
+            }
+            for one in found.likeness.alike[:_LISTED]
+        ],
+        "nearly_alike": [
+            {
+                "first": [names[nodes[0]] for nodes in one.branches],
+                "like": names[one.like[0]],
+                "difference": _difference(found, one),
+                "cost_us": one.cost_us,
+            }
+            for one in found.likeness.nearly[:_LISTED]
+        ],
+    }
