@@ -81,7 +81,7 @@ class Tuned:
         options: The engine's options that go with it, the stored plan among them.
         plan: Order and waits of the flat graph's nodes, for a plan file.
         gain: Over one stream, plain kernels, in `BUILDS` fresh builds; None where the plan *is* that.
-        over_one: Over one stream of the same kernels; `gain` where those are plain.
+        over_one: Over one stream of the same kernels; `gain` where those are plain, None where the plan is one stream.
         over_candidate: Over the best candidate; None where it is that.
         why: Why it was taken, in a sentence.
         made_for: GPU, driver, batch …: what a plan file says it was made for.
@@ -162,7 +162,8 @@ def tune(
     )
     if tell:
         tell("confirming", 1.0)
-    trial, ratios, why = _decide(found, device, single(arms[found.winner.arm].problem, found.winner.arm))
+    alone_of = {name: single(arms[name].problem, name) for name in {found.winner.arm, found.candidate.arm}}
+    trial, ratios, why = _decide(found, device, alone_of)
     device.renew()
 
     def result(trial: Trial, ratios: Mapping[str, stats.Ratio], why: str, fallback: Tuned | None) -> Tuned:
@@ -183,7 +184,7 @@ def tune(
             options=options,
             plan=flat_plan(job.flat, costs, ids, stored.kernels),
             gain=ratios.get("one"),
-            over_one=ratios.get("same kernels", ratios.get("one")),
+            over_one=ratios.get("same kernels") or (ratios.get("one") if trial.arm == found.one.arm else None),
             over_candidate=ratios.get("candidate"),
             why=why,
             made_for=made_for(arm.job, batch, layout=arm.prepared.layout),
@@ -217,10 +218,10 @@ def _refuse_dynamic(program: Any) -> None:
         )
 
 
-def _decide(found: Found, device: Device, same: Trial) -> tuple[Trial, dict[str, stats.Ratio], str]:
+def _decide(found: Found, device: Device, alone: Mapping[str, Trial]) -> tuple[Trial, dict[str, stats.Ratio], str]:
     """Measures the winner against the best candidate and one stream in fresh builds, and takes the simplest that nothing beats."""
     one, candidate, winner = found.one, found.candidate, found.winner
-    runners = list({trial.key(): trial for trial in (one, same, candidate, winner)}.values())
+    runners = list({trial.key(): trial for trial in (one, *alone.values(), candidate, winner)}.values())
     builds = []
     for _ in range(BUILDS):
         device.renew()
@@ -242,7 +243,8 @@ def _decide(found: Found, device: Device, same: Trial) -> tuple[Trial, dict[str,
     if taken.key() == one.key():
         return one, {}, "nothing is faster than one stream"
     ratios = {"one": gain}
-    if same.key() != one.key() and same.key() != taken.key() and same.arm == taken.arm:
+    same = alone[taken.arm]
+    if same.key() not in (one.key(), taken.key()):
         ratios["same kernels"] = ratio(taken, same, f"{ONE_STREAM}, {same.arm}")
     if taken.key() != candidate.key():
         ratios["candidate"] = ratio(taken, candidate, candidate.name)

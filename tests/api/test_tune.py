@@ -222,3 +222,37 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
     fine("assign", SAMPLES / "towers_small.pb", "--compare", "--no-measure", "-o", tmp_path / "out.pb")
     assert (tmp_path / "out.pb").exists()
     assert msplit("assign", SAMPLES / "towers_small.pb", "--compare", "--diff").code == 2
+
+
+def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_same_kernels() -> None:
+    job = job_of("mmoe_small.pb")
+    arms = trials.arms(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
+    assert set(arms) == {"plain", "grouped"}
+
+    def truth(trial, simulated):
+        return (50.0 if trial.arm == "grouped" else 100.0) - 3 * trial.streams
+
+    device = trials.SimulatedTrials(arms, truth)
+    tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
+    assert tuned.kernels == "grouped"
+    assert tuned.options["group"] is True
+    assert tuned.made_for["options"] == {"group": True}
+    assert tuned.gain is not None
+    assert tuned.over_one is not None
+    assert tuned.gain.value == pytest.approx(97 / (50 - 3 * tuned.streams))
+    if tuned.streams > 1:
+        assert tuned.over_one.value == pytest.approx(47 / (50 - 3 * tuned.streams))
+    assert any("plain kernels" in line for line in tuning.notes(tuned))
+    planned = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    outputs, alone = (ENGINE.build(one).step(job.feeds) for one in (planned, job))
+    for name, value in alone.items():
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_that_assign_wrote_runs_on_its_streams(tmp_path: Path) -> None:
+    flat = api.load(SAMPLES / "towers_small.pb")
+    api.emit(api.assign(flat, "recsys", streams=3), "plan", tmp_path / "plan.json")
+    job = job_of("towers_small.pb")
+    planned, _ = stored_job(job, planfile.load(tmp_path / "plan.json"))
+    assert "plan" not in planned.options
+    assert ENGINE.build(planned).facts()["streams"] == 3

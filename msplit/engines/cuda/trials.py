@@ -15,6 +15,7 @@ from msplit.engines.base import Executable, Job
 from msplit.engines.cuda import steps
 from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove
 from msplit.engines.cuda.lanes import arrange
+from msplit.errors import EngineError
 from msplit.graph import Ints
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.evaluate import evaluate
@@ -117,7 +118,12 @@ def arms(
         if tell:
             tell(f"lowering, {name} kernels", number / len(names))
         own = replace(job, options={**job.options, **OPTIONS[name]})
-        prepared = ENGINE.prepared(own, device)
+        try:
+            prepared = ENGINE.prepared(own, device)
+        except EngineError:
+            if found:
+                continue  # larger kernels are an offer
+            raise
         program = prepared.program
         kernels = tuple((step.op.op, tuple(step.op.covers), step.inputs) for step in program.steps)
         if kernels in seen:
