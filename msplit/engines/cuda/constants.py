@@ -41,8 +41,8 @@ def constants(timer: CudaTimer, device: torch.device) -> Constants:
     launch = max(timer.graph_us([[tiny[0]]]) - node, 0.0)
     alone = timer.graph_us([[tiny[0]]], repeat=REPEATS, before=[tiny[0]]) / REPEATS
     fork_join = {width: _fork_join(timer, tiny, width) - alone for width in WIDTHS}
-    deep = {width: timer.graph_us([[tiny[lane]] * DEEP for lane in range(width)]) - launch for width in MORE_WIDTHS}
-    spin = {width: timer.graph_us([[_spin] * SPINS for _ in range(width)]) - launch for width in MORE_WIDTHS}
+    deep = {width: _chains(timer, tiny[:width], DEEP) for width in MORE_WIDTHS}
+    spin = {width: _chains(timer, [_spin] * width, SPINS) for width in MORE_WIDTHS}
     roots = {width: timer.graph_us([[tiny[lane]] for lane in range(width)]) - launch - node for width in WIDTHS}
     return Constants(
         launch_us=launch,
@@ -76,6 +76,12 @@ def _fork_join(timer: CudaTimer, tiny: list[Call], width: int) -> float:
     """µs of a kernel, `width` kernels that follow it side by side, in a row with the next such group that all of them precede."""
     lanes = [[tiny[lane]] for lane in range(width)]
     return timer.graph_us(lanes, repeat=REPEATS, before=[tiny[0]]) / REPEATS
+
+
+def _chains(timer: CudaTimer, calls: list[Call], length: int) -> float:
+    """µs that chains of a length take side by side, without their beginning and end: 10 kernels more, less 10 kernels."""
+    long, short = (timer.graph_us([[call] * count for call in calls], before=[calls[0]]) for count in (length + 10, 10))
+    return long - short
 
 
 def _crossing(timer: CudaTimer, tiny: list[Call]) -> float:

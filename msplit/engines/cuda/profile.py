@@ -27,8 +27,11 @@ MOST_COPIES = 100
 LANES = 16
 """Copies of a step side by side: a step that they do not slow down fills no more than a sixteenth of the device."""
 
-LANE_US = 30.0
+LANE_US = 20.0
 """Each of them is a chain of about so long."""
+
+TINY = 1.2
+"""Kernels that take up to so many times the tiniest one are not run side by side: the device could not start enough of them to tell."""
 
 PROFILER_SHARE = 0.2
 """Of the seconds that measuring may take, those that are kept for the grids."""
@@ -185,10 +188,13 @@ def _time(timer: Timer, call: Callable[[], Any], device: Constants) -> tuple[flo
     launch = device.launch_us or 0.0
     rough = max((timer.graph_us([[call] * 5]) - launch) / 5, 0.5)
     copies = min(max(round(LONG_US / rough), 3), MOST_COPIES)
-    alone = (timer.graph_us([[call] * copies]) - launch) / copies
-    deep = min(max(round(LANE_US / alone), 2), 20)
-    beside = timer.graph_us([[call] * deep] * timer.lanes) - launch - (device.roots_us.get(timer.lanes) or 0.0)
-    return alone, share_of(alone, beside / (deep * timer.lanes), timer.lanes, device.issue_us or 0.0)
+    alone = max((timer.graph_us([[call] * copies]) - launch) / copies, 0.1)
+    if device.node_us is not None and alone < TINY * device.node_us:
+        return alone, None
+    # The lanes of a graph do not begin at once: what twice as long ones take longer is free of that.
+    deep = min(max(round(LANE_US / alone), 2), 16)
+    short, long = (timer.graph_us([[call] * count] * timer.lanes) for count in (deep, 2 * deep))
+    return alone, share_of(alone, (long - short) / (deep * timer.lanes), timer.lanes, device.issue_us or 0.0)
 
 
 def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> float | None:

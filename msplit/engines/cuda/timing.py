@@ -20,8 +20,10 @@ RUNS = 7
 WARM_SECONDS = 0.05
 """Work before the first measurement, so that the clocks are up."""
 
-HEAD_START_CYCLES = 4_000_000
-"""The device sleeps for so long (2 ms) while the host issues all replays. Otherwise short ones would last as long as issuing them does."""
+HEAD_START_CYCLES = 2_000_000
+NODE_CYCLES = 4_000
+"""The device sleeps for so long (1 ms, and 2 µs per node) while the host issues all replays. Otherwise short ones would last as long as
+issuing them does."""
 
 
 class Timer(Protocol):
@@ -90,7 +92,8 @@ class CudaTimer:
             graph = self._captured(lambda: _record(streams, lanes, before, after, repeat))
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * RUNS)]
             graph.replay()
-            torch.cuda._sleep(HEAD_START_CYCLES)
+            nodes = repeat * (len(before) + sum(map(len, lanes)) + len(after))
+            torch.cuda._sleep(HEAD_START_CYCLES + NODE_CYCLES * nodes)
             for run in range(RUNS):
                 marks[2 * run].record(origin)
                 graph.replay()

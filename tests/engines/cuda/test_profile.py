@@ -179,6 +179,7 @@ def test_kernels_belong_to_the_mark_in_which_they_were_launched():
     )
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_the_profiler_is_asked_and_a_trace_without_kernels_is_no_error():
     def run():
         with torch.profiler.record_function(f"{records.MARK}0"):
