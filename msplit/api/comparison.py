@@ -155,7 +155,7 @@ def compare(
         ids.append(assigned.ids)
     why_not, where = "", ""
     if not measure:
-        why_not = "it was not asked for"
+        why_not = "measuring was not asked for"
     elif device is None and (why := ENGINE.unavailable()):
         why_not = why
     elif not len(problem):

@@ -21,6 +21,7 @@ CASES = {
     "analyze-markdown": ("analyze", "sample_graphs/towers_small.pb", "--format", "md"),
     "analyze-engine": ("analyze", "sample_graphs/custom_op.pb", "--show", "branches", "--engine", "cuda"),
     "assign-annotated": ("assign", "sample_graphs/annotated.pb", "--rules", "auto", "--streams", "3", "--dry-run"),
+    "assign-compare": ("assign", "sample_graphs/lstm_small.pb", "--compare", "--no-measure", "--streams", "4"),
     "assign-diff": ("assign", "sample_graphs/towers_small.pb", "--rules", "recsys", "--diff"),
     "assign-explain": ("assign", "sample_graphs/keras_inception", "--explain", "{node}"),
     "assign-markdown": ("assign", "sample_graphs/mmoe_small.pb", "--dry-run", "--format", "md"),
