@@ -49,7 +49,7 @@ def main() -> None:
     from msplit.engines.cuda import batched
 
     for key, (way, times) in batched.chosen().items():
-        members, _, tf32, activation, layer, second = key
+        members, _, tf32, activation, layer, second, _ = key
         what = f"{1 << members} x {layer[0]}x{layer[1]}x{layer[2]}{' shared' if layer[3] else ''}{' two' if second else ''} {activation}"
         others = sorted((value, other) for other, value in times.items() if other != way)
         measured = ", ".join(f"{other} {value:.1f}" for value, other in others[:2])

@@ -77,7 +77,7 @@ class Work:
         tf32 = torch.backends.cuda.matmul.allow_tf32
         second = None if self.second is None else (*self.second.sizes(), self.first > 0)
         members = (len(self.one.weights) - 1).bit_length()
-        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second
+        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, _is_wide(self)
 
 
 def run(work: Work) -> Tensor:

@@ -1,0 +1,59 @@
+"""Merged branches on the GPU give what the CPU gives branch by branch, under torture too."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.engines.cuda import batched
+from msplit.engines.cuda.batched import Layer, Work
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.executable import Torture
+from msplit.measure.verify import compare
+from tests.engines.cuda.alike_branches import alike_branches
+from tests.engines.cuda.cases import flat_of, job, run, scattered
+
+pytestmark = pytest.mark.gpu
+
+
+@given(alike_branches(), st.integers(1, 4), st.integers(0, 99))
+@settings(max_examples=40)
+def test_random_branches(case, streams, seed):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    expected = run(flat, feeds)
+    torture = Torture(poison=True, delay_cycles=20_000, seed=seed)
+    ids = scattered(flat, streams, seed)
+    executable = ENGINE.build(job(flat, feeds, ids, streams=streams, device="cuda", group=True, torture=torture))
+    for _ in range(2):
+        found = compare(executable.step(feeds), expected)
+        assert found.passed, found.describe()
+    executable.close()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 128])
+@pytest.mark.parametrize("shared", [False, True])
+def test_whatever_is_chosen_is_right(rows, shared):
+    def normal(*shape):
+        return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
+
+    x = normal(rows, 96) if shared else normal(10, rows, 96)
+    weights = normal(96, 10, 64).permute(1, 0, 2) if shared else normal(10, 96, 64)
+    work = Work(Layer(x, weights, normal(10, 64)), "Relu")
+    torch.testing.assert_close(batched.run(work), batched.by_library(work), rtol=1e-4, atol=1e-4)
+    chosen, times = batched.chosen()[work.key()]
+    assert chosen in times
+    assert len(times) > 1
+
+
+def test_a_wrong_id_gives_zeros_from_its_own_table():
+    from msplit.engines.cuda.registry import Node, table
+
+    rows = torch.arange(12, dtype=torch.float32, device="cuda").reshape(6, 2) + 1
+    ids = torch.tensor([[0, 3, -1], [2, 0, 5]], dtype=torch.int32, device="cuda")
+    starts, sizes = torch.tensor([0, 3], device="cuda"), torch.tensor([3, 3], device="cuda")
+    node = Node("lookup", "_GroupedLookup", {"count": 2})
+    result = table()["_GroupedLookup"].function(node, rows, ids, starts, sizes).cpu().numpy()
+    assert np.array_equal(result[0], [[1, 2], [0, 0], [0, 0]])
+    assert np.array_equal(result[1], [[11, 12], [7, 8], [0, 0]])
