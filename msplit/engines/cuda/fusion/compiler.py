@@ -17,6 +17,7 @@ import torch
 from msplit.engines.cuda.fusion import cache
 from msplit.engines.cuda.fusion.body import Body
 from msplit.engines.cuda.fusion.roles import VIEWS
+from msplit.engines.cuda.triton_here import can_compile
 
 SECONDS = 60.0
 """Time for compiling the groups of one model; what is left then stays as it is."""
@@ -95,6 +96,8 @@ class Compiler:
         """The kernel of a group, or why there is none."""
         index = torch.cuda.current_device() if self.device.type == "cuda" else 0
         key = (body.key, layouts, self.device.type, index)
+        if self.device.type == "cuda" and not can_compile():
+            return "Triton, which compiles for the GPU, or its C compiler is missing"
         if key not in _made:
             if self.report.seconds >= self.budget:
                 return f"compiling took more than {self.budget:g} s"
