@@ -19,8 +19,8 @@ from msplit.engines.cuda.fusion.body import Body
 from msplit.engines.cuda.fusion.roles import VIEWS
 from msplit.engines.cuda.triton_here import can_compile
 
-SECONDS = 60.0
-"""Time for compiling the groups of one model; what is left then stays as it is."""
+SECONDS = 30.0
+"""Time for compiling the groups of one graph in one memory layout; what is left then stays as it is."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
@@ -33,6 +33,7 @@ _OPTIONS: Mapping[str, Any] = {
     # Results as PyTorch's own kernels give them: rounding to the narrow type after each op, divisions that round correctly.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
+    "eager_numerics.disable_ftz": True,
     "emulate_divison_rounding": True,
 }
 
