@@ -11,6 +11,9 @@ from msplit.measure.stats import Ratio
 from msplit.report.document import Table
 from msplit.report.text import gain, micros, plural
 
+_FEW_SIZES = 4
+"""Sizes of groups in the sentence about them."""
+
 
 def table(found: Bench) -> Table | None:
     """Each layer over the one before and over one stream, by the device's clock where there is one; None for less than two."""
@@ -31,6 +34,9 @@ def table(found: Bench) -> Table | None:
     fused = [variants[layer.label].facts for layer in shown if "fused_groups" in variants[layer.label].facts]
     if fused:
         notes.append(_fusion(fused[0]))
+    grouped = [variants[layer.label].facts for layer in shown if variants[layer.label].facts.get("groups")]
+    if grouped:
+        notes.append(_grouping(grouped[0], variants[first].facts))
     return Table("What each layer adds", columns, rows, "; ".join(notes))
 
 
@@ -56,6 +62,16 @@ def _fusion(facts: Mapping[str, Any]) -> str:
     refused = facts.get("not_fused") or {}
     if refused:
         text += f"; not fused as a whole: {', '.join(f'{count} groups ({why})' for why, count in refused.items())}"
+    return text
+
+
+def _grouping(facts: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """What grouping did, in a sentence."""
+    sizes = [f"{number} of {size}" for size, number in facts["group_sizes"].items()]
+    shown = ", ".join(sizes[:_FEW_SIZES]) + (", …" if sizes[_FEW_SIZES:] else "")
+    text = f"grouped: {plural(facts['grouped_ops'], 'op')} in {plural(facts['groups'], 'group')} ({shown})"
+    if "kernels" in facts and "kernels" in before:
+        text += f", kernels {before['kernels']} → {facts['kernels']}"
     return text
 
 
