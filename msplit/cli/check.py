@@ -25,7 +25,8 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     from msplit.report import findings
 
     checks = tuple(CHECKS.values()) if value.lower() == "all" else (lookup(value),)
-    click.echo("\n".join(findings.page(check) for check in checks), nl=False)
+    pages = "\n".join(findings.page(check) for check in checks)
+    click.echo("\n".join(options.folded(line) if len(line) > 80 else line for line in pages.split("\n")), nl=False)
     ctx.exit()
 
 

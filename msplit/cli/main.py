@@ -23,7 +23,7 @@ COMMANDS = {
     "analyze": "What is independent in a model, and what streams could gain.",
     "assign": "Assign stream ids by rules and write the annotated model.",
     "bench": "Run a model on its streams, verify the outputs, report the gain.",
-    "check": "Is the annotation of a model valid, whole, safe, and still worth it?",
+    "check": "Is a model's annotation valid, whole, safe, and still worth it?",
     "doctor": "What this machine can do, and why not more.",
     "diff": "What changed between two annotated models.",
     "profile": "Time a model's kernels on the GPU, for --profile of other commands.",

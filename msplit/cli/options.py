@@ -192,6 +192,15 @@ def console(*, err: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
+def folded(text: str, indent: str = "") -> str:
+    """A paragraph in lines as wide as the terminal. Words, such as options and names, stay whole."""
+    import textwrap
+
+    return textwrap.fill(
+        text, console().width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def show(style: str, command: str, document: Document, payload: Callable[[], Mapping[str, Any]]) -> None:
     """Prints a result on stdout in the style asked for."""
     from msplit.cli import progress

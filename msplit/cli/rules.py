@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import click
+
+from msplit.cli import options
 
 
 @click.command()
@@ -13,6 +17,12 @@ def command(name: str | None) -> None:
 
     if name is None:
         for known in rules.available():
-            click.echo(known)
+            click.echo(options.folded(f"{known:9}{_about(rules.text_of(known))}", " " * 9))
         return
     click.echo(rules.text_of(name), nl=False)
+
+
+def _about(text: str) -> str:
+    """The first sentence of the comment that a rules file begins with."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return " ".join(line.lstrip("# ") for line in lines).partition(". ")[0].rstrip(".")

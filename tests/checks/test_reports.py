@@ -21,7 +21,8 @@ from tests.checks.harness import plan_of, report, rules_of
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
 WRITTEN_SARIF = json.loads((HERE / "sarif-2.1.0-subset.json").read_text())
-SARIF = jsonschema.Draft7Validator(json.loads((HERE / "schemas" / "sarif-schema-2.1.0.json").read_text()))
+SARIF_SCHEMA = json.loads((HERE / "schemas" / "sarif-schema-2.1.0.json").read_text())
+SARIF = jsonschema.Draft7Validator(SARIF_SCHEMA)
 JUNIT = xmlschema.XMLSchema(HERE / "schemas" / "junit-10.xsd")
 CHECK_SCHEMA = json.loads((files("msplit") / "data" / "schemas" / "check.json").read_text("utf-8"))
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import msplit as library
+from msplit import rules as rule_sets
 from msplit.cli.main import COMMANDS
 from msplit.rules import streamfile
 from tests.cli.runner import ROOT, SAMPLES, Done, contents, fine, msplit, unchanged
@@ -381,7 +382,11 @@ def test_ids_beyond_the_streams_wrap_on_request(tmp_path: Path) -> None:
 
 
 def test_rules_prints_what_a_rules_file_can_start_from(tmp_path: Path) -> None:
-    for name in fine("rules").out.split():
+    lines = fine("rules").out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert tuple(names) == rule_sets.available()
+    for name in names:
         text = fine("rules", name).out
         assert (ROOT / "rules" / f"{name}.yaml").read_text() == text
         (tmp_path / "mine.yaml").write_text(text)
