@@ -227,6 +227,8 @@ class CudaExecutable:
 
     def timeline(self) -> Timeline:
         """One step with timing events around all of its parts; see `timeline`."""
+        if not self.lanes.actions:
+            return Timeline((), (), "nothing runs on the device")
         plain = statistics.median(self.device_times(TIMELINE_RUNS))
         taps: list[EventTap] = []
 
@@ -236,12 +238,10 @@ class CudaExecutable:
 
         graph = torch.cuda.CUDAGraph()
         with self._on_origin():
-            if self._capture and self.lanes.actions:
+            if self._capture:
                 with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
                     results = self._record(tap)
             for _ in range(TIMELINE_RUNS):  # the last one counts, when everything is warm
-                if not self.lanes.actions:
-                    break
                 if self._capture:
                     graph.replay()
                 else:
@@ -249,10 +249,11 @@ class CudaExecutable:
                     torch.cuda._sleep(HEAD_START_CYCLES)
                     results = self._record(tap)
                 self._origin.synchronize()
-        times = taps[-1].times_us() if taps else {}
-        del results
-        graph.reset()
-        marked = max((end for _, end in times.values()), default=0.0) - min((s for s, _ in times.values()), default=0.0)
+        times = taps[-1].times_us()
+        del results  # in the graph's memory
+        if self._capture:
+            graph.reset()
+        marked = max(end for _, end in times.values()) - min(start for start, _ in times.values())
         how = (
             "the captured CUDA graph, replayed" if self._capture else "kernels launched one by one, behind a head start"
         )
