@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,7 @@ def test_steps_run_in_the_order_of_the_plan_and_side_by_side(streams: int, captu
             assert found.spans[on].end_us <= found.spans[waiting].start_us + TICK_US
         for stream in range(streams):
             lane = [span for span in found.spans if span.stream == stream]
-            assert all(one.end_us <= two.start_us + TICK_US for one, two in zip(lane, lane[1:], strict=False))
+            assert all(one.end_us <= two.start_us + TICK_US for one, two in itertools.pairwise(lane))
         if streams > 1:
             one, two = ([span for span in found.spans if span.stream == stream] for stream in (0, 1))
             assert min(s.start_us for s in two) < max(s.end_us for s in one)  # not one stream after the other
