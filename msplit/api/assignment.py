@@ -19,6 +19,7 @@ from msplit.cost.shapes import Shapes
 from msplit.dag import Dag
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import in_file
 from msplit.graph import CONTROL, Ints
 from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
@@ -129,7 +130,9 @@ def assign(
         cross_bytes=moved,
         cross_unknown=unknown,
         unassigned=int(np.count_nonzero((outcome.assignment.ids == UNASSIGNED) & ~flat.host)),
-        changed=np.flatnonzero((outcome.ids != present_ids(flat)) & ~flat.host).astype(np.int32),
+        changed=np.asarray(
+            in_file(flat, np.flatnonzero((outcome.ids != present_ids(flat)) & ~flat.host).tolist()), np.int32
+        ),
     )
 
 

@@ -85,6 +85,18 @@ def to_ids(
     return result, tuple(conflicts)
 
 
+def in_file(flat: FlatGraph, nodes: Sequence[int]) -> list[int]:
+    """Those of some flat nodes that are nodes of the file, so that an id can be written on them: not what inlining added."""
+    if not flat.function_names:
+        return list(nodes)
+    found = []
+    for node in nodes:
+        function, number = int(flat.origin_function[node]), int(flat.origin_node[node])
+        if number >= 0 and _original(flat, function, number)[2] == flat.graph.ops[node]:
+            found.append(node)
+    return found
+
+
 def _original(flat: FlatGraph, function: int, number: int) -> tuple[str | None, str, str]:
     """Function, name and op of an original node."""
     graph: Any = flat.model.graph
