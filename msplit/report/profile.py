@@ -37,7 +37,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
             count(int(uses[kind])),
             micros(found.kernels[kind].time_us),
             micros(estimates[kind]),
-            "-" if (share := found.kernels[kind].share) is None else f"{share:.0%}",
+            "-" if (share := found.kernels[kind].share) is None else percent(share, 1.0),
             "-" if (blocks := found.kernels[kind].blocks) is None else count(blocks),
             percent(float(totals[kind]), whole),
         )
@@ -50,7 +50,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
             "inputs",
             ", ".join(f"{name} {'×'.join(map(str, one.shape))}" for name, one in list(found.inputs.items())[:4]),
         ),
-        ("settings", f"{found.precision}, convolutions {found.layout}"),
+        ("settings", found.precision + (f", convolutions {found.layout}" if found.layout != "none" else "")),
         ("measured", f"{found.measured} of {plural(len(found.steps), 'step')}, {plural(len(found.kernels), 'kind')}"),
         (
             "work",
@@ -104,7 +104,7 @@ def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[s
 
 def _sizes(found: Profile, kind: int) -> str:
     shapes = ["×".join(map(str, shape)) or "scalar" for _, shape, _ in found.kernels[kind].inputs]
-    return " ".join(dict.fromkeys(shapes))
+    return ", ".join(shapes[:2]) + (", …" if len(shapes) > 2 else "")
 
 
 def _constants(found: Profile) -> list[tuple[str, str]]:
@@ -124,5 +124,6 @@ def _constants(found: Profile) -> list[tuple[str, str]]:
         parts.append(f"copies {known.copy_bytes_per_us / 1e6:.2f} TB/s")
     facts = [("GPU", ", ".join(parts))]
     if known.concurrency:
-        facts.append(("side by side", ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in known.concurrency.items())))
+        pairs = ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in known.concurrency.items())
+        facts.append(("side by side", f"{pairs} (1: as fast as alone, 2: nothing gained)"))
     return facts
