@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.dag import Dag
+from msplit.schedule.choose import best, choose
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan, make_plan
@@ -179,8 +180,8 @@ def test_a_wavefront_of_ten_layers_gains_what_an_h200_gained(streams, measured):
     assert gain == pytest.approx(measured, rel=0.04)
 
 
-def branches(streams: int, count: int, kernels: int, time: float, tail: list[float]) -> float:
-    """Makespan of equal branches dealt out over streams, which a chain follows that needs all of them."""
+def fan_in(count: int, kernels: int, time: float, tail: list[float], streams: int = 1) -> tuple[Problem, np.ndarray]:
+    """Equal branches which a chain follows that needs all of them; and the branches dealt out over streams."""
     b = Builder()
     lanes, ends = [], []
     for branch in range(count):
@@ -193,20 +194,31 @@ def branches(streams: int, count: int, kernels: int, time: float, tail: list[flo
     for us in tail[1:]:
         node = b.kernel(node, time=us)
     lanes += [0] * len(tail)
-    return evaluate(b.problem(contracted=False), np.asarray(lanes, np.int32)).simulation.makespan_us
+    return b.problem(contracted=False), np.asarray(lanes, np.int32)
+
+
+EXPERTS = (16, 3, (326 - 25) / 48, [25 / 9] * 9)
+"""The MMoE at batch 128: after the experts nine kernels in a row took 25 µs of 326."""
+
+TOWERS = (40, 3, 330 / 122, [330 / 122] * 2)
+"""40 embedding towers at batch 128: 122 kernels of 2.7 µs on average."""
 
 
 @pytest.mark.parametrize(("streams", "measured"), [(1, 326), (2, 173), (4, 108), (8, 73), (16, 59)])
 def test_an_mmoe_of_16_experts_takes_what_it_took_on_an_h200(streams, measured):
-    # Batch 128: after the experts nine kernels in a row took 25 µs.
-    found = branches(streams, 16, 3, (326 - 25) / 48, [25 / 9] * 9)
-    assert found == pytest.approx(measured, rel=0.1)
+    assert evaluate(*fan_in(*EXPERTS, streams)).simulation.makespan_us == pytest.approx(measured, rel=0.1)
+
+
+def test_so_16_streams_are_chosen_for_it():
+    problem, _ = fan_in(*EXPERTS)
+    candidates = choose(problem, 16)
+    assert best(candidates).streams == 16
+    assert best(candidates).makespan_us <= min(candidate.makespan_us for candidate in candidates) * 1.01
 
 
 @pytest.mark.parametrize(("streams", "measured"), [(1, 330), (2, 177), (4, 110), (8, 71), (16, 57)])
 def test_40_embedding_towers_take_what_they_took_on_an_h200(streams, measured):
-    # Batch 128: 122 kernels of 2.7 µs on average.
-    assert branches(streams, 40, 3, 330 / 122, [330 / 122] * 2) == pytest.approx(measured, rel=0.2)
+    assert evaluate(*fan_in(*TOWERS, streams)).simulation.makespan_us == pytest.approx(measured, rel=0.2)
 
 
 def test_what_a_graph_begins_with_starts_one_after_the_other():
