@@ -45,6 +45,14 @@ ROUNDS = 9
 HEAT = 6
 
 COLUMNS = ("tensorflow", "torchsched", "opara", "nimble", "longest-first", "ios", "list", "rules", "auto", "tuned")
+ABOUT = """\
+Every way assigns the same kernels, which run on the same executor: one CUDA graph per plan, minimal waits, the better of two
+record orders. Numbers are gains over one stream of the same kernels, by the device's clock, measured in the same rounds; the best
+(within 0.5 %) is bold. *list*: list scheduling, the best of its widths and grains. *rules*: the shipped rule set that fits, the
+best of several numbers of streams. *auto*: what the simulator likes best, as the rule `auto` takes it, with kernels' measured
+times. *tuned*: `bench --tune`. *memory*: of values at their highest, over one stream's; below 16 MiB the tuner lets it be.
+*reached*: the lower bound (critical path, bandwidth, arithmetic, SM time, of kernels timed alone) over the tuned plan's time."""
+
 TARGETS = {("googlenet", 1): 1.75, ("inception_v3", 1): 1.65, ("deepfm", 1): 2.2, ("lstm", 1): 6.5}
 
 
@@ -66,7 +74,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, nargs="+", help="only make the table of these files")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table([row for path in arguments.table for row in read(path)]))
+        files = [json.loads(raw(path)) for path in arguments.table]
+        print(page([row for file in files for row in file["rows"]], files[0]["environment"]), end="")
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     target = arguments.out / "schedulers.json"
@@ -89,13 +98,17 @@ def main() -> None:
             rows = [other for other in rows if (other["model"], other["batch"]) != (name, batch)] + [row]
             print(line(row), flush=True)
             target.write_text(json.dumps({"schema_version": 1, "environment": environment(sys.argv), "rows": rows}))
-            (arguments.out / "schedulers.md").write_text(table(rows))
+            (arguments.out / "schedulers.md").write_text(page(rows, environment(sys.argv)))
     print("\n".join(verdicts(rows)))
 
 
+def raw(path: Path) -> bytes:
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    raw = path.read_bytes()
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["rows"]
+    found: list[dict[str, Any]] = json.loads(raw(path))["rows"]
     return found
 
 
@@ -224,7 +237,7 @@ def line(row: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     heads = ["model", "batch", "one, µs", *COLUMNS, "tuned, µs", "streams", "waits", "memory", "bound, µs", "reached"]
     lines = ["| " + " | ".join(heads) + " |", "| --- " + "| ---: " * (len(heads) - 1) + "|"]
-    for row in sorted(rows, key=lambda row: (list(models.BATCHES).index(row["model"]), row["batch"])):
+    for row in ordered(rows):
         cells = [row["model"], str(row["batch"]), f"{row['one_us']:.0f}"]
         found = {name: column(row, name) for name in COLUMNS}
         top = max(entry["gain"] for entry in found.values() if entry)
@@ -242,6 +255,74 @@ def table(rows: list[dict[str, Any]]) -> str:
 def fits(entry: dict[str, Any]) -> bool:
     """Whether a plan keeps to 1.5 times the memory of one stream, or is too small for that to matter."""
     return entry["memory"] <= 1.5 or not entry["counts"]
+
+
+def page(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
+    """`schedulers.md`: the table with what it means."""
+    gpus = about.get("gpus") or [{}]
+    versions = about.get("versions", {})
+    machine = ", ".join(
+        filter(None, [gpus[0].get("name"), f"driver {gpus[0].get('driver')}", f"PyTorch {versions.get('torch')}"])
+    )
+    tuning = [
+        f"| {row['model']} | {row['batch']} | {row['tuning']['candidate']} | {row['tuning']['tried']} | {len(row['tuning']['kept'])} "
+        f"| {row['tuning']['seconds']:.0f} | {row['tuning']['stopped']} |"
+        for row in ordered(rows)
+    ]
+    skipped = [
+        f"- {row['model']}, batch {row['batch']}: {name}: {why}."
+        for row in ordered(rows)
+        for name, why in row["skipped"].items()
+    ]
+    return "\n".join(
+        [
+            "# Ways to choose streams, side by side",
+            "",
+            ABOUT,
+            "",
+            table(rows),
+            f"Machine: {machine}. Commit {str(about.get('commit'))[:7]}. Raw times: `h200/schedulers*.json.gz`. Made by",
+            "",
+            "    " + " ".join(["python", *about.get("command", [])]),
+            "",
+            "## All of it",
+            "",
+            "Time in µs / streams / waits / memory over one stream's / share of the lower bound that is reached.",
+            "",
+            details(rows),
+            "## What tuning did",
+            "",
+            "| model | batch | best candidate | changes tried | kept | seconds | ended because |",
+            "| --- | ---: | --- | ---: | ---: | ---: | --- |",
+            *tuning,
+            "",
+            "## Against what was expected",
+            "",
+            *[f"- {line}" for line in verdicts(rows)],
+            *(["", "## Not tried", "", *skipped] if skipped else []),
+            "",
+        ]
+    )
+
+
+def details(rows: list[dict[str, Any]]) -> str:
+    lines = ["| model | batch | " + " | ".join(COLUMNS) + " |", "| --- " + "| ---: " * (len(COLUMNS) + 1) + "|"]
+    for row in ordered(rows):
+        cells = [row["model"], str(row["batch"])]
+        for name in COLUMNS:
+            entry = column(row, name)
+            cells.append(
+                f"{entry['us']:.0f} / {entry['streams']} / {entry['waits']} / {entry['memory']:.1f} "
+                f"/ {row['bounds']['lower_us'] / entry['us']:.2f}"
+                if entry
+                else "-"
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (list(models.BATCHES).index(row["model"]), row["batch"]))
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
