@@ -1,0 +1,36 @@
+"""The kernel of all columns against the lowering that does without."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+
+
+def agree(tries, **variables):
+    """In a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them."""
+    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.cuda.columns.kernel_cases", str(tries)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == f"{tries} agree\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_the_kernel_agrees_with_the_lowering():
+    agree(4, TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+def test_the_kernel_agrees_with_the_lowering_on_a_gpu():
+    agree(200, TRITON_INTERPRET="0")
