@@ -86,9 +86,9 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors, target
 
 
-@pytest.mark.parametrize("command", ["analyze", "assign", "bench"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_usage_names_every_option(command: str) -> None:
-    usage = (ROOT / "docs" / "usage.md").read_text()
+    usage = "".join((ROOT / "docs" / page).read_text() for page in ("usage.md", "checks.md", "reports.md"))
     for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", fine(command, "--help", columns=100).out, re.MULTILINE):
         assert option == "--help" or option in usage, option
 
