@@ -3,8 +3,10 @@
 from msplit.api.analysis import Analysis, analyze
 from msplit.api.assignment import Assigned, StreamLoad, assign
 from msplit.api.benchmark import Bench, BenchRequest, bench
+from msplit.api.comparison import Compared, compare
 from msplit.api.emission import EMITS, check_places, emit
 from msplit.api.model import load, price, save
+from msplit.api.tune import Tuned, TuneSettings
 from msplit.measure.result import Settings
 
 __all__ = [
@@ -13,12 +15,16 @@ __all__ = [
     "Assigned",
     "Bench",
     "BenchRequest",
+    "Compared",
     "Settings",
     "StreamLoad",
+    "TuneSettings",
+    "Tuned",
     "analyze",
     "assign",
     "bench",
     "check_places",
+    "compare",
     "emit",
     "load",
     "price",
