@@ -98,7 +98,7 @@ def _copy(timer: CudaTimer, device: torch.device, launch: float, size: int) -> f
     source = torch.zeros(size // 4, device=device)
     target = torch.empty_like(source)
     call = functools.partial(torch.mul, source, 1.0, out=target)
-    return 10 * 2 * size / (timer.graph_us([[call] * 10]) - launch)
+    return 10 * 2 * size / max(timer.graph_us([[call] * 10]) - launch, 0.1)
 
 
 def _concurrency(timer: CudaTimer, device: torch.device, launch: float) -> Mapping[str, float]:
