@@ -111,7 +111,10 @@ def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
 
 
 def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) -> Assignment:
-    """Claims, in the name of a rule, nodes without a kernel: with their last input, else with their consumers if these agree, else on the lowest consumer's stream."""
+    """Claims, in the name of a rule, nodes without a kernel: with their last input, else with their consumers.
+
+    Where consumers do not agree, the lowest of their streams is taken.
+    """
     before = assignment
     followed, _ = Propagate().apply(context, assignment)
     ids: Ints = followed.ids.copy()
