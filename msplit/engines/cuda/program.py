@@ -31,6 +31,7 @@ class Op:
         attrs: Plain attributes.
         inputs: Data inputs by slot.
         covers: Every flat node that this op does the work of, the one whose stream it runs on first.
+        members: Alike ops that it does side by side.
     """
 
     node: int
@@ -39,6 +40,7 @@ class Op:
     attrs: dict[str, Any]
     inputs: list[Key]
     covers: list[int] = field(default_factory=list)
+    members: int = 1
 
 
 @dataclass

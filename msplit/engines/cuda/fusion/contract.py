@@ -149,7 +149,8 @@ def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict
         covers = [*last.covers, *(node for op in ops if op is not last for node in op.covers)]
         number = source.fresh()
         attrs = {"body": made.body, "kernel": kernel}
-        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers)
+        members = max(op.members for op in computing)
+        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers, members)
         for port, key in enumerate(made.outputs):
             names[key] = (number, port)
             source.shapes[number, port] = source.shapes[key]

@@ -273,6 +273,7 @@ class Merge:
         """Adds the op that does the members' work; its number."""
         covers = [node for member in self._members for node in member.covers]
         number = self._draft.emit(self.op, op, dict(attrs), inputs, shapes, covers)
+        self._draft.ops[number].members = self.count
         for port in range(len(shapes)):
             self._draft.types[number, port] = self._draft.types[self.op.node, port]
         return number

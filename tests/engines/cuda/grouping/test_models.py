@@ -226,3 +226,20 @@ def test_grouping_and_fusion_together():
             ENGINE.build(job(flat, feeds, group=flag, fuse=flag, compile=False)).step(feeds) for flag in (False, True)
         ]
         assert compare(outputs[1], outputs[0]).passed
+
+
+def test_members_cost_what_they_take_side_by_side():
+    from msplit.api.model import price
+    from msplit.engines.cuda.step_costs import estimated
+
+    flat, feeds = sample("mmoe", experts=4, features=24, units=(16, 12))
+    _, costs = price(flat, batch=3)
+    plain, merged = (
+        trace(lowered.source, lowered.feeds, CPU)
+        for lowered in (lower(flat, feeds, CPU, group=g) for g in (False, True))
+    )
+    assert [step.op.members for step in merged.steps if step.op.op == "_GroupedMatMul"].count(4) == 2
+    # All of these are tiny: four take as long as one, not as long as four.
+    times = {step.op.members: time for step, time in zip(merged.steps, estimated(merged, costs).time_us, strict=True)}
+    longest = max(estimated(plain, costs).time_us)
+    assert times[4] <= 1.01 * longest
