@@ -91,7 +91,10 @@ def _measured(machine: Machine, sheet: Gpu, moved: float, found: Constants) -> M
         "bandwidth": found.l2_bytes_per_us if inside else found.copy_bytes_per_us,
         **_starts(found),
     }
-    machine = replace(machine, **{name: value for name, value in given.items() if value is not None})
+    # Noise may bring a difference of two measurements below nothing, and a file may hold anything.
+    machine = replace(machine, **{name: max(value, 0.0) for name, value in given.items() if value is not None})
+    if machine.bandwidth <= 0:
+        machine = replace(machine, bandwidth=REACHED_BANDWIDTH * sheet.bytes_per_us)
     wide = max(found.fork_join_us, default=0)
     if wide > 2:
         # What a wide fork-join takes beyond a narrow one is in part that of its kernels' starts, which the simulator counts by itself.
@@ -105,7 +108,7 @@ def _starts(found: Constants) -> dict[str, float]:
     """How kernels slow each other's starts down, from the chains of tiny kernels side by side."""
     each = {width: total / DEEP for width, total in found.deep_us.items()}  # µs per kernel of one chain
     alone = each.get(1)
-    if alone is None or max(each) < 4:
+    if alone is None or max(each) < 4 or min(each) < 1 or min(each.values()) <= 0:
         return {}
     few = [max(time - alone, 0.0) / (width - 1) for width, time in each.items() if 2 <= width <= 8]
     rates = {width: time / width for width, time in each.items()}

@@ -19,6 +19,7 @@ from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step,
 from msplit.errors import MsplitError
 from msplit.schedule.bounds import bounds
 from msplit.schedule.machine import Machine
+from msplit.schedule.predict import predict
 from tests.graphs import parse
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,24 @@ def test_the_simulator_goes_by_the_measured_machine():
     assert machine.issue_us == pytest.approx(70 / 50 / 8)
     # 16 chains: a start every 190 / 50 / 16 µs.
     assert machine.issue_us * 16 / machine.issue_lanes == pytest.approx(190 / 50 / 16)
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        Constants(wait_us=-1.0, join_us=-2.0, root_us=-3.0, l2_bytes_per_us=0.0, fork_join_us={16: -5.0}),
+        Constants(deep_us={1: 0.0, 16: -1.0}),
+        Constants(deep_us={0: 1.0, 1: 1.0, 8: 1e9}, fork_join_us={0: 1.0, 3: 1e9}),
+    ],
+)
+def test_constants_that_can_not_be_make_no_machine_that_can_not_be(constants):
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us; q:MatMul(x)@9us; r:Add(p,q)@1us")
+    costs = apply(made([(["p"], 0), (["q"], 0)], [kernel(5.0)], constants=constants), flat, static)
+    machine = Machine.of_costs(costs)
+    assert all(value >= 0 and np.isfinite(value) for value in vars(machine).values())
+    assert machine.bandwidth > 0
+    assert machine.issue_lanes >= 1
+    assert predict(flat, costs, np.asarray([0, 0, 1, 0], np.int32)).makespan_us > 0
 
 
 def test_nothing_measured_changes_nothing():
