@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from msplit.engines.cuda import trial_memory
+
 CALLS = 10
 """Calls in one timed graph, on each stream."""
 RUNS = 7
@@ -34,7 +36,7 @@ def milliseconds(call: Callable[[], Any], lanes: int = 1) -> float:
                 call()
                 stream.synchronize()
         # Not `torch.cuda.graph`, which collects garbage first: that takes longer than all else here.
-        graph.capture_begin(capture_error_mode="relaxed")
+        graph.capture_begin(pool=trial_memory.pool(), capture_error_mode="relaxed")
         try:
             kept = []  # nothing is freed, so that no stream gets memory that another still writes
             for stream in streams[1:]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import random
 import statistics
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda import streams as pool
+from msplit.engines.cuda import trial_memory
 from msplit.engines.cuda.lanes import Lanes, Tap, poison_memory, run_step
 from msplit.engines.cuda.program import Key, Program
 from msplit.engines.cuda.staging import Pack
@@ -75,7 +75,7 @@ class CudaExecutable:
         self._streams = pool.lease(device, max(lanes.count, 1))
         self._origin = self._streams[0]
         self._inputs = Pack(feeds, device)
-        self._memory = _timing_pool() if timing_only else torch.cuda.graph_pool_handle()
+        self._memory = trial_memory.pool() if timing_only else torch.cuda.graph_pool_handle()
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
@@ -274,25 +274,6 @@ class CudaExecutable:
             self._results.clear()
             pool.give_back(self.device, self._streams)
             self._streams = []
-
-
-@functools.cache
-def _timing_pool() -> Any:
-    """One memory for all that is only timed: such graphs never run at once, nobody reads what they make, and mapping memory takes long."""
-    return _anchored()[0]
-
-
-@functools.cache
-def _anchored() -> tuple[Any, torch.cuda.CUDAGraph, torch.Tensor]:
-    """A pool with a graph that stays: PyTorch refuses a pool that no graph uses any more as long as anything lies in it."""
-    handle, graph, stream = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.zeros(1, device="cuda")
-        stream.synchronize()
-        graph.capture_begin(pool=handle, capture_error_mode="relaxed")
-        kept = torch.ones(1, device="cuda")
-        graph.capture_end()
-    return handle, graph, kept
 
 
 @contextlib.contextmanager
