@@ -250,7 +250,7 @@ def _nodes(found: Analysis) -> Table:
 
 def _coverage(coverage: Coverage) -> Table:
     rows = [
-        (op, count(number), "dynamic: eager only" if op in coverage.dynamic else "yes")
+        (op, count(number), "dynamic: eager, unless proved dense" if op in coverage.dynamic else "yes")
         for op, number in sorted(coverage.covered.items())
     ]
     rows += [
