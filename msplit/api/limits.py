@@ -14,7 +14,7 @@ from msplit.schedule.bounds import Bounds, StepBounds, bounds
 if TYPE_CHECKING:
     from msplit.engines.cuda.trials import Arm
 
-MEASURE_SECONDS = 4.0
+MEASURE_SECONDS = 8.0
 """Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
 
 

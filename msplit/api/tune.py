@@ -40,8 +40,8 @@ BUILDS = 3
 CONFIRM_ROUNDS = 15
 """Rounds of each."""
 
-PROFILE_SHARE = 0.25
-"""Share of the seconds, over and above them, that kernels may be timed alone, where no profile is given."""
+PROFILE_SECONDS = 12.0
+"""Most time, over and above that of the search, for timing kernels alone, where no profile is given. Most models take a few seconds."""
 
 ONE_STREAM = "one stream"
 
@@ -146,7 +146,7 @@ def tune(
         job,
         groups(job.flat, handles=False).of,
         settings.kernels,
-        seconds=PROFILE_SHARE * settings.seconds,
+        seconds=PROFILE_SECONDS,
         tell=tell,
     )
     _refuse_dynamic(next(iter(arms.values())).prepared.program)

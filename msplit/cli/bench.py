@@ -149,6 +149,8 @@ def command(
     from msplit.measure.result import Settings
     from msplit.report import benchmark
 
+    if tune and no_capture:
+        raise click.UsageError("--tune measures CUDA graphs: leave --no-capture out.")
     if not tune and (output is not None or plan_out is not None):
         option = "--output" if output is not None else "--plan-out"
         raise click.UsageError(

@@ -176,6 +176,9 @@ def test_options_that_belong_together() -> None:
     done = msplit("bench", SAMPLES / "towers_small.pb", "-o", "x.pb")
     assert done.code == 2
     assert "--tune" in done.err
+    done = msplit("bench", SAMPLES / "towers_small.pb", "--tune", "--no-capture")
+    assert done.code == 2
+    assert "--no-capture" in done.err
     done = msplit("bench", SAMPLES / "towers_small.pb", "--tune", "--engine", "tensorflow")
     assert done.code == 2
     assert "cuda engine" in done.err

@@ -102,8 +102,8 @@ def arms(
         job: What to run; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
         names: Keys of `OPTIONS`.
-        seconds: How long kernels may be timed alone, all together, so that simulations go by measured times. Costs that come from a
-            profile are measured already.
+        seconds: How long kernels may be timed alone, half of it for the first, so that simulations go by measured times. Costs that
+            come from a profile are measured already.
         tell: Told what is being done.
     """
     import torch
@@ -134,7 +134,8 @@ def arms(
         else:
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
-            costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=seconds / len(names))
+            own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
+            costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=own_seconds)
         problem = Problem.of(
             program.dag,
             costs.time_us,
