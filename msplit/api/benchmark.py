@@ -190,7 +190,7 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     decided: list[tuple[Ints, Assignment]] = []
     assignments, notes = assignments_for(flat, sizes, costs, request, decided)
     if request.profile is not None:
-        notes[:0] = compared(request.profile, ieee=request.ieee)
+        notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),

@@ -132,22 +132,42 @@ def profile(
     return made, tuple(notes)
 
 
-def compared(profile: Profile, *, ieee: bool) -> list[str]:
-    """What costs a run goes by, and how this run differs from the one that they were measured in."""
+def compared(profile: Profile, *, ieee: bool, layout: str = "auto") -> list[str]:
+    """What costs a run goes by, and how this run differs from the one that they were measured in.
+
+    Args:
+        profile: The costs.
+        ieee: Whether the run is in IEEE float32.
+        layout: Memory layout of its convolutions, "auto" if that is left open.
+    """
+    gpu = next(iter(environment.gpus()), {})
+    there, precision = profile.device, "ieee" if ieee else "tf32"
+    pairs = [
+        (there.name, gpu.get("name", ""), "on"),
+        (f"driver {there.driver}", f"driver {gpu['driver']}" if gpu else "", "with"),
+        (f"PyTorch {there.pytorch}", f"PyTorch {_torch_version()}", "with"),
+        (profile.precision, precision, "in"),
+        (profile.layout, layout if layout != "auto" and profile.layout != "none" else "", "with convolutions in"),
+    ]
     notes = [f"costs: {profile.describe()}"]
-    precision = "ieee" if ieee else "tf32"
-    if precision != profile.precision:
-        notes.append(f"the profile was measured in {profile.precision}, this run is in {precision}")
-    here = [gpu["name"] for gpu in environment.gpus()]
-    if here and profile.device.name not in here:
-        notes.append(f"the profile was measured on {profile.device.name}, this run is on {here[0]}")
-    return notes
+    return notes + [
+        f"the profile was measured {how} {measured}, this run is {how} {now}"
+        for measured, now, how in pairs
+        if now and now != measured
+    ]
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _device(device: torch.device) -> Device:
     import torch
 
-    version = importlib.metadata.version("torch")
+    version = _torch_version()
     if device.type != "cuda":
         return Device(name="CPU", pytorch=version)
     listed = environment.gpus()

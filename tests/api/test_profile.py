@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -11,7 +12,7 @@ import pytest
 
 from msplit import api
 from msplit.api.benchmark import BenchRequest, bench
-from msplit.api.profile import ProfileRequest, profile
+from msplit.api.profile import ProfileRequest, compared, profile
 from msplit.cost import profile_file
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError
@@ -85,6 +86,17 @@ def test_bench_goes_by_the_profile_and_says_so(path):
     assert not found.result.failed
     assert any("25 of 25 steps measured on CPU" in note for note in found.notes)
     assert "the profile was measured in tf32, this run is in ieee" in found.notes
+
+
+def test_what_differs_from_the_profile_is_said(path):
+    found = profile_file.load(path)
+    other = replace(found, device=replace(found.device, pytorch="1.13"), layout="nhwc", precision="ieee")
+    notes = compared(other, ieee=False, layout="nchw")[1:]
+    assert [note.split(", ")[0] for note in notes][-3:] == [
+        "the profile was measured with PyTorch 1.13",
+        "the profile was measured in ieee",
+        "the profile was measured with convolutions in nhwc",
+    ]
 
 
 def test_analyze_and_assign_say_that_costs_are_measured(path):
