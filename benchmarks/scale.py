@@ -26,6 +26,7 @@ from typing import Any
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 RULES = {"recommender": "recsys", "vision": "vision"}
+PARTS = ("rules", "auto", "check", "tensorflow")
 FLOAT, INT = 1, 3
 
 
@@ -188,29 +189,32 @@ def steps(kind: str, what: str, model: Path) -> dict[str, Any]:
     return found
 
 
-def measure(folder: Path, kind: str, size: int) -> dict[str, Any]:
+def measure(folder: Path, kind: str, size: int, parts: list[str]) -> dict[str, Any]:
     """One row of the table."""
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / f"{kind}_{size}.pb"
     if not model.exists():
         model.write_bytes(MAKERS[kind](size).SerializeToString())
     row: dict[str, Any] = {"kind": kind, "size": size, "bytes": model.stat().st_size}
-    for what in ("rules", "auto", "check", "tensorflow"):
+    for what in parts:
         command = [sys.executable, __file__, str(folder), "--step", kind, what, str(model)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{' '.join(command)}\n{done.stderr}")
         row[what] = json.loads(done.stdout)
         print(f"{kind} {size:,} {what}: {done.stdout.strip()}", file=sys.stderr, flush=True)
-    model.with_suffix(".out.pb").unlink()
+    model.with_suffix(".out.pb").unlink(missing_ok=True)
     return row
 
 
 def table(record: dict[str, Any]) -> str:
     """The rows as Markdown."""
 
-    def cell(entry: list[float]) -> str:
-        return f"{entry[0]:.2f} ({entry[1]:.2f})"
+    def cell(entry: list[float] | None) -> str:
+        return f"{entry[0]:.2f} ({entry[1]:.2f})" if entry else "-"
+
+    def peak(entry: list[float] | None) -> str:
+        return f"{entry[2]:,.0f}" if entry else "-"
 
     lines = [
         "| graph | nodes | load | analyze | assign, rules | load + analyze + assign | peak MB | assign, auto | peak MB | check | save "
@@ -218,13 +222,14 @@ def table(record: dict[str, Any]) -> str:
         "| --- " + "| ---: " * 12 + "|",
     ]
     for row in record["rows"]:
-        made, auto, check, tensorflow = row["rules"], row["auto"], row["check"], row["tensorflow"]
+        made = row["rules"]
+        auto, check, tensorflow = (row.get(name, {}).get(name) for name in ("auto", "check", "tensorflow"))
         whole = [sum(made[name][place] for name in ("load", "analyze", "assign")) for place in (0, 1)]
         lines.append(
             f"| {row['kind']} | {made['nodes']:,} | {cell(made['load'])} | {cell(made['analyze'])} | {cell(made['assign'])} "
             f"| {cell(whole)} "
-            f"| {made['assign'][2]:,.0f} | {cell(auto['auto'])} | {auto['auto'][2]:,.0f} | {cell(check['check'])} | {cell(made['save'])} "
-            f"| {cell(tensorflow['tensorflow'])} | {tensorflow['tensorflow'][2]:,.0f} |"
+            f"| {peak(made['assign'])} | {cell(auto)} | {peak(auto)} | {cell(check)} | {cell(made['save'])} "
+            f"| {cell(tensorflow)} | {peak(tensorflow)} |"
         )
     lines += ["", "Growth: processor time and memory of load + analyze + assign per node (µs, KB).", ""]
     lines += [
@@ -260,6 +265,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=list(SIZES))
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MAKERS))
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="processes of a row")
+    parser.add_argument("--append", action="store_true", help="keep the rows that are there")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--step", nargs=3, metavar=("KIND", "WHAT", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -271,9 +278,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.table:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         record = {"machine": _machine(), "commit": commit.stdout.strip(), "rows": []}
+        if options.append and path.exists():
+            record["rows"] = json.loads(path.read_text())["rows"]
         for kind in options.kinds:
             for size in options.sizes:
-                record["rows"].append(measure(options.folder, kind, size))
+                record["rows"].append(measure(options.folder, kind, size, options.parts))
                 path.write_text(json.dumps(record, indent=1))
     record = json.loads(path.read_text())
     print(table(record))

@@ -1,3 +1,4 @@
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,8 +77,15 @@ def test_each_runs_on_every_kind_of_model_and_is_settled_by_its_own_result(name,
         assert again.ids.tolist() == outcome.ids.tolist()
 
 
-@pytest.mark.parametrize("name", ["default", "recsys", "rnn", "vision"])
-@pytest.mark.parametrize("sample", ["lstm_small.pb", "mmoe_small.pb", "towers_small.pb"])
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [
+        *itertools.product(
+            ["default", "recsys", "rnn", "vision"], ["lstm_small.pb", "mmoe_small.pb", "towers_small.pb"]
+        ),
+        ("auto", "mmoe_small.pb"),
+    ],
+)
 def test_neither_the_order_of_the_file_nor_names_matter(name, sample, tmp_path):
     model = read(SAMPLES / sample)
     found = _ids(model, name)

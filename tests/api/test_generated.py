@@ -1,0 +1,36 @@
+"""Promises about ids, on generated graphs: loops, functions that call each other and colocation groups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import msplit
+from msplit import api
+from tests import strategies
+
+GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "25"))
+"""How many graphs each test draws: `MSPLIT_TEST_GRAPHS=1000 pytest tests/api/test_generated.py` is the long run."""
+
+GENERATED = settings(max_examples=GRAPHS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def assigned(source: Path, out: Path) -> bytes:
+    """What `assign` writes."""
+    flat = msplit.load(source)
+    found = api.assign(flat, wrap=True)
+    api.save(flat, found.ids, out, costs=found.costs, force=True)
+    return out.read_bytes()
+
+
+@GENERATED
+@given(strategies.graph_defs(ids=False))
+def test_assigning_twice_is_assigning_once(tmp_path_factory: pytest.TempPathFactory, graph_def: Any) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "model").write_bytes(graph_def.SerializeToString(deterministic=True))
+    once = assigned(folder / "model", folder / "once")
+    assert assigned(folder / "once", folder / "twice") == once
