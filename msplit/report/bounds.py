@@ -11,6 +11,8 @@ from msplit.measure.result import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
 
+_OVER = 1.005
+
 _OUT_OF_REACH = 1.05
 """A gain of streams below this is not worth a sentence about what is reached."""
 
@@ -30,21 +32,28 @@ def table(found: Limits, variants: Sequence[VariantResult]) -> Table:
     for variant in variants:
         share = found.reached(variant)
         if share is not None and variant.device is not None:
-            rows.append((variant.label, "", micros(variant.device.median * 1e6), percent(share, 1.0)))
+            rows.append((_short(variant.label), "", micros(variant.device.median * 1e6), percent(share, 1.0)))
             continue
         share = found.fused(variant)
         if share is not None and variant.device is not None:
             text = f"{percent(share, 1.0)} of larger"
-            rows.append((variant.label, "", micros(variant.device.median * 1e6), text))
+            rows.append((_short(variant.label), "", micros(variant.device.median * 1e6), text))
     head = found.source if found.source == "measured" else f"by {found.source}"
-    return Table("Bounds", ("", ">static", f">{head}", ">reached"), rows, _note(found))
+    over = any((found.reached(variant) or 0.0) > _OVER for variant in variants)
+    return Table("Bounds", ("", ">static", f">{head}", ">reached"), rows, _note(found, over))
 
 
-def _note(found: Limits) -> str:
+def _short(label: str) -> str:
+    return label.removeprefix("msplit, ").removesuffix(", CUDA graph")
+
+
+def _note(found: Limits, over: bool) -> str:
     steps = found.steps
     note = "no plan of these kernels is faster than the lower bound"
     if found.source == "measured" and steps.measured < steps.steps:
         note += f"; {steps.measured} of {steps.steps} kernels were timed, the others are estimated"
+    if over:
+        note += "; over 100 %: kernels were slower alone than one behind the other"
     return f"{note}; bandwidth: static of all traffic, beside it of weights, inputs and outputs once; times are the device's"
 
 
@@ -58,7 +67,7 @@ def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
         return []
     best = max(reached, key=reached.__getitem__)
     return [
-        f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {best} reaches "
+        f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {_short(best)} reaches "
         f"{percent(reached[best], 1.0)} of the bound."
     ]
 
