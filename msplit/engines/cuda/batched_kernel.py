@@ -42,7 +42,8 @@ class Tile:
 def tiles(rows: int) -> tuple[Tile, ...]:
     """Tiles worth trying for a number of rows."""
     if rows == 1:
-        return Tile(1, 32, 64, 4), Tile(1, 64, 64, 4), Tile(1, 16, 128, 4)
+        # Loads of the next round do not start before this round's are there: few rounds, each of many loads.
+        return Tile(1, 32, 64, 4), Tile(1, 32, 256, 8), Tile(1, 64, 128, 8), Tile(1, 16, 256, 4)
     if rows <= 16:
         return Tile(16, 32, 64, 2), Tile(16, 64, 64, 4), Tile(16, 32, 128, 4)
     if rows <= 32:
