@@ -14,9 +14,20 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fill_columns(  # type: ignore[no-untyped-def]
-    shared, extra, out, segments, terms, boundaries, blocks, ROWS: tl.constexpr, WIDTH: tl.constexpr, SUM: tl.constexpr
+    shared,
+    extra,
+    out,
+    segments,
+    terms,
+    boundaries,
+    blocks,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUM: tl.constexpr,
+    EDGES: tl.constexpr,
+    MODULO: tl.constexpr,
 ):
-    """See the module and `spec`. ROWS by WIDTH elements at a time, summed in the type SUM."""
+    """See the module and `spec`. ROWS by WIDTH elements at a time, summed in the type SUM; EDGES and MODULO: whether any term has some."""
     element = out.dtype.element_ty
     segment = segments + (tl.program_id(0) // blocks) * 8
     start = tl.load(segment)
@@ -43,7 +54,7 @@ def fill_columns(  # type: ignore[no-untyped-def]
             stride = tl.load(term + 4)
             count = tl.load(term + 5).to(tl.int32)
             edges = boundaries + tl.load(term + 6)
-            edge_count = tl.load(term + 7)
+            edge_count = tl.load(term + 7).to(tl.int32)
             turns = tl.load(term + 8).to(tl.int32)
             narrow = tl.load(term + 9)
             modulo = tl.load(term + 10)
@@ -79,10 +90,10 @@ def fill_columns(  # type: ignore[no-untyped-def]
                         value = value.to(tl.float64)
                     else:
                         value = tl.load(base.to(tl.pointer_type(tl.float64), bitcast=True) + place, mask=here, other=0)
-                    if edge_count >= 0:
+                    if EDGES:
                         # How many boundaries are not above the value, by halves. A NaN is above them all, as in C++'s upper_bound.
-                        lowest = tl.zeros([ROWS], tl.int64)
-                        highest = tl.zeros([ROWS], tl.int64) + edge_count
+                        lowest = tl.zeros([ROWS], tl.int32)
+                        highest = tl.zeros([ROWS], tl.int32) + tl.maximum(edge_count, 0)
                         for _ in range(turns):
                             active = lowest < highest
                             middle = (lowest + highest) // 2
@@ -90,10 +101,12 @@ def fill_columns(  # type: ignore[no-untyped-def]
                             above = edge > value
                             lowest = tl.where(active & (above == 0), middle + 1, lowest)
                             highest = tl.where(active & above, middle, highest)
-                        index = lowest
-                    if modulo != 0:
-                        index = index % modulo  # has the sign of the dividend
-                        index = tl.where(index < 0, index + modulo, index)
+                        if edge_count >= 0:
+                            index = lowest.to(tl.int64)
+                    if MODULO:
+                        rest = index % tl.maximum(modulo, 1)  # has the sign of the dividend
+                        rest = tl.where(rest < 0, rest + modulo, rest)
+                        index = tl.where(modulo > 0, rest, index)
                     index = tl.minimum(tl.maximum(index, low), high) + offset
                     valid = here & (index >= valid_from)
                     counted += valid.to(tl.float32)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from msplit.engines.cuda.columns.kernel import fill_columns
 from msplit.engines.cuda.columns.spec import COMBINERS, Columns, Term
-from msplit.engines.cuda.tensors import torch_dtype
 
 _KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
 _COPY = 0
@@ -31,6 +30,8 @@ class _Tables:
     segments: Tensor
     terms: Tensor
     boundaries: Tensor
+    edges: bool
+    modulo: bool
 
 
 _made: weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], _Tables]] = weakref.WeakKeyDictionary()
@@ -63,8 +64,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     width = min(triton.next_power_of_2(max(segment.width for segment in spec.segments)), _WIDEST)
     block = min(triton.next_power_of_2(rows), max(_ELEMENTS // width, 1))
     blocks = triton.cdiv(rows, block)
-    wide = {torch.float64: triton.language.float64, torch.int64: triton.language.int64}
-    whole = triton.language.float32 if torch_dtype(spec.dtype).is_floating_point else triton.language.int64
+    wide = {torch.float64: triton.language.float64}
     somewhere = shared if shared is not None else extra
     fill_columns[(len(spec.segments) * blocks,)](
         somewhere,
@@ -76,7 +76,9 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         blocks,
         ROWS=block,
         WIDTH=width,
-        SUM=wide.get(first.dtype, whole),
+        SUM=wide.get(first.dtype, triton.language.float32),
+        EDGES=tables.edges,
+        MODULO=tables.modulo,
     )
 
 
@@ -145,6 +147,8 @@ def _describe(
         torch.tensor(segments, dtype=torch.int64).to(device),
         torch.tensor(terms, dtype=torch.int64).to(device),
         torch.from_numpy(np.asarray([*edges, 0.0], np.float32)).to(device),
+        bool(starts),
+        any(term.modulo for segment in spec.segments for term in segment.terms),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.columns.spec import LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.ops.gather import take
+from msplit.engines.cuda.ops.sort import vector
 from msplit.engines.cuda.registry import Node, lowering
 from msplit.engines.cuda.tensors import torch_dtype
 from msplit.engines.cuda.triton_here import can_compile
@@ -20,7 +21,9 @@ from msplit.engines.cuda.triton_here import can_compile
 def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""
     spec: Columns = node.attrs["columns"]
-    kernel = _kernel() if inputs[0].is_cuda else None
+    tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
+    # A product may have its weights lie in an order of its own.
+    kernel = _kernel() if inputs[0].is_cuda and all(inputs[slot].is_contiguous() for slot in tables) else None
     outputs = empty_outputs(spec, inputs[0].device)
     if kernel is not None:
         kernel(spec, inputs, outputs)
@@ -56,17 +59,21 @@ def segment_offset(outputs: tuple[Tensor, ...], segment: Segment) -> int:
 
 def _rows(segment: Segment, inputs: tuple[Tensor, ...]) -> Tensor:
     total: Tensor | None = None
-    counted: Tensor | None = None
+    always = 0  # ids that count in every row
+    counted: Tensor | None = None  # and besides, in each
     for term in segment.terms:
         rows, valid = _term(segment, term, inputs)
         total = rows if total is None else total + rows
-        if segment.combiner != "sum":
-            count = torch.full((segment.rows,), term.count) if valid is None else valid.sum(1)
-            counted = count if counted is None else counted + count
+        if valid is None:
+            always += term.count
+        else:
+            counted = valid.sum(1) if counted is None else counted + valid.sum(1)
     assert total is not None
-    if counted is None:
+    if segment.combiner == "sum":
         return total
-    divisor = counted.clamp(min=1).to(device=total.device, dtype=torch.promote_types(total.dtype, torch.float32))
+    if counted is None:
+        return total / (math.sqrt(always) if segment.combiner == "sqrtn" else always)
+    divisor = (counted + always).clamp(min=1).to(torch.promote_types(total.dtype, torch.float32))
     divisor = divisor.sqrt() if segment.combiner == "sqrtn" else divisor
     return total / divisor.unsqueeze(1).to(total.dtype)
 
@@ -92,7 +99,7 @@ def _ids(term: Term, values: Tensor) -> Tensor:
         values = values.to(torch.int32)
     if term.boundaries is not None:
         common = torch.float64 if values.dtype == torch.float64 else torch.float32
-        edges = torch.tensor(term.boundaries, dtype=common, device=values.device)
+        edges = vector(list(term.boundaries), common, values.device)
         values = torch.bucketize(values.to(common).contiguous(), edges, right=True)
     values = values.to(torch.int64)
     if term.modulo:

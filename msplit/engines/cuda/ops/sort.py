@@ -75,11 +75,11 @@ def bucketize(node: Node, x: Tensor) -> Tensor:
     boundaries = [float(np.float32(boundary)) for boundary in node.get("boundaries", ())]
     # TensorFlow compares with float32 boundaries in C++'s common type.
     common = torch.float64 if x.dtype == torch.float64 else torch.float32
-    edges = _vector(boundaries, common, x.device)
+    edges = vector(boundaries, common, x.device)
     return torch.bucketize(x.to(common).contiguous(), edges, right=True, out_int32=True)
 
 
-def _vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+def vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The numbers as a vector, without a copy from the host, which could not be captured: they travel as arguments."""
     vector = torch.zeros(len(numbers), dtype=dtype, device=device)
     if numbers:
