@@ -9,6 +9,7 @@ from importlib import resources
 
 import yaml
 
+from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Graph, TensorValue
 
@@ -173,7 +174,10 @@ def _first_axis(graph: Graph, node: int, inputs: list[tuple[int, int]]) -> bool:
     value = graph.attrs[inputs[2][0]].get("value")
     if not isinstance(value, TensorValue) or value.shape not in ((), (1,)):
         return True
-    return int(value.load().reshape(-1)[0]) == 0
+    try:
+        return int(value.load().reshape(-1)[0]) == 0
+    except (LoadError, ValueError, TypeError):
+        return True  # a damaged file may have anything in its place
 
 
 def updates(graph: Graph, table: Table, ops: EmbeddingOps) -> list[int]:

@@ -43,6 +43,22 @@ def numbers(*values: int) -> Callable[[Any], None]:
     return lambda attr: attr.list.i.extend(values)
 
 
+def kind(number: int) -> Callable[[Any], None]:
+    return lambda attr: setattr(attr, "type", number)
+
+
+def tensor(dtype: int, shape: tuple[int, ...] | None) -> Callable[[Any], None]:
+    """A constant of zeros; without a shape it says that it has none."""
+
+    def fill(attr: Any) -> None:
+        attr.tensor.dtype = dtype
+        attr.tensor.tensor_shape.unknown_rank = shape is None
+        for size in shape or ():
+            attr.tensor.tensor_shape.dim.add(size=size)
+
+    return fill
+
+
 def small() -> bytes:
     return graph(("x", "Placeholder", [], {}), ("y", "Relu", ["x"], {}), ("z", "Tanh", ["y"], {}))
 
@@ -67,6 +83,12 @@ MODELS = {
     "a constant of more elements than can be written": graph(
         ("c", "Const", [], {"value": lambda attr: [attr.tensor.tensor_shape.dim.add(size=2**62) for _ in range(5000)]}),
         ("y", "Relu", ["c"], {}),
+    ),
+    "axis of a lookup that does not say its shape": graph(
+        ("t", "Const", [], {"dtype": kind(1), "value": tensor(1, (4, 3))}),
+        ("ids", "Placeholder", [], {"dtype": kind(3)}),
+        ("axis", "Const", [], {"dtype": kind(3), "value": tensor(3, None)}),
+        ("y", "GatherV2", ["t", "ids", "axis"], {"Tparams": kind(1), "Tindices": kind(3), "Taxis": kind(3)}),
     ),
     "a million outputs that nobody reads": graph(
         ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
