@@ -94,11 +94,16 @@ class CudaEngine:
         """The job's graph lowered and traced, once per graph, shapes and options."""
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         layout = str(job.options.get("layout", "auto"))
-        larger = tuple(job.options.get(name) for name in ("group", "fuse", "compile"))
+        fuse = bool(job.options.get("fuse"))
+        larger = (bool(job.options.get("group")), fuse, fuse and job.options.get("compile"))
         key = (shapes, job.ieee, layout, str(device), *larger)
         cache = self._prepared.setdefault(job.flat, {})
         if key not in cache:
-            cache[key] = prepare(job, device, layout)
+            if fuse:
+                plain = self.prepared(replace(job, options={**job.options, "fuse": False}), device)
+                cache[key] = fused(plain, job, device)
+            else:
+                cache[key] = _plain(job, device, layout)
         return cache[key]
 
 
@@ -106,7 +111,12 @@ ENGINE = CudaEngine()
 
 
 def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
-    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
+    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster; fuses if asked to."""
+    plain = _plain(job, device, layout)
+    return fused(plain, job, device) if job.options.get("fuse") else plain
+
+
+def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
     from msplit.engines.cuda.executable import precision
     from msplit.engines.cuda.grouping import group_facts
     from msplit.engines.cuda.lower import lower
@@ -131,23 +141,27 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
     with precision(job.ieee):
         candidates = []
         for nchw in wanted:
-            fused, facts = _fused(lowered, job, device, nchw) if job.options.get("fuse") else (lowered, {})
-            program = trace(fused.source, fused.feeds, device, nchw=nchw)
-            facts = {**(group_facts(lowered.groups) if job.options.get("group") else {}), **facts}
-            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", fused, facts))
+            program = trace(lowered.source, lowered.feeds, device, nchw=nchw)
+            facts = group_facts(lowered.groups) if job.options.get("group") else {}
+            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", lowered, facts))
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda candidate: _one_stream_seconds(job, candidate, device))
 
 
-def _fused(lowered: Lowered, job: Job, device: torch.device, nchw: bool) -> tuple[Lowered, Mapping[str, Any]]:
-    """The graph with groups of pointwise ops as one kernel each, which depends on the memory layout; and what the report tells of it."""
+def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
+    """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
+    from msplit.engines.cuda.executable import precision
     from msplit.engines.cuda.fusion import copy_of, fuse
+    from msplit.engines.cuda.trace import trace
 
-    source = copy_of(lowered.source)
+    lowered = replace(plain.lowered, source=copy_of(plain.lowered.source))
+    nchw, held = plain.layout == "nchw", plain.program.constants
     compiles = bool(job.options.get("compile", device.type == "cuda"))
-    done = fuse(source, lowered.feeds, device, nchw=nchw, compile=compiles)
-    return replace(lowered, source=source), done.facts()
+    with precision(job.ieee):
+        done = fuse(lowered.source, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
+        program = trace(lowered.source, lowered.feeds, device, nchw=nchw, held=held)
+    return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
 
 
 def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:

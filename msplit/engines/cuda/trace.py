@@ -60,6 +60,13 @@ class _Tracer:
             self.base[key] = -1
             self.shapes[key] = feeds[name].shape
 
+    def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
+        """Shares constants that are on the device; filters only a convolution itself lays out."""
+        for key, tensor in constants.items():
+            if key in self.static and key not in self.filters:
+                self.constants[key] = tensor
+                self.base[key] = -1
+
     def constant(self, key: Key) -> torch.Tensor:
         """A known value on the device; filters of convolutions laid out as the convolution wants them."""
         tensor = self.constants.get(key)
@@ -290,6 +297,7 @@ def trace(
     *,
     nchw: bool = False,
     observe: Callable[[Step, list[torch.Tensor]], None] | None = None,
+    held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Program:
     """Runs the graph once on example inputs.
 
@@ -299,11 +307,13 @@ def trace(
         device: Where to run.
         nchw: Memory layout of convolutions.
         observe: Called with each step and its inputs right after it ran, for profiling.
+        held: Constants of this source that another program has on the device, to share them.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = _Tracer(source, device, nchw)
+    tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
         name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))

@@ -20,7 +20,7 @@ from msplit.engines.cuda.fusion.roles import VIEWS
 from msplit.engines.cuda.triton_here import can_compile
 
 SECONDS = 30.0
-"""Time for compiling the groups of one graph in one memory layout; what is left then stays as it is."""
+"""Time for compiling the groups of one graph; what is left then stays as it is."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""

@@ -72,6 +72,7 @@ def fuse(
     nchw: bool = False,
     compile: bool = True,
     seconds: float = SECONDS,
+    held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Fused:
     """Makes groups of pointwise ops one op each.
 
@@ -84,8 +85,9 @@ def fuse(
         nchw: Memory layout of convolutions.
         compile: Whether groups become kernels. Otherwise all are one op each that runs its members one by one: for tests of grouping.
         seconds: How long compiling may take.
+        held: Constants that are on the device already.
     """
-    layouts = observe(source, feeds, device, nchw)
+    layouts = observe(source, feeds, device, nchw, held)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
@@ -113,14 +115,20 @@ def fuse(
     return done
 
 
-def observe(source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device, nchw: bool) -> dict[Key, Layout]:
+def observe(
+    source: Source,
+    feeds: Mapping[str, NDArray[Any]],
+    device: torch.device,
+    nchw: bool,
+    held: Mapping[Key, torch.Tensor] | None = None,
+) -> dict[Key, Layout]:
     """How every value that an op reads on the device lies in memory: the graph runs once."""
     layouts: dict[Key, Layout] = {}
 
     def note(step: Step, arguments: list[torch.Tensor]) -> None:
         layouts.update(zip(step.inputs, map(layout, arguments), strict=True))
 
-    trace(source, feeds, device, nchw=nchw, observe=note)
+    trace(source, feeds, device, nchw=nchw, observe=note, held=held)
     return layouts
 
 

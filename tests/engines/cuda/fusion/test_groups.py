@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.fusion.contract import outline
 from msplit.engines.cuda.fusion.fuse import observe
 from msplit.engines.cuda.fusion.groups import MOST_INPUTS, MOST_MEMBERS, find_groups
@@ -14,7 +15,7 @@ from msplit.engines.cuda.fusion.roles import VIEWS
 from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.program import Op, Source
 from msplit.engines.cuda.tensors import dtype_name
-from tests.engines.cuda.cases import CPU, bits, flat_of, run
+from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 
 FLOAT = "float32"
@@ -225,3 +226,13 @@ def test_many_readers_of_many_values_take_little_time():
     hub = g.op("ConcatV2", *x, g.constant(np.int32(0)), shape=(3000, 4))
     y = [g.op("Mul", value, g.op("Sum", hub, g.constant([0]), shape=(4,))) for value in x]
     assert len(g.groups(*y, *x)) <= 3000
+
+
+@settings(max_examples=10, deadline=None)
+@given(random_graphs(most=15, steps=POINTWISE))
+def test_weights_are_held_once(case):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    plain, fused = (ENGINE.prepared(job(flat, feeds, fuse=fuse), CPU).program for fuse in (False, True))
+    for key, tensor in fused.constants.items():
+        assert key not in plain.constants or tensor is plain.constants[key]
