@@ -26,8 +26,8 @@ _MOST_ROWS = 1 << 30
 _FEWEST = 2
 """Lookups that are worth an op of their own."""
 
-_MOST_COPIED = 4
-"""Tensors that are laid side by side with lookups; more are better laid together first."""
+_MOST_COPIED = 64
+"""Computed tensors that are laid side by side with lookups. (The model's inputs lie together as they are.)"""
 
 _PIECE = 128
 """Elements of a piece of a long copied row."""
@@ -127,6 +127,7 @@ class _Parts:
         self.of: dict[Key, _Part] = {}
         self._stage: dict[int, int] = {}  # op -> lookups on the way to its result
         self._ids: dict[int, Key] = {}  # of each lookup
+        self._fed = frozenset(source.feeds.values())
         self._dtypes = {key: value.dtype.name for key, value in source.constants.items()}
 
     def visit(self, op: Op) -> None:
@@ -140,10 +141,16 @@ class _Parts:
             self._stage[op.node] = max(stage, part.stage + 1)
 
     def wanted(self) -> list[Key]:
-        """Parts that something else reads."""
+        """Parts that something else reads, be it a part of a later stage."""
         made = {key[0] for key in self.of}
         read = [key for op in self._source.ops.values() if op.node not in made for key in op.inputs]
-        return [key for key in dict.fromkeys([*read, *self._source.fetches.values()]) if key in self.of]
+        found = [key for key in dict.fromkeys([*read, *self._source.fetches.values()]) if key in self.of]
+        known = set(found)
+        for key in found:  # grows
+            more = [inner for inner in self.of[key].inputs if inner in self.of and inner not in known]
+            found += more
+            known |= set(more)
+        return found
 
     def _part(self, op: Op, stage: int) -> _Part | None:
         source = self._source
@@ -236,7 +243,7 @@ class _Parts:
 
     def _beside(self, keys: list[Key], axis: int, shape: tuple[int, ...], *, packed: bool) -> _Part | None:
         """Values side by side along an axis, which is a new one where they are packed."""
-        found = self._together(keys, _MOST_COPIED)
+        found = self._together(keys)
         if found is None:
             return None
         stage, dtype = found
@@ -251,13 +258,13 @@ class _Parts:
                     return None
                 joined.take(self.of[key], [segment for segment in placed if segment is not None])
             elif size:
-                joined.take_copied(key, _copied(lead, size, left, total))
+                joined.take_copied(self._plain(key), _copied(lead, size, left, total))
             left += size
         return joined if left == total or packed else None
 
     def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
         """The sum of values of one shape."""
-        found = self._together(keys, _MOST_COPIED)
+        found = self._together(keys)
         if found is None or any(self._source.shapes[key] != shape for key in keys):
             return None
         stage, dtype = found
@@ -277,12 +284,12 @@ class _Parts:
                 joined.take(part, [other])
             else:
                 copy = (Term(0, -1, step=segment.width),)
-                joined.take_copied(key, [replace(segment, terms=copy)])
+                joined.take_copied(self._plain(key), [replace(segment, terms=copy)])
         terms = tuple(term for each in joined.segments for term in each.terms)
         joined.segments = [replace(segment, terms=terms)]
         return joined
 
-    def _together(self, keys: list[Key], most_copied: int) -> tuple[int, str] | None:
+    def _together(self, keys: list[Key]) -> tuple[int, str] | None:
         """Stage and type of what can be laid together: parts of that stage, and others that do not wait for it."""
         parts = [self.of[key] for key in keys if key in self.of]
         if not parts:
@@ -295,11 +302,19 @@ class _Parts:
                 if self.of[key].dtype != dtype:
                     return None
                 continue
-            copied += 1
+            copied += self._plain(key) not in self._fed
             late = self._stage.get(key[0], 0) > stage
             if late or key in self._source.constants or self._dtype(key) != dtype or key not in self._source.shapes:
                 return None
-        return (stage, dtype) if copied <= most_copied else None
+        return (stage, dtype) if copied <= _MOST_COPIED else None
+
+    def _plain(self, key: Key) -> Key:
+        """The value that a view shows."""
+        while (
+            (op := self._source.ops.get(key[0])) is not None and op.op in VIEWS and op.inputs[0] in self._source.shapes
+        ):
+            key = op.inputs[0]
+        return key
 
     def _is_of(self, key: Key, stage: int) -> bool:
         return key in self.of and self.of[key].stage == stage

@@ -90,6 +90,19 @@ def test_lookups_of_ids_that_were_looked_up_are_a_later_stage():
     assert not {"GatherV2", "ConcatV2"} & set(found)
 
 
+def test_lookups_that_only_a_later_stage_reads_are_joined():
+    def build(tf, v1):
+        first, second, third = ids_of(tf, v1, 3)
+        early = [tf.gather(table(7, 2), first), tf.gather(table(7, 4), second)]
+        ids = tf.cast(tf.gather(np.abs(table(7, 1)), third)[:, 0] * 2, tf.int32)
+        late = [tf.gather(table(9, 3), ids), tf.gather(table(9, 1), ids + 1)]
+        tf.concat([*early, *late], 1, name="out")
+
+    found = kernels(grouped(build, some_ids(3, 7)))
+    assert found.count("_Columns") == 2
+    assert not {"GatherV2", "ConcatV2"} & set(found)
+
+
 def test_stacks_sums_and_means():
     def build(tf, v1):
         x = ids_of(tf, v1, 4, "int64", (3,))
@@ -184,3 +197,13 @@ def test_any_set_of_columns(drawn, seed):
     program = grouped(build, feeds, streams=(2,))
     if len(columns) > 1:
         assert "GatherV2" not in kernels(program)
+
+
+def test_any_number_of_inputs_comes_along():
+    def build(tf, v1):
+        numbers = [v1.placeholder(tf.float32, (None,), name=f"number_{number}") for number in range(70)]
+        columns = [tf.reshape(number, (-1, 1)) for number in numbers]
+        tf.concat([*columns, *(tf.gather(table(7, 2), x) for x in ids_of(tf, v1, 2))], 1, name="out")
+
+    feeds = {**some_ids(2, 7), **{f"number_{number}": CHANCE.normal(size=5).astype(np.float32) for number in range(70)}}
+    assert kernels(grouped(build, feeds)) == ["_Columns"]
