@@ -59,7 +59,7 @@ def notes(tuned: Tuned) -> list[str]:
     tried = sum(heat.gain is not None for heat in found.heats)
     lines = [
         f"Tuning took {found.seconds:.0f} s: {plural(tried, 'candidate')} and {plural(found.tried, 'change')} of the best were "
-        f"measured, {len(found.gains)} of which made it faster. It ended because {found.stopped}."
+        f"measured, {len(found.gains)} of which led to the winner. It ended because {found.stopped}."
     ]
     if tuned.gain is None:
         return [*lines, f"One stream is kept: {tuned.why}."]

@@ -170,7 +170,7 @@ class Found:
         candidate: The fastest candidate.
         winner: The fastest of all: to be confirmed against `one` and `candidate`, which it may be.
         heats: The candidates, those that were measured first, fastest first.
-        gains: What local search changed, in order.
+        gains: What local search changed on the way to the winner, in order.
         tried: Neighbours that were measured.
         seconds: How long it took.
         stopped: Why it ended.
@@ -253,20 +253,23 @@ def search(
     candidate = best = finalists[0]
     state.good = [(heat.trial.arm, heat.trial.point) for heat in measured[:DONORS] if heat.trial.streams > 1]
     stopped = "no further change gains"
-    ends = []
+    ends: list[Trial] = []
+    gains: dict[tuple[str, bytes], tuple[Gain, ...]] = {}
     for number, start in enumerate(finalists):
         if state.left() <= 0:
             break
         if number and start.point.stream.max(initial=0) == 0:
             continue
+        before = len(state.gains)
         end = _climb(state, start, f"from {start.name}")
         ends.append(end)
+        gains[end.key()] = tuple(state.gains[before:])
     if state.left() <= 0:
         stopped = "the time is up"
-    others = [end for end in ends if end is not best]
-    if others:
-        best = _finals(state, one, [candidate, *others])[0]
-    return Found(one, candidate, best, tuple(heats), tuple(state.gains), state.tried, state.spent(), stopped)
+    if any(end is not best for end in ends):
+        best = _finals(state, one, [candidate, *ends])[0]
+    kept = gains.get(best.key(), ())
+    return Found(one, candidate, best, tuple(heats), kept, state.tried, state.spent(), stopped)
 
 
 def single(problem: Problem, arm: str) -> Trial:
