@@ -39,16 +39,19 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 def empty_outputs(spec: Columns, device: torch.device) -> tuple[Tensor, ...]:
     """Memory for the outputs, one block."""
     sizes = [math.prod(shape) for shape in spec.outputs]
-    # One block for all: each begins where a vector of 16 bytes may.
     dtype = torch_dtype(spec.dtype)
     unit = max(16 // dtype.itemsize, 1)
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + -(-size // unit) * unit)
-    block = torch.empty(starts[-1], dtype=dtype, device=device)
+    starts, end = [], 0
+    for number, (size, shape) in enumerate(zip(sizes, spec.outputs, strict=True)):
+        if number and shape != spec.outputs[number - 1]:
+            end = (
+                -(-end // unit) * unit
+            )  # where a vector of 16 bytes may begin; equal shapes lie side by side, as one stack
+        starts.append(end)
+        end += size
+    block = torch.empty(end, dtype=dtype, device=device)
     return tuple(
-        block[start : start + size].view(shape)
-        for start, size, shape in zip(starts[:-1], sizes, spec.outputs, strict=True)
+        block[start : start + size].view(shape) for start, size, shape in zip(starts, sizes, spec.outputs, strict=True)
     )
 
 

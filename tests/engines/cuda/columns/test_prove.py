@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import reference
@@ -127,6 +129,49 @@ def test_any_number_may_say_that_there_is_no_id(missing, offset):
     assert program_of(flat, feeds).dynamic == ()
     found = compare(ENGINE.build(job(flat, feeds)).step(feeds), reference(flat, feeds))
     assert found.passed, found.describe()
+
+
+@given(
+    batch=st.integers(1, 5),
+    count=st.integers(1, 3),
+    missing=st.integers(-2, 2),
+    compare_with=st.sampled_from(["not_equal", "greater", "less_equal"]),
+    steps=st.lists(st.sampled_from(["cast", "add", "clip", "abs", "where"]), max_size=3),
+    combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
+    default=st.sampled_from([None, 0, 5]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_condition_and_any_way_from_values_to_ids(
+    batch, count, missing, compare_with, steps, combiner, default, seed
+):
+    def build(tf, v1):
+        x = v1.placeholder(tf.int32, (None, count), name="x")
+        places = tf.where(getattr(tf, compare_with)(x, missing))
+        ids = tf.gather_nd(x, places)
+        for step in steps:
+            if step == "cast":
+                ids = tf.cast(tf.cast(ids, tf.int64), ids.dtype)
+            elif step == "add":
+                ids = ids + 1
+            elif step == "clip":
+                ids = tf.minimum(tf.maximum(ids, -1), 4)
+            elif step == "abs":
+                ids = tf.abs(ids)
+            else:
+                ids = tf.where(tf.less(ids, 1), tf.fill(tf.shape(ids), tf.constant(2, ids.dtype)), ids)
+        sparse = tf.SparseTensor(places, tf.cast(ids, tf.int64), tf.cast(tf.shape(x), tf.int64))
+        found = tf.nn.safe_embedding_lookup_sparse(TABLE, sparse, combiner=combiner, default_id=default)
+        tf.identity(found, name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    chance = np.random.default_rng(seed)
+    feeds = {"x": chance.integers(-3, 3, (batch, count)).astype(np.int32)}
+    executable = ENGINE.build(job(flat, feeds))  # captured: nothing of it depends on values
+    for _ in range(3):
+        found = compare(executable.step(feeds), reference(flat, feeds))
+        assert found.passed, found.describe()
+        feeds = {"x": chance.integers(-3, 3, (batch, count)).astype(np.int32)}
 
 
 def test_sums_that_may_wrap_around_prove_nothing():
