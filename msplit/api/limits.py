@@ -64,7 +64,10 @@ def limits(job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS
         return None
     if arm is None:
         alone = np.full(len(job.flat), -1, np.int32)
-        arm = trials.arms(job, alone, ("plain",), seconds=seconds)["plain"]
+        try:
+            arm = trials.arms(job, alone, ("plain",), seconds=seconds)["plain"]
+        except RuntimeError:  # out of memory, say: what was measured before is worth more than bounds by the clock
+            arm = trials.arms(job, alone, ("plain",))["plain"]
     if arm.prepared.program.dynamic:
         return None
     profiled = job.costs.constants is not None
