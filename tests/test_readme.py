@@ -16,7 +16,8 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
 )
-MENTION = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`|^(?:    |\$ |)msplit ([a-z-][^\n`]*)$", re.MULTILINE)
+INLINE = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`")
+IN_BLOCKS = re.compile(r"^(?:    |\$ )?msplit ([a-z-].*)$", re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHARED = {"--help", "--version", "--verbose", "--quiet", "--debug"}
 QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
@@ -24,7 +25,11 @@ QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "ten
 
 def mentions(page: Path) -> list[str]:
     """Everything behind `msplit ` in code, without comments."""
-    found = [one or other for one, other in MENTION.findall(page.read_text())]
+    text = page.read_text()
+    blocks = "\n".join(
+        re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL) + re.findall(r"^    .*$", text, re.MULTILINE)
+    )
+    found = [*INLINE.findall(text), *IN_BLOCKS.findall(blocks)]
     return [text.partition(" #")[0].strip() for text in found]
 
 

@@ -476,8 +476,8 @@ def test_assign_writes_a_trace(tmp_path):
 def test_bench_writes_a_trace_of_what_it_measured(tmp_path: Path) -> None:
     target = tmp_path / "step.json"
     short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--engine", "tensorflow", "--streams", "2")
-    done = fine("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target)
-    assert f"Written: {target}, one measured step of 2 variants" in done.out.replace("\n", " ")
+    done = fine("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target, columns=400)
+    assert f"Written: {target}, one measured step of 2 variants" in done.out
     found = json.loads(target.read_bytes())
     assert complaints(found) == []
     assert {event["pid"] for event in found["traceEvents"]} == {1, 2}
