@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -168,8 +169,8 @@ class Agenda:
             classes.setdefault(self._tokens(op, repeated), []).append(op)
         alike: dict[int, list[list[Op]]] = {}
         for members in classes.values():
-            forward = [self.signatures.forward[op.node] for op in members]
-            alike.setdefault(max(sorted(set(forward)), key=forward.count), []).append(members)
+            forward = Counter(self.signatures.forward[op.node] for op in members)
+            alike.setdefault(forward.most_common(1)[0][0], []).append(members)
         result: list[list[list[Op]]] = []
         for sets in alike.values():
             together = [op for members in sets for op in members]
