@@ -1,7 +1,7 @@
 """Embedding columns on the GPU: what is captured, in how many kernels, how fast, and how far from TensorFlow's results.
 
     python benchmarks/columns_probe.py --write FOLDER [MODEL ...]  builds the graphs, inputs and TensorFlow's results (needs TensorFlow)
-    python benchmarks/columns_probe.py FOLDER [cuda|cpu] [MODEL,...]   runs them on the cuda engine (needs no TensorFlow); exit 1 if one is wrong
+    python benchmarks/columns_probe.py FOLDER [cuda|cpu] [MODEL,...]    runs them on the cuda engine (needs no TensorFlow)
 
 Per model: kernels as they are and with `group`, then for each µs per step by the device's clock and by the host's, the latter once with
 feeding and fetching (as TensorFlow's session does it) and once on inputs that are there already.
@@ -95,7 +95,9 @@ def main() -> None:
         return
     device = sys.argv[2] if len(sys.argv) > 2 else "cuda"
     names = sys.argv[3].split(",") if len(sys.argv) > 3 else list(MODELS)
-    print("model          captured  kernels  device/step/launch us  max difference  built in s  (as it is, then grouped)")
+    print(
+        "model          captured  kernels  device/step/launch us  max difference  built in s  (as it is, then grouped)"
+    )
     wrong = False
     for name in names:
         flat, feeds, expected = load(Path(sys.argv[1]), name)
@@ -103,7 +105,10 @@ def main() -> None:
             try:
                 kernels, captured, clock, difference, built = measure(flat, feeds, expected, device, group)
             except Exception as problem:
-                print(f"{name:14} {'grouped' if group else 'as is'}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+                print(
+                    f"{name:14} {'grouped' if group else 'as is'}: {type(problem).__name__}: {str(problem)[:300]}",
+                    flush=True,
+                )
                 wrong = True
                 continue
             times = " / ".join(f"{value:7.1f}" for value in clock)
