@@ -132,8 +132,9 @@ def parameters(graph: Graph) -> tuple[Parameter, ...]:
         elif op in _VARIABLES:
             attrs = graph.attrs[node]
             shape, dtype = attrs.get("shape"), str(attrs.get("dtype", ""))
-            stated = isinstance(shape, tuple) and all(type(size) is int for size in shape)
-            known = tuple(shape) if stated else None
+            known = None
+            if isinstance(shape, tuple) and all(type(size) is int for size in shape):
+                known = shape
             found.append(_parameter(graph.names[node], op, dtype.removesuffix("_ref"), known))
     return tuple(sorted(found, key=lambda parameter: -parameter.bytes))
 
