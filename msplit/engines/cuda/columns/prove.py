@@ -34,18 +34,17 @@ class Prover:
 
     Args:
         source: The graph.
-        hints: Intervals of values that come from outside.
 
     Attributes:
         masks: What is known of values whose shapes depend on values.
         made: The ops that ran, by number.
     """
 
-    def __init__(self, source: Source, hints: Mapping[Key, ranges.Range] | None = None) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self.masks = masked.Masks()
         self.made: dict[int, Op] = {}
-        self._ranges: dict[Key, ranges.Range] = dict(hints or {})
+        self._ranges: dict[Key, ranges.Range] = {}
         self._static: MutableMapping[Key, NDArray[Any]] = {}
         self._shapes: Mapping[Key, tuple[int, ...]] = {}
 
