@@ -8,6 +8,7 @@ from PyTorch's allocator, so that they can be captured.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,11 +113,13 @@ class Compiler:
             torch.empty_strided(shape, stride, dtype=dtype, device=self.device) for shape, stride, dtype in layouts
         ]
         try:
-            with torch.no_grad(), cache.kept():
+            with torch.no_grad(), cache.kept(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what a compiler has to say of its own parts is nothing to the user
                 run, count, cached = _inductor(body, examples)
         except Exception as problem:
             # Whatever goes wrong in a compiler, the group runs as it is.
-            return f"the compiler failed: {type(problem).__name__}"
+            said = next(iter(str(problem).strip().splitlines()), "")[:60]
+            return f"the compiler failed: {type(problem).__name__}: {said}"
         if count != 1 and count >= longest_chain(body):
             return f"they would be {count} kernels"
         self.report.compiled += 1
