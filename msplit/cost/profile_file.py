@@ -175,7 +175,11 @@ class _Reader:
         return str(self.value)
 
     def number(self, low: float = 0.0, high: float = 1e12) -> float:
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool) or not math.isfinite(self.value):
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise self.wrong("is not a number")
+        if isinstance(self.value, int) and abs(self.value) >= 1 << 1000:
+            raise self.wrong(f"is not between {low:g} and {high:g}")  # no float holds it
+        if not math.isfinite(self.value):
             raise self.wrong("is not a number")
         if not low <= self.value <= high:
             raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,12 @@ def test_rules_from_a_device_that_never_ends(tmp_path: Path) -> None:
     )
     assert result.problem == ""
     assert result.codes == (0, 2, 2)
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999", "true"])
+def test_numbers_of_a_profile_that_no_float_holds(value: str) -> None:
+    from msplit.cost.profile_file import _Reader
+    from msplit.errors import MsplitError
+
+    with pytest.raises(MsplitError, match="is not"):
+        _Reader("profile.json", "clock", json.loads(value)).number()
