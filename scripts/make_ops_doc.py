@@ -22,8 +22,8 @@ HEAD = """# Ops of the cuda engine
 - *static* inputs decide shapes. They must follow from constants and shapes, so that they are known before the run; otherwise the model
   runs launch by launch (`--no-capture`).
 - The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
-  are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an id in every
-  row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
+  are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an
+  id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
 
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering where they only depend on inputs: TensorFlow runs them
 on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in

@@ -58,7 +58,14 @@ def test_bench_traces_what_it_measured() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     quick = Settings(duration=0.1, warmup=0.0, min_rounds=1, builds=1, verify_inputs=1)
     request = msplit.BenchRequest(
-        streams=(1, 4), engine="cuda", batch=128, settings=quick, timelines=True, compare_tensorflow=False
+        streams=(1, 4),
+        engine="cuda",
+        batch=128,
+        settings=quick,
+        timelines=True,
+        compare_tensorflow=False,
+        fuse=False,
+        group=False,
     )
     found = msplit.bench(flat, request)
     labels = [one.label for one in found.traced]

@@ -218,8 +218,8 @@ def _add_up(  # type: ignore[no-untyped-def]
 
 def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
     """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
-    taps, channels = filter.shape[0] * filter.shape[1], data.shape[-1]
-    return triton.cdiv(taps * channels, tiles[2]) if channels < _NARROW else taps * triton.cdiv(channels, tiles[2])
+    taps, channels, summands = int(filter.shape[0] * filter.shape[1]), int(data.shape[-1]), tiles[2]
+    return -(-taps * channels // summands) if channels < _NARROW else taps * -(-channels // summands)
 
 
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:

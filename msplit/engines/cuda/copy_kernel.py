@@ -52,4 +52,5 @@ def copy(source: Tensor, target: Tensor) -> None:
 
 
 def _word(tensor: Tensor) -> int:
-    return min(tensor.element_size(), 8)  # a complex128 is two words
+    size: int = tensor.element_size()
+    return min(size, 8)  # a complex128 is two words

@@ -109,6 +109,7 @@ class _Tracer:
         unknown = [slot for slot in sorted(static) if op.inputs[slot] not in self.static]
         bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
+        function: Callable[..., tuple[torch.Tensor, ...]]
         function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
         arguments = self.arguments(keys)
         if self.measures and self._is_constant_product(op, arguments):
