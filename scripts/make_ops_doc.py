@@ -35,7 +35,8 @@ on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says w
 
 
 def page(lowerings: Mapping[str, Lowering]) -> str:
-    """The whole file."""
+    """The whole file. Ops that the engine makes itself are left out: no model has them."""
+    lowerings = {op: lowering for op, lowering in lowerings.items() if not lowering.own}
     head = HEAD.format(
         count=len(lowerings), own=len(BY_THE_ENGINE), engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE))
     )

@@ -158,10 +158,22 @@ def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
         assert running.wait() == 0
 
 
+def hear_control_c() -> None:
+    """What runs in the background of a script, as this suite may, is started deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.tf
 def test_control_c_ends_a_bench_with_130() -> None:
     command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", "--duration", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=hear_control_c,
+    ) as running:
         time.sleep(6)
         running.send_signal(signal.SIGINT)  # on a busy machine this may be in the middle of TensorFlow's import
         try:
@@ -177,6 +189,7 @@ def test_control_c_ends_a_bench_with_130() -> None:
 
 SWALLOWED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from msplit import formats
 from msplit.cli import main
 

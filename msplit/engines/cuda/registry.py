@@ -73,6 +73,7 @@ class Lowering:
         static: Positions of the inputs that come as NumPy arrays, known before the run.
         dynamic: The output's shape depends on values: eager only, never captured.
         shape_only: The result depends only on its input's shape and dtype, so that it is known before the run (Shape, Size, Rank).
+        own: The engine makes this op of several nodes: no file has it.
         file: Module that defines it, for the documentation.
     """
 
@@ -81,6 +82,7 @@ class Lowering:
     static: tuple[int, ...] = ()
     dynamic: bool = False
     shape_only: bool = False
+    own: bool = False
     file: str = ""
 
     @property
@@ -93,7 +95,7 @@ _TABLE: dict[str, Lowering] = {}
 
 
 def lowering(
-    *ops: str, static: tuple[int, ...] = (), dynamic: bool = False, shape_only: bool = False
+    *ops: str, static: tuple[int, ...] = (), dynamic: bool = False, shape_only: bool = False, own: bool = False
 ) -> Callable[[LoweringFunction], LoweringFunction]:
     """Registers the function as the lowering of the named ops. Registering an op twice is an error."""
 
@@ -101,7 +103,7 @@ def lowering(
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
-            _TABLE[op] = Lowering(op, function, static, dynamic, shape_only, function.__module__)
+            _TABLE[op] = Lowering(op, function, static, dynamic, shape_only, own, function.__module__)
         return function
 
     return register

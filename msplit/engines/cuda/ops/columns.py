@@ -17,7 +17,7 @@ from msplit.engines.cuda.tensors import torch_dtype
 from msplit.engines.cuda.triton_here import can_compile
 
 
-@lowering("_Columns")
+@lowering("_Columns", own=True)
 def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""
     spec: Columns = node.attrs["columns"]

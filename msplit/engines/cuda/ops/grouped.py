@@ -15,7 +15,7 @@ from msplit.engines.cuda.triton_here import can_compile
 _ALPHA = 0.20000000298023224
 
 
-@lowering("_GroupedMatMul")
+@lowering("_GroupedMatMul", own=True)
 def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
     """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul.
 
@@ -49,7 +49,7 @@ def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched.Laye
     return batched.Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
 
 
-@lowering("_GroupedLookup")
+@lowering("_GroupedLookup", own=True)
 def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
     """Rows of several tables below each other: what `--group` makes of lookups. An id outside of its own table is out of range."""
     _own(node)

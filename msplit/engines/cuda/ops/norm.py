@@ -97,7 +97,7 @@ def normalize(
     return y if first else y.movedim(1, -1)
 
 
-@lowering("_LayerNorm")
+@lowering("_LayerNorm", own=True)
 def layer_norm(node: Node, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     """Normalization of each row along the last axis, as `rewrites.layer_norm` finds it."""
     return F.layer_norm(x, (x.shape[-1],), gamma, beta, node.attrs["epsilon"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
 
 
-@lowering("_FusedPointwise")
+@lowering("_FusedPointwise", own=True)
 def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
     """What fusion makes of a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
     run = node.get("kernel") or node.get("body")
