@@ -7,7 +7,7 @@ is asked for. Ops that are not in the table are custom ops or functions: every q
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -88,6 +88,27 @@ class Kernel:
         return True
 
 
+class _Filled(Mapping[str, Any]):
+    """Attributes, and behind them the defaults of those that are not there."""
+
+    __slots__ = ("_attrs", "_defaults")
+
+    def __init__(self, attrs: Attrs, defaults: Attrs) -> None:
+        self._attrs, self._defaults = attrs, defaults
+
+    def __getitem__(self, key: str) -> Any:
+        return self._attrs[key] if key in self._attrs else self._defaults[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._attrs.get(key) if key in self._attrs else self._defaults.get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._defaults, **dict.fromkeys(self._attrs)})
+
+    def __len__(self) -> int:
+        return len(self._defaults.keys() | self._attrs.keys())
+
+
 @dataclass(frozen=True)
 class OpInfo:
     """An op.
@@ -111,8 +132,11 @@ class OpInfo:
     defaults: Attrs = field(default_factory=dict)
 
     def filled(self, attrs: Attrs) -> Attrs:
-        """The attributes of a node with the defaults of those it leaves out."""
-        return {**self.defaults, **attrs} if self.defaults else attrs
+        """The attributes of a node with the defaults of those it leaves out.
+
+        Only what somebody asks for is decoded: a node may carry a list of a million sizes that says nothing about its types.
+        """
+        return _Filled(attrs, self.defaults) if self.defaults else attrs
 
 
 def version() -> str:
@@ -178,20 +202,27 @@ def output_port(op: str, attrs: Attrs, arg_name: str, index: int) -> int | None:
     Returns:
         The port, or None for an unknown op, no such argument, or an index past its end.
     """
+    ports = output_ports(op, attrs, arg_name)
+    return None if ports is None or (ports[1] is not None and index >= ports[1]) else ports[0] + index
+
+
+def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None] | None:
+    """First port of an output argument and how many it has, None for any number that the attributes do not say.
+
+    Returns:
+        The ports, or None for an unknown op, no such argument, or one behind another of unknown size.
+    """
     info = lookup(op)
     if info is None:
         return None
-    if index == 0 and len(info.outputs) == 1 and info.outputs[0].name == arg_name and not info.outputs[0].number_attr:
-        return 0  # almost every op; spares filling in the defaults
     filled = info.filled(attrs)
     port = 0
     for arg in info.outputs:
         count = arg.count(filled)
-        if count is None:
-            # The last argument may hold any number: the port does not hang on it.
-            return port + index if arg.name == arg_name else None
         if arg.name == arg_name:
-            return port + index if index < count else None
+            return port, count
+        if count is None:
+            return None
         port += count
     return None
 

@@ -77,7 +77,8 @@ def shape_tuple(shape: Any) -> tuple[int | None, ...] | None:
     """A TensorShapeProto as sizes, None for an unknown size and None alone for unknown rank."""
     if shape.unknown_rank:
         return None
-    return tuple(dim.size if dim.size >= 0 else None for dim in shape.dim)
+    # A list: a hostile graph has a million dimensions.
+    return tuple([size if (size := dim.size) >= 0 else None for dim in shape.dim])
 
 
 def plain(value: Any) -> Any:

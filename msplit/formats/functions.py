@@ -145,18 +145,26 @@ class _Ports:
         self._first = first
         self._library = library
         self._mentioned: dict[int, dict[str, int]] = {}
+        self._known: dict[tuple[int, str], tuple[int, int | None] | None] = {}
+        self._results: dict[str, dict[str, int]] = {}
 
     def of(self, node: int, argument: str, position: int) -> int | str:
         """Port of a tensor of an output argument, or what is wrong."""
         encoded = self._nodes[node - self._first]
         op = encoded.op
-        results = self._library.output_arguments(op)
-        if results is not None:
-            return (
-                results.index(argument) + position if argument in results else "names an output that its node has not"
-            )
+        if op in self._library:
+            if op not in self._results:
+                arguments = self._library.output_arguments(op) or ()
+                self._results[op] = dict(zip(reversed(arguments), reversed(range(len(arguments))), strict=True))
+            first = self._results[op].get(argument)
+            return "names an output that its node has not" if first is None else first + position
         if optable.lookup(op) is not None:
-            port = optable.output_port(op, NodeAttrs(encoded.attr), argument, position)
-            return "names an output that its node has not" if port is None else port
+            # Kept, because the attributes that say it may be long lists, and a thousand inputs may name one output.
+            if (node, argument) not in self._known:
+                self._known[node, argument] = optable.output_ports(op, NodeAttrs(encoded.attr), argument)
+            ports = self._known[node, argument]
+            if ports is None or (ports[1] is not None and position >= ports[1]):
+                return "names an output that its node has not"
+            return ports[0] + position
         order = self._mentioned.setdefault(node, {})
         return order.setdefault(argument, len(order)) * self._APART + position

@@ -104,6 +104,37 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert result.codes[0] == 0
 
 
+def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(tmp_path: Path) -> None:
+    message = proto.graph_pb2.GraphDef()
+    function = message.library.function.add()
+    function.signature.name = "f"
+    node = function.node_def.add(name="n", op="Unpack")
+    for _ in range(300):
+        shape = node.attr["_output_shapes"].list.shape.add()
+        for _ in range(300):
+            shape.dim.add(size=1)
+    node.attr["num"].i = 2
+    function.node_def.add(name="m", op="AddN", input=["n:output:1"] * 1000)
+    message.node.add(name="x", op="NoOp")
+    result = run(Case("sizes", message.SerializeToString()), tmp_path / "case")
+    assert result.problem == ""
+    assert result.seconds < 0.5
+
+
+def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp_path: Path) -> None:
+    message = proto.graph_pb2.GraphDef()
+    for name in ("f", "g"):
+        message.library.function.add().signature.name = name
+    for number in range(10_000):
+        message.library.function[1].signature.output_arg.add(name=f"r{number}", type=1)
+    message.library.function[0].node_def.add(name="n", op="g")
+    message.library.function[0].node_def.add(name="m", op="AddN", input=["n:r9999:0"] * 1000)
+    message.node.add(name="x", op="NoOp")
+    result = run(Case("results", message.SerializeToString()), tmp_path / "case")
+    assert result.problem == ""
+    assert result.seconds < 0.5
+
+
 FILES: dict[str, tuple[str, bytes]] = {
     "five thousand rules": ("rules.yaml", (RULES + "  - branch\n" * 5000).encode()),
     "a stream id of a megabyte": ("streams.txt", b"9" * 1_000_000 + b":a"),
