@@ -281,7 +281,7 @@ def page(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
             ABOUT,
             "",
             table(rows),
-            f"Machine: {machine}. Commit {str(about.get('commit'))[:7]}. Raw times: `h200/schedulers*.json.gz`. Made by",
+            f"Machine: {machine}. Commit {str(about.get('commit'))[:7]}. Raw times: `schedulers/*.json.gz`. Made by",
             "",
             "    " + " ".join(["python", *about.get("command", [])]),
             "",
