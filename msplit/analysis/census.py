@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from msplit.graph import Graph, Ints, TensorValue
 
 _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "KvVarHandleOp"})
 _BITS = {"bool": 8, "half": 16, "bfloat16": 16, "resource": 0, "variant": 0, "string": 0}
+_SIZE_OF_TYPE = re.compile(r"[a-z]+([0-9]{1,3})(?![0-9])")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def parameters(graph: Graph) -> tuple[Parameter, ...]:
                 found.append(_parameter(graph.names[node], op, value.dtype, value.shape))
         elif op in _VARIABLES:
             attrs = graph.attrs[node]
-            shape, dtype = attrs.get("shape"), str(attrs.get("dtype", ""))
+            shape, said = attrs.get("shape"), attrs.get("dtype", "")
+            dtype = said if isinstance(said, str) else ""
             known = None
             if isinstance(shape, tuple) and all(type(size) is int for size in shape):
                 known = shape
@@ -140,8 +143,8 @@ def parameters(graph: Graph) -> tuple[Parameter, ...]:
 
 
 def _parameter(name: str, kind: str, dtype: str, shape: tuple[int, ...] | None) -> Parameter:
-    digits = "".join(filter(str.isdigit, dtype))
-    bits = _BITS.get(dtype, int(digits) if digits else 32)
+    size_of_type = _SIZE_OF_TYPE.match(dtype)
+    bits = _BITS.get(dtype, int(size_of_type[1]) if size_of_type else 32)
     # A damaged file may claim any number of axes of any length.
     size = 0 if shape is None or len(shape) > _MAX_AXES else min(math.prod(shape) * bits // 8, _MAX_BYTES)
     return Parameter(name, kind, dtype, shape, size)

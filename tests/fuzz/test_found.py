@@ -66,6 +66,9 @@ def small() -> bytes:
 
 MODELS = {
     "type of a reference is a number": graph(("v", "VariableV2", [], {"dtype": number(3)}), ("y", "Relu", ["v"], {})),
+    "type of a variable is ten thousand numbers": graph(
+        ("v", "VariableV2", [], {"dtype": numbers(*range(10_000))}), ("y", "Relu", ["v"], {})
+    ),
     "types of a list are numbers": graph(
         ("v", "VariableV2", [], {}), ("y", "IdentityN", ["v", "v"], {"T": numbers(1, 2)}), ("z", "Relu", ["y"], {})
     ),
