@@ -316,7 +316,8 @@ def save_plan(flat: FlatGraph, tuned: Tuned, path: Path, *, force: bool = False)
         WriteError: It can not be written.
     """
     stored = tuned.options["plan"]
-    data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, made_for=tuned.made_for)
+    groups = [(group.kind, group.nodes, group.stream) for group in stored.groups]
+    data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, groups=groups, made_for=tuned.made_for)
     formats.write_bytes_atomic(path, (json.dumps(data, indent=1) + "\n").encode(), force=force)
 
 

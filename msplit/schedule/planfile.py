@@ -6,9 +6,11 @@
      "fork": ["y/MatMul"], "join": [],                   see `plan.Plan`
      "edges": 3, "merged_waits": 2,
      "kernels": [["x/MatMul", 0, 0], …],                 optional, of a tuned plan: the engine's own record order, see `PlanFile`
+     "groups": [{"kind": "fused", "nodes": ["x/Relu", "x/Mul"], "stream": 0}, …],    optional, of a tuned plan: who shares a kernel
      "made_for": {"gpu": "h200", "batch": 128}}
 
-A file may come from anybody: it is bounded in size, and every mistake in it is an error that says where it is.
+`docs/schemas/plan.json` describes them. A file may come from anybody: it is bounded in size, and every mistake in it is an error that
+says where it is.
 """
 
 from __future__ import annotations
@@ -47,9 +49,28 @@ _KEYS = (
     "edges",
     "merged_waits",
     "kernels",
+    "groups",
     "made_for",
 )
+KINDS = ("fused", "grouped", "fused and grouped", "columns", "library")
+"""Of groups; see `engines.cuda.steps.Group`."""
+
 _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes whose work one kernel does: they have one stream.
+
+    Attributes:
+        kind: One of `KINDS`.
+        nodes: Two or more.
+        stream: Where the kernel runs.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    stream: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,7 @@ class PlanFile:
         merged_waits: See `Plan`.
         kernels: The order in which the cuda engine records: (node, which of that node's kernels, stream). A kernel that does the work of
             several nodes belongs to the first of them. Empty where the plan does not say; then the engine orders for itself.
+        groups: Nodes that share a kernel. Nothing runs by them: they say what the kernels do.
         made_for: What else it depends on, such as the GPU and the batch.
     """
 
@@ -81,6 +103,7 @@ class PlanFile:
     edges: int = 0
     merged_waits: int = 0
     kernels: tuple[tuple[str, int, int], ...] = ()
+    groups: tuple[Group, ...] = ()
     made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, flat: FlatGraph) -> tuple[Plan, tuple[str, ...]]:
@@ -103,6 +126,7 @@ class PlanFile:
             *(name for pair in self.waits for name in pair),
             *self.fork,
             *self.join,
+            *(name for group in self.groups for name in group.nodes),
         )
         unknown = tuple(dict.fromkeys(name for name in named if name not in index))
 
@@ -128,6 +152,7 @@ def dump(
     flat: FlatGraph,
     *,
     kernels: Sequence[tuple[int, int, int]] = (),
+    groups: Sequence[tuple[str, Sequence[int], int]] = (),
     made_for: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A plan as plain data for JSON.
@@ -136,9 +161,16 @@ def dump(
         plan: Over the nodes of `flat`.
         flat: The graph.
         kernels: See `PlanFile`, with numbers of nodes in place of names.
+        groups: Kind, nodes and stream of each group. Host nodes have no stream, so they are left out.
         made_for: What else the plan depends on, such as the GPU and the batch; plain data.
     """
     names = flat.graph.names
+    placed = [(kind, [node for node in nodes if not flat.host[node]], lane) for kind, nodes, lane in groups]
+    shared = [
+        {"kind": kind, "nodes": [names[node] for node in nodes], "stream": lane}
+        for kind, nodes, lane in placed
+        if len(nodes) > 1
+    ]
 
     def named(nodes: Ints) -> list[str]:
         return [names[node] for node in nodes.tolist()]
@@ -158,6 +190,7 @@ def dump(
         "edges": plan.edges,
         "merged_waits": plan.merged_waits,
         **({"kernels": [[names[node], index, lane] for node, index, lane in kernels]} if kernels else {}),
+        **({"groups": shared} if shared else {}),
         "made_for": dict(made_for or {}),
     }
 
@@ -200,11 +233,14 @@ def parse(text: str, source: str) -> PlanFile:
         raise MsplitError(f"the plan is not valid JSON: {reason}", where=f"{source}{line}", fix=_FIX) from None
     if not isinstance(data, dict):
         raise _wrong("the plan is not an object", source)
+    if data.get("kind") != KIND:
+        raise _wrong("this is not a plan", source)
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise _wrong(f"this is not a plan of version {SCHEMA_VERSION}, but of {json.dumps(version):.20}", source)
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
         raise _wrong(f"a plan has no key {unknown[0]!r}", source)
-    if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
-        raise _wrong(f"this is not a plan of version {SCHEMA_VERSION}", source)
     streams = _count(data, "streams", source)
     if streams > MAX_STREAMS:
         raise _wrong(f"`streams` is {streams}; there are {MAX_STREAMS} at most", source)
@@ -222,6 +258,7 @@ def parse(text: str, source: str) -> PlanFile:
         edges=_count(data, "edges", source),
         merged_waits=_count(data, "merged_waits", source),
         kernels=_kernels(data, streams, source),
+        groups=_groups(data, streams, source),
         made_for=made_for,
     )
 
@@ -258,6 +295,30 @@ def _kernels(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[
             raise _wrong(f"`kernels` entry {place}: kernel {index} of node '{name}' is there twice", source)
         kernels[name, index] = lane
     return tuple((name, index, lane) for (name, index), lane in kernels.items())
+
+
+def _groups(data: Mapping[str, Any], streams: int, source: str) -> tuple[Group, ...]:
+    groups = []
+    for place, entry in enumerate(_list(data, "groups", source)):
+        match entry:
+            case {"kind": str(kind), "nodes": [str(), str(), *_] as nodes, "stream": int(lane), **rest}:
+                pass
+            case _:
+                raise _wrong(
+                    f'`groups` entry {place} is not {{"kind": …, "nodes": [two or more], "stream": …}}', source
+                )
+        if rest or isinstance(lane, bool) or not all(isinstance(name, str) for name in nodes):
+            raise _wrong(
+                f"`groups` entry {place}: `nodes` are names, `stream` is a number, and there is no more", source
+            )
+        if kind not in KINDS:
+            raise _wrong(f"`groups` entry {place}: `kind` is one of {', '.join(KINDS)}", source)
+        if not 0 <= lane < streams:
+            raise _wrong(f"`groups` entry {place}: it is on stream {lane}, but `streams` is {streams}", source)
+        if len(set(nodes)) < len(nodes):
+            raise _wrong(f"`groups` entry {place}: a node is there twice", source)
+        groups.append(Group(kind, tuple(nodes), lane))
+    return tuple(groups)
 
 
 def _waits(data: Mapping[str, Any], source: str) -> tuple[tuple[str, str], ...]:

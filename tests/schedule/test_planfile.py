@@ -1,7 +1,9 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from msplit import cost, rules
 from msplit.dag import Dag
@@ -14,6 +16,7 @@ from msplit.schedule.order import record_order
 from msplit.schedule.plan import make_plan
 from tests.graphs import parse
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "plan.json").read_text("utf-8"))
 FORK = "x:Placeholder; a:MatMul(x)@9us; b:MatMul(x)@8us; c:MatMul(b)@7us; j:AddV2(a,c)@2us"
 
 
@@ -50,6 +53,38 @@ def test_the_order_of_kernels_comes_back_as_it_was():
     index = flat.graph.index
     assert [(index[name], number, lane) for name, number, lane in found.kernels] == kernels
     assert planfile.parse(text(planfile.dump(plan, flat)), "p.json").kernels == ()
+
+
+def test_groups_come_back_as_they_were_without_host_nodes():
+    flat, costs = parse(FORK + "; s:StringJoin(x) host")
+    plan = plan_of(flat, costs, np.asarray([0, 0, 1, 1, 0, 0], np.int32))
+    host = flat.graph.index["s"]
+    groups = [("fused", (2, 3), 1), ("grouped", (4, host, 1), 0), ("library", (4, host), 0)]
+    data = planfile.dump(plan, flat, groups=groups)
+    assert planfile.parse(text(data), "p.json").groups == (
+        planfile.Group("fused", ("b", "c"), 1),
+        planfile.Group("grouped", ("j", "a"), 0),
+    )
+    Draft202012Validator(SCHEMA).validate(data)
+    assert "groups" not in planfile.dump(plan, flat)
+    assert planfile.parse(text(planfile.dump(plan, flat)), "p.json").groups == ()
+
+
+def test_the_schema_describes_what_is_written_and_no_more():
+    flat, plan = fork()
+    data = planfile.dump(plan, flat, kernels=[(1, 0, 0), (2, 0, 1)], made_for={"gpu": "h200", "batch": 2})
+    validator = Draft202012Validator(SCHEMA)
+    validator.validate(data)
+    assert set(SCHEMA["properties"]) == {*data, "groups"}
+    assert SCHEMA["properties"]["groups"]["items"]["properties"]["kind"]["enum"] == list(planfile.KINDS)
+    for change in ({"schema_version": 2}, {"kind": "profile"}, {"groups": [{"kind": "fused"}]}, {"strems": 2}):
+        assert not validator.is_valid({**data, **change})
+
+
+def test_a_plan_of_another_version_says_which():
+    flat, plan = fork()
+    with pytest.raises(MsplitError, match="not a plan of version 1, but of 2"):
+        planfile.parse(text({**planfile.dump(plan, flat), "schema_version": 2, "lanes": []}), "p.json")
 
 
 def test_a_plan_of_a_sample_is_proven_after_a_round_trip_and_knows_its_graph():
@@ -94,6 +129,16 @@ def test_names_that_the_graph_lacks_are_left_out_and_told():
         ({"kernels": [["a", 0, 2]]}, "no stream 2"),
         ({"kernels": [["a", -1, 0]]}, "no kernel -1"),
         ({"kernels": [["a", 0, 0], ["a", 0, 1]]}, "there twice"),
+        ({"groups": {"fused": ["a", "b"]}}, "`groups` is not a list"),
+        ({"groups": [["a", "b"]]}, "`groups` entry 0 is not"),
+        ({"groups": [{"kind": "fused", "nodes": ["a"], "stream": 0}]}, "entry 0 is not"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b"]}]}, "entry 0 is not"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b", 3], "stream": 0}]}, "`nodes` are names"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": True}]}, "`stream` is a number"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": 0, "size": 2}]}, "there is no more"),
+        ({"groups": [{"kind": "joined", "nodes": ["a", "b"], "stream": 0}]}, "one of fused, grouped"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": 2}]}, "on stream 2, but `streams` is 2"),
+        ({"groups": [{"kind": "fused", "nodes": ["a", "b", "a"], "stream": 0}]}, "there twice"),
     ],
 )
 def test_mistakes_are_named(change, why):

@@ -6,15 +6,32 @@ need several steps, so a stored plan says which node's how-manieth step comes wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.engines.cuda.program import Program
+from msplit.engines.cuda.fusion.contract import FUSED
+from msplit.engines.cuda.program import Op, Program
 from msplit.graph import Ints
 from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes whose work one kernel does.
+
+    Attributes:
+        kind: ``"fused"``: pointwise ops that one compiled kernel does; ``"grouped"``: alike nodes of several branches, side by side;
+            ``"fused and grouped"``: pointwise ops of several branches; ``"columns"``: lookups of several embedding columns;
+            ``"library"``: one of a library's kernels with its epilogue, or another rewrite of several nodes to one.
+        nodes: Flat nodes, the one first whose stream decides.
+        stream: Where it runs.
+    """
+
+    kind: str
+    nodes: tuple[int, ...]
+    stream: int
 
 
 @dataclass(frozen=True)
@@ -23,9 +40,11 @@ class StoredPlan:
 
     Attributes:
         kernels: In record order: (flat node, which of that node's steps, stream). A step belongs to the first node that it covers.
+        groups: Nodes that share a kernel, in record order. Nothing runs by them: they say what `kernels` does.
     """
 
     kernels: tuple[tuple[int, int, int], ...]
+    groups: tuple[Group, ...] = ()
 
 
 def named_steps(program: Program) -> list[tuple[int, int]]:
@@ -43,7 +62,27 @@ def named_steps(program: Program) -> list[tuple[int, int]]:
 def store(program: Program, plan: Plan) -> StoredPlan:
     """A plan of the program's steps, to be kept."""
     names = named_steps(program)
-    return StoredPlan(tuple((*names[step], int(plan.stream[step])) for step in plan.order.tolist()))
+    kernels = tuple((*names[step], int(plan.stream[step])) for step in plan.order.tolist())
+    return StoredPlan(kernels, groups_of(program, plan))
+
+
+def groups_of(program: Program, plan: Plan) -> tuple[Group, ...]:
+    """Nodes that share a kernel, in record order, each set of them once (they may need several kernels)."""
+    groups: dict[Group, None] = {}
+    for step in plan.order.tolist():
+        op = program.steps[step].op
+        nodes = tuple(dict.fromkeys(op.covers))
+        if len(nodes) > 1:
+            groups[Group(_kind(op), nodes, int(plan.stream[step]))] = None
+    return tuple(groups)
+
+
+def _kind(op: Op) -> str:
+    if op.op == "_Columns":
+        return "columns"
+    if op.members > 1:
+        return "fused and grouped" if op.op == FUSED else "grouped"
+    return "fused" if op.op == FUSED else "library"
 
 
 def restore(program: Program, stored: StoredPlan) -> Plan | None:
@@ -79,25 +118,39 @@ def ids_of(program: Program, lanes: Ints, nodes: int) -> Ints:
 
 
 def ties(program: Program, groups: Ints) -> Ints:
-    """Per step a group that must share a stream, or -1: steps of one node, and of nodes that are tied.
+    """Per step a group that must share a stream, or -1: steps that work for one node, and for nodes that are tied.
+
+    So every node has one stream, and all nodes that share a kernel have the same.
 
     Args:
         program: The steps.
         groups: Per flat node its group, -1 for a node on its own.
     """
-    first = [step.op.covers[0] for step in program.steps]
     count = int(groups.max(initial=-1)) + 1
-    several = {
-        node for node, _ in _repeated(node for node, step in zip(first, program.steps, strict=True) if step.launches)
-    }
-    return np.asarray(
-        [int(groups[node]) if groups[node] >= 0 else count + node if node in several else -1 for node in first],
-        np.int32,
-    )
+
+    def keys(node: int) -> list[int]:
+        group = int(groups[node]) if node < len(groups) else -1
+        return [count + node] if group < 0 else [group, count + node]
+
+    leader = list(range(len(program.steps)))
+    first: dict[int, int] = {}  # group, or count of groups + node -> a launching step that works for it
+    for number, step in enumerate(program.steps):
+        for key in [key for node in step.op.covers for key in keys(node)] if step.launches else ():
+            one, other = _find(leader, first.setdefault(key, number)), _find(leader, number)
+            leader[max(one, other)] = min(one, other)
+    launching = np.asarray([step.launches for step in program.steps], np.bool_)
+    found = np.asarray([_find(leader, number) for number in range(len(leader))], np.int32)
+    for number in np.flatnonzero(~launching).tolist():  # what launches nothing goes with the rest of its node
+        beside = [first[key] for key in keys(program.steps[number].op.covers[0]) if key in first]
+        found[number] = found[beside[0]] if beside else number
+    alone = np.bincount(found[launching], minlength=len(leader))[found] < 2
+    tie = np.unique(np.where(alone, -1, found), return_inverse=True)[1] - int(alone.any())
+    return np.asarray(tie, np.int32)
 
 
-def _repeated(items: Iterable[int]) -> list[tuple[int, int]]:
-    counts: dict[int, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return [(item, count) for item, count in counts.items() if count > 1]
+def _find(leader: list[int], number: int) -> int:
+    """The first of those that are tied to a step (union-find; paths are halved on the way)."""
+    while leader[number] != number:
+        leader[number] = leader[leader[number]]
+        number = leader[number]
+    return number

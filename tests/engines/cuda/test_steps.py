@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from msplit.engines.cuda import steps
 from msplit.engines.cuda.engine import ENGINE, plan_for
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.measure.inputs import make_inputs
+from msplit.schedule.order import topological
+from msplit.schedule.plan import make_plan
 from tests.engines.cuda.cases import SAMPLES, job, program_of, scattered
 
 MODELS = ["mmoe_small.pb", "lstm_small.pb", "towers_small.pb", "keras_inception"]
@@ -59,6 +62,80 @@ def test_steps_of_tied_nodes_are_tied():
     tie = steps.ties(program, groups)
     tied = {program.steps[number].op.covers[0] for number in np.flatnonzero(tie == 0)}
     assert tied == {first, second}
+
+
+LARGER = [{"fuse": True}, {"group": True}, {"fuse": True, "group": True}]
+
+
+def larger(name, options):
+    flat, feeds = load(name)
+    made = job(flat, feeds)
+    made = replace(made, options={**made.options, **options})
+    return flat, ENGINE.prepared(made, torch.device("cpu")).program
+
+
+@pytest.mark.parametrize("options", LARGER, ids=lambda options: "+".join(options))
+@pytest.mark.parametrize("name", MODELS)
+def test_nodes_that_share_a_kernel_share_a_stream_and_are_listed(name, options):
+    flat, program = larger(name, options)
+    tie = steps.ties(program, np.full(len(flat), -1, np.int32))
+    launching = np.asarray([step.launches for step in program.steps])
+    # As many streams as can be: every tie, and every step without one, on its own.
+    own = np.where(tie >= 0, tie, len(tie) + np.arange(len(tie)))
+    lanes = np.where(launching, np.unique(own, return_inverse=True)[1] % 7, -1).astype(np.int32)
+    order = topological(program.dag, np.zeros(len(program.steps)))
+    used = np.unique(lanes[launching])
+    plan = make_plan(program.dag, np.where(launching, np.searchsorted(used, lanes), -1).astype(np.int32), order)
+    ids = steps.ids_of(program, plan.stream, len(flat))
+    stored = steps.store(program, plan)
+    assert stored.groups
+    for group in stored.groups:
+        assert {int(ids[node]) for node in group.nodes} == {group.stream}
+    shared = {tuple(step.op.covers) for step in program.steps if step.launches and len(step.op.covers) > 1}
+    assert {group.nodes for group in stored.groups} == {tuple(dict.fromkeys(covers)) for covers in shared}
+
+
+def test_groups_are_called_by_what_they_are():
+    kinds = {
+        name: {option: {group.kind for group in groups_of(name, {option: True})} for option in ("fuse", "group")}
+        for name in ("towers_small.pb", "lstm_small.pb")
+    }
+    assert kinds["towers_small.pb"] == {"fuse": {"library"}, "group": {"library", "columns", "grouped"}}
+    assert kinds["lstm_small.pb"] == {"fuse": {"library", "fused"}, "group": {"library", "grouped"}}
+    both = groups_of("lstm_small.pb", {"fuse": True, "group": True})
+    (first, *_) = [group for group in both if group.kind == "fused and grouped"]
+    flat, _ = load("lstm_small.pb")
+    assert {flat.graph.names[node].rpartition("/")[0] for node in first.nodes} == {"layer_0/step_1", "layer_1/step_0"}
+
+
+def groups_of(name, options):
+    flat, program = larger(name, options)
+    return steps.store(program, plan_for(program, np.zeros(len(flat), np.int32), None)).groups
+
+
+def test_a_fused_kernel_does_not_go_by_a_node_that_another_kernel_computes():
+    # Grouping adds copies and views in front of the next wavefront's products; fusion takes them into the cells behind which they stand.
+    flat, program = larger("lstm_small.pb", {"fuse": True, "group": True})
+    owner = {}
+    for step in program.steps:
+        if step.launches:
+            for node in step.op.covers:
+                assert owner.setdefault(node, step) is step, flat.graph.names[node]
+    products = [node for node, op in enumerate(flat.graph.ops) if op == "MatMul" and node in owner]
+    assert products
+    assert all("MatMul" in owner[node].op.op for node in products)
+
+
+def test_steps_that_work_for_one_node_are_tied_whichever_node_they_go_by():
+    flat, program = larger("mmoe_small.pb", {"fuse": True})
+    launching = [number for number, step in enumerate(program.steps) if step.launches]
+    one, other = launching[0], launching[-1]
+    groups = np.full(len(flat), -1, np.int32)
+    assert (steps.ties(program, groups)[[one, other]] == -1).all()
+    groups[[program.steps[one].op.covers[-1], program.steps[other].op.covers[-1]]] = 0
+    tie = steps.ties(program, groups)
+    assert tie[one] == tie[other] >= 0
+    assert set(np.flatnonzero(tie >= 0)) & set(launching) == {one, other}
 
 
 def test_a_plan_of_other_steps_does_not_fit():

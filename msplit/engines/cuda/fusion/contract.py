@@ -128,6 +128,20 @@ class _Maker:
         self.calls.append(Call(op.op, op.attrs, tuple(arguments)))
 
 
+def _doers(source: Source) -> dict[int, int]:
+    """Per flat node the op that does its work, of those that have it among their `covers`.
+
+    Others only help: copies and views that rewrites and merges add have the one node for whose op they were added.
+    """
+    best: dict[int, tuple[tuple[bool, bool, int], int]] = {}
+    for number, op in source.ops.items():
+        for node in op.covers:
+            rank = (op.op in VIEWS, op.node != node, -len(op.covers))
+            if node not in best or rank < best[node][0]:
+                best[node] = rank, number
+    return {node: number for node, (_, number) in best.items()}
+
+
 def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict[Key, Key]:
     """Puts one op in the place of each group.
 
@@ -141,12 +155,17 @@ def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict
     names: dict[Key, Key] = {}
     fused: dict[int, Op] = {}  # last member -> op
     gone: set[int] = set()
+    doer = _doers(source)
     for made, kernel in outlines:
         ops = [source.ops[number] for number in made.group.members]
         computing = [op for op in ops if op.op not in VIEWS]
         last = computing[-1]
-        # It runs where its last op was to run: that is where its result is wanted.
-        covers = [*last.covers, *(node for op in ops if op is not last for node in op.covers)]
+        # It runs where its last op was to run: that is where its result is wanted. A copy or a view that was added for an op
+        # elsewhere goes by the name of that op's node, whose work is not done here.
+        inside = set(made.group.members)
+        own = [node for op in [*computing[::-1], *ops] for node in op.covers if doer[node] in inside]
+        first = [node for op in computing[::-1] for node in op.covers if doer[node] in inside][:1]
+        covers = list(dict.fromkeys([*first, *own])) or [last.covers[0]]
         number = source.fresh()
         attrs = {"body": made.body, "kernel": kernel}
         members = max(op.members for op in computing)
