@@ -163,6 +163,24 @@ class Graph:
         search: Callable[[str], list[int]] | None = getattr(self.attrs, "nodes_with", None)
         return search(key) if search else [node for node, attrs in enumerate(self.attrs) if key in attrs]
 
+    @cached_property
+    def kind(self) -> Ints:
+        """Per node a number: nodes of the same number have the same op and the same attributes, but for the values of constants.
+
+        What follows from op and types alone is found once per kind and not once per node. Nodes that nobody has compared have a kind of
+        their own.
+        """
+        told: Callable[[], Sequence[int]] | None = getattr(self.attrs, "kinds", None)
+        return np.asarray(range(len(self)) if told is None else told(), dtype=np.int32)
+
+    def per_kind(self) -> tuple[Ints, Ints]:
+        """A node of each kind, the first, in the order of the graph; and per node which of them is of its kind."""
+        _, first, of = np.unique(self.kind, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return first[order].astype(np.int32), place[of]
+
     def calls(self) -> list[tuple[int, str]]:
         """(node, function) for every attribute that names a function and every op that is one, ascending.
 

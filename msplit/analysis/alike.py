@@ -143,6 +143,8 @@ class _Forms:
 
     def __init__(self, flat: FlatGraph, shapes: Shapes) -> None:
         self._flat, self._shapes = flat, shapes
+        self._kinds = flat.graph.kind.tolist()
+        self._attributes: dict[int, Signature] = {}
 
     def divide(self, branches: Iterable[tuple[int, ...]]) -> dict[Signature, list[tuple[int, ...]]]:
         """Branches by form. Those without a known form are left out."""
@@ -168,7 +170,11 @@ class _Forms:
         for size in (*sizes, made):
             if size is None or None in size:
                 return None
-        return op, _attributes(graph.attrs[node]), tuple(sizes), made
+        kind = self._kinds[node]
+        attributes = self._attributes.get(kind)
+        if attributes is None:
+            attributes = self._attributes[kind] = _attributes(graph.attrs[node])
+        return op, attributes, tuple(sizes), made
 
 
 def _attributes(attrs: Mapping[str, Any]) -> Signature:

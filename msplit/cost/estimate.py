@@ -201,10 +201,10 @@ def _lookup(names: list[str], which: Ints, product: Mask, sheet: Gpu) -> Floats:
 def peaks(graph: Graph, sheet: Gpu) -> Floats:
     """Peak operations per µs of each node, by its type and by whether tensor cores run it."""
     names: dict[str, int] = {}
-    which = np.zeros(len(graph), dtype=np.int32)
-    for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
-        given = output_dtypes(op, attrs, 1)
-        which[node] = names.setdefault(given[0] if given else "", len(names))
+    first, of = graph.per_kind()
+    given = [output_dtypes(graph.ops[node], graph.attrs[node], 1) for node in first.tolist()]
+    numbers = [names.setdefault(types[0] if types else "", len(names)) for types in given]
+    which = np.array(numbers, dtype=np.int32)[of]
     product = np.fromiter((op in PRODUCTS for op in graph.ops), np.bool_, len(graph))
     result = _lookup(list(names), which, product, sheet)
     # A loop or a branch holds kernels of many kinds: the fastest keeps the bound a bound.

@@ -117,13 +117,14 @@ def _types(shapes: Shapes, counts: list[int]) -> tuple[list[int], list[bool], li
     floating: list[bool] = []
     first: list[int] = []
     dtypes: dict[str, int] = {"": 0}
-    facts: dict[tuple[tuple[str, ...], int], tuple[list[int], list[bool], int]] = {}
-    for op, attrs, count in zip(graph.ops, graph.attrs, counts, strict=True):
-        given = output_dtypes(op, attrs, count)
-        fact = facts.get((given, count))
+    facts: dict[tuple[int, int], tuple[list[int], list[bool], int]] = {}
+    for node, key in enumerate(zip(graph.kind.tolist(), counts, strict=True)):
+        fact = facts.get(key)
         if fact is None:
+            count = key[1]
+            given = output_dtypes(graph.ops[node], graph.attrs[node], count)
             padded = (*given[:count], *[given[-1] if given else ""] * (count - len(given)))
-            fact = facts[given, count] = (
+            fact = facts[key] = (
                 [itemsize(dtype) if dtype else UNNAMED_ITEMSIZE for dtype in padded],
                 [is_float(dtype) for dtype in padded],
                 dtypes.setdefault(padded[0] if padded else "", len(dtypes)),

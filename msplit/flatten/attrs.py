@@ -43,6 +43,21 @@ class PickedAttrs(Sequence[Mapping[str, Any]]):
         for which, index in zip(self._which.tolist(), self._index.tolist(), strict=True):
             yield sources[which][index]
 
+    def kinds(self) -> list[int]:
+        """Per node a number; nodes of the same number have the same op and the same attributes, but for the values of constants."""
+        told: list[Sequence[int]] = []
+        shifts = []
+        shift = 0
+        for source in self._sources:
+            kinds = getattr(source, "kinds", None)
+            told.append(kinds() if kinds is not None else range(len(source)))
+            shifts.append(shift)
+            shift += max(told[-1], default=-1) + 1
+        return [
+            told[which][index] + shifts[which]
+            for which, index in zip(self._which.tolist(), self._index.tolist(), strict=True)
+        ]
+
     def picked(self, nodes: Ints) -> PickedAttrs:
         """The attributes of some of the nodes."""
         return PickedAttrs(self._sources, self._which[nodes], self._index[nodes])
@@ -77,6 +92,11 @@ class CalledAttrs(Sequence[Mapping[str, Any]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return _CalledNode(self._body[index], self)
+
+    def kinds(self) -> Sequence[int]:
+        """Those of the body: what a call makes of a value hangs on the value alone."""
+        kinds = getattr(self._body, "kinds", None)
+        return range(len(self)) if kinds is None else kinds()
 
     def translate(self, key: str, value: Any) -> Any:
         """A value as it reads in the flat graph: other nodes under their flat names, type parameters filled in."""

@@ -98,22 +98,36 @@ def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
     """Per node the index of its kind in `kinds`, which is filled. Nodes of one op and the same types share a kind."""
     by_key: dict[Any, int] = {}
     asked: dict[str, tuple[str, ...]] = {}
-    which = np.empty(len(graph), np.int32)
-    for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
+
+    def kind_of(node: int, most: int) -> int:
+        op = graph.ops[node]
         names = asked.get(op)
         if names is None:
             names = asked[op] = _asked(op)
-        key: Any = (op, *_types(graph, node, attrs, names)) if names else op
+        key: Any = (op, *_types(graph.attrs[node], names, most)) if names else op
         kind = by_key.get(key)
         if kind is None:
             kind = by_key[key] = len(kinds)
             kinds.append(_side(op, dict(zip(names, key[1:], strict=True)) if names else {}))
-        which[node] = kind
+        return kind
+
+    first, of = graph.per_kind()
+    alike = [kind_of(node, _MANY) for node in first.tolist()]
+    which = np.array(alike, np.int32)[of]
+    # Nodes with more inputs than that may be believed when they claim more.
+    for node in np.flatnonzero(np.diff(graph.in_start) >= _MANY).tolist():
+        which[node] = kind_of(node, len(graph.in_edges(node)) + 1)
     return which
 
 
-def _types(graph: Graph, node: int, attrs: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
-    """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one."""
+def _types(attrs: Mapping[str, Any], names: tuple[str, ...], most: int) -> list[Any]:
+    """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one.
+
+    Args:
+        attrs: The node's attributes.
+        names: Which of them decide.
+        most: The largest number of tensors that is believed, at least `_MANY`.
+    """
     values = [attrs.get(name) for name in names]
     for place, value in enumerate(values):
         if type(value) is str or value is None:
@@ -121,7 +135,7 @@ def _types(graph: Graph, node: int, attrs: Mapping[str, Any], names: tuple[str, 
         if not isinstance(value, str | int | tuple) or (isinstance(value, tuple) and not _all_types(value)):
             values[place] = None
         elif isinstance(value, int) and value > _MANY:
-            values[place] = min(value, max(_MANY, len(graph.in_edges(node)) + 1))
+            values[place] = min(value, most)
     return values
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -90,22 +92,34 @@ def plain(value: Any) -> Any:
 
 
 class NodeAttrs(Mapping[str, Any]):
-    """The attributes of one node or function call; a value is decoded each time it is asked for."""
+    """The attributes of one node or function call; a value is decoded when it is first asked for, and kept.
 
-    __slots__ = ("_encoded",)
+    Nodes whose attributes are equal share one of these (see `AttrTable`).
+    """
+
+    __slots__ = ("_decoded", "_encoded")
 
     def __init__(self, encoded: Any) -> None:
         self._encoded = encoded
+        self._decoded: dict[str, Any] | None = None
 
     def __getitem__(self, key: str) -> Any:
         # Indexing a protobuf map with a key that it lacks would add the key to the message.
         if key not in self._encoded:
             raise KeyError(key)
-        return plain(self._encoded[key])
+        return self.get(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of an attribute, or a default."""
-        return plain(self._encoded[key]) if key in self._encoded else default
+        decoded = self._decoded
+        if decoded is None:
+            decoded = self._decoded = {}
+        elif key in decoded:
+            return decoded[key]
+        if key not in self._encoded:
+            return default
+        value = decoded[key] = plain(self._encoded[key])
+        return value
 
     def __contains__(self, key: object) -> bool:
         return key in self._encoded
@@ -121,11 +135,66 @@ class NodeAttrs(Mapping[str, Any]):
         return repr(dict(self))
 
 
+@dataclass(frozen=True, eq=False)
+class _Kinds:
+    """What one look at every node of a message finds; see `AttrTable`.
+
+    Attributes:
+        attrs: Per node its attributes.
+        of: Per node its kind: nodes of one kind have the same op and the same attributes, but for the values of constants.
+        keys: Per kind the names of its attributes.
+        functions: Per kind the functions that its attributes name, by attribute.
+    """
+
+    attrs: list[NodeAttrs]
+    of: list[int]
+    keys: list[frozenset[str]]
+    functions: list[tuple[str, ...]]
+
+
+def _kinds(nodes: Any) -> _Kinds:
+    """Looks at every node once. Most of a large graph is the same few nodes over and over."""
+    found: dict[Any, int] = {}
+    shared: list[NodeAttrs] = []
+    kinds = _Kinds([], [], [], [])
+    for node in nodes:
+        encoded = node.attr
+        parts: list[Any] = [node.op]
+        constant = False
+        for key, value in encoded.items():
+            held = value.WhichOneof("value")
+            if held == "type":
+                parts.append((key, value.type))
+            elif held == "tensor":
+                constant = True  # may be as large as the model, so that it is not compared
+                parts.append(key)
+            else:
+                parts.append((key, value.SerializeToString()))
+        signature = tuple(parts)
+        kind = found.get(signature)
+        if kind is None:
+            kind = found[signature] = len(shared)
+            shared.append(NodeAttrs(encoded))
+            kinds.keys.append(frozenset(encoded))
+            kinds.functions.append(tuple(_functions_of(encoded)))
+        kinds.attrs.append(NodeAttrs(encoded) if constant else shared[kind])
+        kinds.of.append(kind)
+    return kinds
+
+
+def _functions_of(encoded: Any) -> Iterator[str]:
+    # Sorted, because the order of a protobuf map changes from process to process.
+    for key in sorted(encoded):
+        value = encoded[key]
+        for function in [value.func] if value.HasField("func") else value.list.func:
+            yield function.name
+
+
 class AttrTable(Sequence[Mapping[str, Any]]):
     """The attributes of every node of a message, decoded on access.
 
     Args:
-        nodes: NodeDefs.
+        nodes: NodeDefs; not modified while this is in use.
         before: Attributes of nodes that stand before them (the parameters of a function).
     """
 
@@ -136,44 +205,51 @@ class AttrTable(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._before) + len(self._nodes)
 
+    @cached_property
+    def _found(self) -> _Kinds:
+        return _kinds(self._nodes)
+
+    @cached_property
+    def _all(self) -> list[Mapping[str, Any]]:
+        return [*self._before, *self._found.attrs]
+
     @overload
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
     @overload
     def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        offset = index - len(self._before)
-        return NodeAttrs(self._nodes[offset].attr) if offset >= 0 else self._before[index]
+        return self._all[index]
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        yield from self._before
-        for node in self._nodes:
-            yield NodeAttrs(node.attr)
+        return iter(self._all)
+
+    def kinds(self) -> list[int]:
+        """Per node a number; nodes of the same number have the same op and the same attributes, but for the values of constants."""
+        first = len(self._before)
+        return [*range(first), *(first + kind for kind in self._found.of)] if first else self._found.of
 
     def nodes_with(self, key: str) -> list[int]:
         """Nodes that have an attribute, ascending."""
         first = len(self._before)
         found = [index for index, attrs in enumerate(self._before) if key in attrs]
-        return found + [index for index, node in enumerate(self._nodes, first) if key in node.attr]
+        having = {kind for kind, keys in enumerate(self._found.keys) if key in keys}
+        if having:
+            found += [index for index, kind in enumerate(self._found.of, first) if kind in having]
+        return found
 
     def function_names(self) -> list[tuple[int, str]]:
         """(node, function) for every attribute that names a function, by node and then by attribute."""
-        found = []
-        for index, node in enumerate(self._nodes, len(self._before)):
-            attrs = node.attr
-            for value in attrs.values():
-                if value.HasField("func") or (value.HasField("list") and value.list.func):
-                    # Sorted, because the order of a protobuf map changes from process to process.
-                    for key in sorted(attrs):
-                        named = [attrs[key].func] if attrs[key].HasField("func") else attrs[key].list.func
-                        found += [(index, function.name) for function in named]
-                    break
-        return found
+        named = self._found.functions
+        having = {kind for kind, functions in enumerate(named) if functions}
+        if not having:
+            return []
+        first = len(self._before)
+        return [
+            (index, function)
+            for index, kind in enumerate(self._found.of, first)
+            if kind in having
+            for function in named[kind]
+        ]
 
 
 def _text(data: bytes) -> str | bytes:

@@ -67,14 +67,14 @@ class Node:
         room: Most outputs that it is believed to have, see `msplit.cost.shapes.walk`.
     """
 
-    __slots__ = ("attrs", "handles", "inputs", "op", "outputs", "room", "values")
+    __slots__ = ("_values", "attrs", "handles", "inputs", "op", "outputs", "room")
 
     def __init__(
         self,
         op: str,
         attrs: Mapping[str, Any],
         inputs: list[Shape],
-        values: list[Value | None],
+        values: list[Value | None] | Callable[[], list[Value | None]],
         handles: list[Handle | None],
         outputs: int = 1,
         room: int = MAX_OUTPUTS,
@@ -82,10 +82,17 @@ class Node:
         self.op = op
         self.attrs = attrs
         self.inputs = inputs
-        self.values = values
+        self._values = values
         self.handles = handles
         self.outputs = outputs
         self.room = room
+
+    @property
+    def values(self) -> list[Value | None]:
+        """See above. Most shape functions never ask: it is only then that constants are decoded."""
+        if callable(self._values):
+            self._values = self._values()
+        return self._values
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or the default where the file leaves it out."""

@@ -297,17 +297,22 @@ class _Walk:
         """The node as shape functions see it."""
         outputs, handles = self.result.outputs, self.result.handles
         inputs: list[Shape] = []
-        values: list[Value | None] = []
-        referred: list[Handle | None] = []
+        keys: list[Key] = []
         for edge in range(first, end):
             source, place = self.src[edge], self.port[edge]
             given = outputs[source]
-            key: Key = source if place == 0 else (source, place)
             inputs.append(given[place] if place < len(given) else None)
-            values.append(self.result.value(key))
-            referred.append(handles.get(key))
+            keys.append(source if place == 0 else (source, place))
         room = self.room(node)
-        return Node(self.graph.ops[node], self.attrs[node], inputs, values, referred, min(self.used[node], room), room)
+        return Node(
+            self.graph.ops[node],
+            self.attrs[node],
+            inputs,
+            lambda: [self.result.value(key) for key in keys],
+            [handles.get(key) for key in keys],
+            min(self.used[node], room),
+            room,
+        )
 
     def room(self, node: int) -> int:
         """Most outputs that a node is believed to have: each edge reads one, a few are free, and the rest share what is spare."""
