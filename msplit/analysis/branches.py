@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.contract import Blocks
-from msplit.cost.costs import Floats
+from msplit.analysis.contract import Blocks, Kernels
+from msplit.cost.costs import Costs, Floats
+from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
+from msplit.memory import remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +46,12 @@ class Branches:
         """The blocks of a branch, from first to last."""
         return self.order[self.start[branch] : self.start[branch + 1]]
 
-    @property
+    @cached_property
     def first(self) -> Ints:
         """The first block of each branch."""
         return self.order[self.start[:-1]]
 
-    @property
+    @cached_property
     def last(self) -> Ints:
         """The last block of each branch."""
         return self.order[self.start[1:] - 1]
@@ -57,6 +60,11 @@ class Branches:
         """The nodes of a branch in the flat graph, ascending; those that launch a kernel."""
         kernels = self.blocks.kernels
         return np.sort(kernels.node[np.isin(self.blocks.of, self.members(branch)) & (kernels.time_us > 0)])
+
+
+def branches_of(flat: FlatGraph, costs: Costs) -> Branches:
+    """The branches of a graph's kernels, in the canonical order; found once."""
+    return remembered(flat, "branches", (costs,), lambda: find(Blocks.from_kernels(Kernels.of(flat, costs))))
 
 
 def find(blocks: Blocks) -> Branches:

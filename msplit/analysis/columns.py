@@ -11,6 +11,7 @@ from msplit.analysis.path import finish_times
 from msplit.cost.costs import Costs, Floats
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
+from msplit.memory import remembered
 
 NONE = -1
 MANY = -2
@@ -59,6 +60,10 @@ def columns(
         The columns in the order of their first lookups. Near-linear: a few passes over the edges.
     """
     ops = ops or default_ops()
+    return remembered(flat, "columns", (costs, ops, side_us), lambda: _columns(flat, costs, ops, side_us))
+
+
+def _columns(flat: FlatGraph, costs: Costs, ops: EmbeddingOps, side_us: float) -> tuple[Column, ...]:
     found = lookups(flat, ops)
     if not found:
         return ()

@@ -12,6 +12,7 @@ import yaml
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Graph, TensorValue
+from msplit.memory import remembered
 
 _MAX_STEPS = 1000
 """Nodes between a lookup and its tables; more is not a lookup."""
@@ -95,6 +96,10 @@ def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, .
         ops: Ops to look for (default: `default_ops`).
     """
     ops = ops or default_ops()
+    return remembered(flat, "lookups", (ops,), lambda: _lookups(flat, ops))
+
+
+def _lookups(flat: FlatGraph, ops: EmbeddingOps) -> tuple[Lookup, ...]:
     graph = flat.graph
     tables: dict[tuple[int, ...], Table] = {}
     found = []

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.analysis import alike, census
-from msplit.analysis.branches import find
+from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
 from msplit.analysis.columns import columns
-from msplit.analysis.contract import Blocks, Kernels
 from msplit.analysis.suggest import Suggestion, suggest
 from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
 from msplit.api.model import price
@@ -21,6 +20,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
 from msplit.flatten.flat import FlatGraph
+from msplit.memory import no_collection
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
 
@@ -96,13 +96,13 @@ def analyze(
         profile: What was measured on this graph, in place of the data sheet.
     """
     sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
-    with phase("finding branches and embeddings"):
-        kernels = Kernels.of(flat, costs)
-        blocks = Blocks.from_kernels(kernels)
-        branches = find(blocks)
+    with phase("finding branches and embeddings"), no_collection():
+        branches = branches_of(flat, costs)
+        blocks = branches.blocks
+        kernels = blocks.kernels
         likeness = alike.find(flat, sizes, blocks)
         found = columns(flat, costs)
-    with phase("bounds"):
+    with phase("bounds"), no_collection():
         limits = bounds(flat, costs)
     guessed = np.flatnonzero(~costs.known & (costs.time_us > 0))
     return Analysis(

@@ -21,6 +21,7 @@ from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import in_file
 from msplit.graph import CONTROL, Ints
+from msplit.memory import no_collection
 from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.schedule.order import record_order
@@ -114,8 +115,9 @@ def assign(
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
     sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
-    outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
-    with phase("planning"):
+    with no_collection():
+        outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
+    with phase("planning"), no_collection():
         plan = plan_of(flat, costs, outcome.ids)
     edges, moved, unknown = _crossing(flat, costs, outcome.ids)
     return Assigned(

@@ -19,6 +19,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict, to_ids
 from msplit.formats import WriteReport
 from msplit.graph import Ints
+from msplit.memory import no_collection
 from msplit.progress import phase
 
 
@@ -45,10 +46,10 @@ def load(
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
-    with phase("reading"):
+    with phase("reading"), no_collection():
         model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs)
     if function is None:
-        with phase("flattening"):
+        with phase("flattening"), no_collection():
             return flatten(model)
     if function not in model.graph.functions:
         near = difflib.get_close_matches(function, list(model.graph.functions), 3)
@@ -86,7 +87,7 @@ def price(
         gpu = profile.device.sheet() or gpu
         if batch is None:
             shapes = {**profile.shapes, **(shapes or {})}
-    with phase("shapes and costs"):
+    with phase("shapes and costs"), no_collection():
         found = cost.infer(flat, batch=batch, shapes=shapes)
         costs = cost.estimate(flat, found, gpu)
     if profile is not None:

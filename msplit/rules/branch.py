@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.analysis.branches import Branches, find
-from msplit.analysis.contract import Blocks, Kernels
+from msplit.analysis.branches import Branches, branches_of
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.graph import Ints
 from msplit.rules.base import Context, Remark
@@ -42,7 +41,7 @@ class Branch:
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node that launches a kernel."""
-        branches = find(Blocks.from_kernels(Kernels.of(context.flat, context.costs, context.order)))
+        branches = branches_of(context.flat, context.costs)
         if len(branches) == 0:
             return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
         pinned = _pins(branches, assignment)

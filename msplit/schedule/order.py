@@ -12,6 +12,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.contract import topological_numbers
 from msplit.dag import Dag
 from msplit.graph import Ints
 
@@ -42,20 +43,25 @@ def topological(dag: Dag, key: NDArray[np.float64] | None = None) -> Ints:
     out_start = np.searchsorted(dag.src[out_order], np.arange(count + 1)).tolist()
     out_dst = dag.dst()[out_order].tolist()
     waiting = np.diff(dag.start).tolist()
-    keys = [0.0] * count if key is None else (-key).tolist()
-    heap = [(keys[node], node) for node in range(count) if waiting[node] == 0]
+    # Nodes by key, then by number: a heap of places in this order is faster than one of pairs.
+    by_key = np.arange(count) if key is None else np.argsort(-key, kind="stable")
+    at = np.empty(count, np.int64)
+    at[by_key] = np.arange(count)
+    place, node_at = at.tolist(), by_key.tolist()
+    heap = [place[node] for node in range(count) if waiting[node] == 0]
     heapq.heapify(heap)
     result = []
     while heap:
-        _, node = heapq.heappop(heap)
+        node = node_at[heapq.heappop(heap)]
         result.append(node)
         for consumer in out_dst[out_start[node] : out_start[node + 1]]:
             waiting[consumer] -= 1
             if waiting[consumer] == 0:
-                heapq.heappush(heap, (keys[consumer], consumer))
+                heapq.heappush(heap, place[consumer])
     return np.asarray(result, dtype=np.int32)
 
 
 def record_order(dag: Dag, weights: NDArray[np.float64]) -> Ints:
     """Topological order by falling upward rank: the critical child first, side work breadth-first across branches."""
-    return topological(dag, upward_rank(dag, weights, topological(dag)))
+    # The rank is the same along any topological order.
+    return topological(dag, upward_rank(dag, weights, topological_numbers(dag)))
