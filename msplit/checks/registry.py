@@ -27,6 +27,7 @@ from msplit.checks import (
     ms018_stream_file_trap,
     ms019_wrapped_id,
     ms020_no_ids,
+    ms021_kernel_split,
 )
 from msplit.checks.base import Check
 from msplit.errors import MsplitError
@@ -54,6 +55,7 @@ CHECKS: dict[str, Check] = {
         ms018_stream_file_trap,
         ms019_wrapped_id,
         ms020_no_ids,
+        ms021_kernel_split,
     )
 }
 """Code -> check, ascending."""
