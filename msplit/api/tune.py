@@ -316,8 +316,8 @@ def save_plan(flat: FlatGraph, tuned: Tuned, path: Path, *, force: bool = False)
         WriteError: It can not be written.
     """
     stored = tuned.options["plan"]
-    groups = [(group.kind, group.nodes, group.stream) for group in stored.groups]
-    data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, groups=groups, made_for=tuned.made_for)
+    shared = [(group.kind, group.nodes, group.stream) for group in stored.groups]
+    data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, groups=shared, made_for=tuned.made_for)
     formats.write_bytes_atomic(path, (json.dumps(data, indent=1) + "\n").encode(), force=force)
 
 
@@ -340,7 +340,11 @@ def write(
             )
     if plan is not None:
         save_plan(flat, tuned, plan, force=force)
-        said.append(f"Written: {plan}, the plan; `msplit check --plan` proves it and `msplit bench --plan` runs it.")
+        count = len(tuned.options["plan"].groups)
+        lists = f", with {count} group{'s' * (count != 1)} of nodes that share a kernel" if count else ""
+        said.append(
+            f"Written: {plan}, the plan{lists}; `msplit check --plan` proves it and `msplit bench --plan` runs it."
+        )
     return said
 
 

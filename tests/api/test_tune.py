@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from msplit import api, formats
 from msplit.api.benchmark import BenchRequest, bench
@@ -23,7 +24,9 @@ from msplit.report.render import to_markdown
 from msplit.schedule import planfile
 from tests.cli.runner import fine, msplit
 
-SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_graphs"
+PLAN_SCHEMA = json.loads((ROOT / "docs" / "schemas" / "plan.json").read_text("utf-8"))
 QUICK = api.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
 
 
@@ -79,6 +82,51 @@ def test_what_is_written_gives_the_same_plan_again(name: str, tmp_path: Path) ->
     lanes, _ = program.lanes(api.assignment.present_ids(again))
     np.testing.assert_array_equal(lanes, expected.stream)
     fine("check", model, "--plan", plan, "--batch", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "kinds"),
+    [
+        ("lstm_small.pb", "fused", {"fused", "library"}),
+        ("mmoe_small.pb", "grouped", {"grouped"}),
+        ("lstm_small.pb", "fused and grouped", {"fused", "fused and grouped", "grouped", "library"}),
+    ],
+)
+def test_what_is_written_says_which_nodes_share_a_kernel(
+    name: str, kernels: str, kinds: set[str], tmp_path: Path
+) -> None:
+    job = job_of(name)
+    arms = trials.arms(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
+
+    def truth(trial, simulated):
+        return (
+            simulated / (3 if trial.arm == kernels else 1) / (2 if trial.arm == kernels and trial.streams == 3 else 1)
+        )
+
+    device = trials.SimulatedTrials(arms, truth)
+    tuned = tune(job, TuneSettings(60.0, kernels=("plain", kernels)), streams=3, batch=2, device=device, now=Clock())
+    assert (tuned.kernels, tuned.streams) == (kernels, 3)
+    model, plan = tmp_path / "model.pb", tmp_path / "plan.json"
+    said = write(job.flat, tuned, output=model, plan=plan)
+    file = planfile.load(plan)
+    Draft202012Validator(PLAN_SCHEMA).validate(json.loads(plan.read_text()))
+    assert {group.kind for group in file.groups} == kinds
+    assert f"the plan, with {len(file.groups)} groups of nodes that share a kernel" in said[-1]
+    assert len({group.stream for group in file.groups}) > 1
+    ids = api.assignment.present_ids(api.load(model))
+    for group in file.groups:
+        assert {int(ids[job.flat.graph.index[node]]) for node in group.nodes} == {group.stream}
+    fine("check", model, "--plan", plan, "--batch", "2")
+    # A node that is moved away from its kernel is found, and named.
+    moved = next(group for group in file.groups if group.kind in (kernels, "fused"))
+    node = job.flat.graph.index[moved.nodes[-1]]
+    ids[node] = (moved.stream + 1) % 3
+    api.save(job.flat, ids, tmp_path / "moved.pb")
+    found = msplit(
+        "check", tmp_path / "moved.pb", "--plan", plan, "--batch", "2", "--select", "MS021", "--format", "json"
+    )
+    assert found.code == 1
+    assert [finding["nodes"] for finding in found.json["findings"]] == [[moved.nodes[-1]]]
 
 
 def test_the_plan_file_proves_itself_and_a_wait_less_is_caught(tmp_path: Path) -> None:
