@@ -51,7 +51,7 @@ def dtype_name(number: int) -> str:
     known = _DTYPES.get(number)
     if known is not None:
         return known
-    if number > _REF_OFFSET:
+    if _REF_OFFSET < number <= 2 * _REF_OFFSET:
         return f"{dtype_name(number - _REF_OFFSET)}_ref"
     return f"dtype_{number}"
 

@@ -203,3 +203,20 @@ def test_every_flat_node_gives_its_id_to_its_origin(functions, data):
         assert chosen[key] in streams
         assert (len(set(streams)) > 1) == (key in disputed)
         assert streams.count(chosen[key]) == max(map(streams.count, streams))
+
+
+@settings(deadline=None, max_examples=50)
+@given(programs())
+def test_nodes_of_a_kind_are_equal_wherever_they_are_called(functions):
+    """But for the values of constants."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = flatten(load(Path(folder), functions)).graph
+    first, of = graph.per_kind()
+    for node, kind in enumerate(of.tolist()):
+        like = int(first[kind])
+        assert like <= node
+        assert graph.ops[node] == graph.ops[like]
+        one, other = (
+            {key: value for key, value in dict(graph.attrs[at]).items() if key != "value"} for at in (node, like)
+        )
+        assert repr(one) == repr(other)

@@ -38,6 +38,8 @@ def attr(fill: Callable[[Any], Any]) -> Any:
         (lambda a: setattr(a, "type", 1), "float32"),
         (lambda a: setattr(a, "type", 101), "float32_ref"),
         (lambda a: setattr(a, "type", 99), "dtype_99"),
+        (lambda a: setattr(a, "type", 199), "dtype_99_ref"),
+        (lambda a: setattr(a, "type", 2**31 - 1), "dtype_2147483647"),
         (lambda a: setattr(a, "placeholder", "T"), "T"),
         (lambda a: None, None),
         (lambda a: setattr(a.shape, "unknown_rank", True), None),
@@ -103,6 +105,53 @@ def test_attribute_table_is_a_sequence() -> None:
     for index in (4, -5):
         with pytest.raises(IndexError):
             table[index]
+
+
+ATTRIBUTES = st.sampled_from(
+    [
+        ("T", "type", 1),
+        ("T", "type", 3),
+        ("T", "i", 1),
+        ("N", "i", 1),
+        ("N", "b", True),
+        ("N", "f", 1.0),
+        ("N", "f", 0.0),
+        ("N", "f", -0.0),
+        ("N", "s", b"1"),
+        ("f", "func", "one"),
+        ("f", "func", "two"),
+        ("value", "tensor", 1),
+        ("value", "tensor", 2),
+    ]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["A", "B"]), st.lists(ATTRIBUTES, max_size=3)), max_size=12))
+def test_nodes_of_a_kind_are_equal_but_for_constants(nodes: list[tuple[str, list[tuple[str, str, Any]]]]) -> None:
+    graph = proto.graph_pb2.GraphDef()
+    for op, attributes in nodes:
+        node = graph.node.add(op=op)
+        for key, kind, value in attributes:
+            if kind == "tensor":
+                node.attr[key].tensor.dtype = value
+            elif kind == "func":
+                node.attr[key].func.name = value
+            else:
+                setattr(node.attr[key], kind, value)
+    table = decode.AttrTable(graph.node, [{"n": 1}])
+    alone = [decode.NodeAttrs(node.attr) for node in graph.node]
+    # The value of every attribute is its own node's, kind or not.
+    assert [repr(attrs) for attrs in table][1:] == [repr(attrs) for attrs in alone]
+    seen: dict[int, str] = {}
+    for number, node, attrs in zip(table.kinds()[1:], graph.node, alone, strict=True):
+        text = repr((node.op, {key: "" if isinstance(attrs[key], TensorValue) else attrs[key] for key in attrs}))
+        assert seen.setdefault(number, text) == text
+    assert table.kinds()[0] not in seen
+    assert len(set(seen.values())) == len(seen)
+    for key in ("T", "N", "f", "value", "n"):
+        assert table.nodes_with(key) == [place for place, attrs in enumerate(table) if key in attrs]
+    named = [(place, attrs["f"].name) for place, attrs in enumerate(table) if "f" in attrs]
+    assert table.function_names() == named
 
 
 NUMBERS = {
