@@ -17,6 +17,9 @@ CONFIDENCE = 0.98
 UNSTABLE = 0.025
 """Coefficient of variation, outliers left out, above which a machine is called unstable."""
 
+UNDECIDED = 2.0
+"""An interval that includes 1 and whose ends are further apart than by this factor does not show that there is no difference."""
+
 _OUTLIER = 10.0
 """Standard deviations from the median, by the median absolute deviation, beyond which a time is an outlier."""
 
@@ -84,6 +87,13 @@ class Ratio:
     def significant(self) -> bool:
         """Whether the interval leaves 1 out."""
         return not self.low <= 1.0 <= self.high
+
+    @property
+    def undecided(self) -> str:
+        """Why the interval can not tell a difference from none: "" where it leaves 1 out, or lies close enough around it."""
+        if self.low > 0 and (self.significant or self.high <= UNDECIDED * self.low):
+            return ""
+        return "too few rounds" if self.low <= 0 or self.builds == 1 else "too few builds"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; ends of an interval that can not be told are None."""

@@ -46,8 +46,8 @@ def _time(variant: VariantResult, clock: str) -> str:
 
 
 def _gain(ratio: Ratio | None) -> str:
-    """A ratio in few characters: where it may be nothing, the interval does not matter."""
-    if ratio is None or (ratio.significant and ratio.low > 0):
+    """A ratio in few characters: where it is nothing, the interval does not matter."""
+    if ratio is None or ratio.significant or ratio.undecided:
         return gain(ratio)
     return f"{ratio.value:.2f} (no difference)"
 

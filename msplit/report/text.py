@@ -85,7 +85,7 @@ def gain(ratio: Ratio | None) -> str:
     """A measured ratio with its confidence interval; "-" for none."""
     if ratio is None:
         return "-"
-    if ratio.low <= 0:
-        return f"{ratio.value:.2f} (too few rounds)"
+    if ratio.undecided:
+        return f"{ratio.value:.2f} ({ratio.undecided})"
     verdict = "" if ratio.significant else ", no difference"
     return f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f}{verdict})"

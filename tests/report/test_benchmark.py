@@ -1,8 +1,11 @@
 """The report of bench, from results made by hand."""
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
+import pytest
+from rich.console import Console
 
 from msplit.api.benchmark import Bench
 from msplit.api.layers import Layer
@@ -10,7 +13,7 @@ from msplit.measure.result import BenchResult, Check, Settings, VariantResult
 from msplit.measure.stats import Ratio, Summary
 from msplit.measure.verify import compare
 from msplit.report import benchmark
-from msplit.report.render import to_markdown
+from msplit.report.render import to_markdown, to_terminal
 from tests.graphs import flat
 
 ONE, TWO, XLA = "msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph", "TensorFlow with XLA"
@@ -105,7 +108,7 @@ FUSED = replace(
     FAST,
     label="msplit, 2 streams, fused",
     facts={"fused_groups": 2, "fused_ops": 9, "fused_kernels": 1, "compile_seconds": 0.51, "compiled_from_cache": 1},
-    ratios=(ratio(ONE, "device", 4.0, 3.9, 4.1), ratio(TWO, "device", 2.0, 0.9, 2.1)),
+    ratios=(ratio(ONE, "device", 4.0, 3.9, 4.1), ratio(TWO, "device", 1.02, 0.9, 1.1)),
 )
 LAYERS = (Layer("1 stream", ONE, None), Layer("2 streams", TWO, ONE), Layer("fused", FUSED.label, TWO))
 
@@ -117,11 +120,33 @@ def test_every_layer_is_told_over_the_one_before_and_over_one_stream() -> None:
     assert shown[start + 4 : start + 7] == [
         "| 1 stream | 20.0 µs | - | - |",
         "| 2 streams | 10.0 µs | 2.00 (1.90–2.10) | 2.00 (1.90–2.10) |",
-        "| fused | 10.0 µs | 2.00 (no difference) | 4.00 (3.90–4.10) |",
+        "| fused | 10.0 µs | 1.02 (no difference) | 4.00 (3.90–4.10) |",
     ]
     assert "9 ops in 2 groups, 1 different kernel, compiled in 0.5 s (1 from the disk)" in shown[start + 8]
     assert f"**Times faster than {TWO}**" not in shown
     assert [layer["variant"] for layer in benchmark.payload(GRAPH, found)["layers"]] == [ONE, TWO, FUSED.label]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "builds", "said"),
+    [
+        (0.0, float("inf"), 1, "9.73 (too few rounds)"),  # no interval at all
+        (0.6, 30.0, 1, "9.73 (too few rounds)"),  # one so wide that it says nothing
+        (0.6, 150.0, 2, "9.73 (too few builds)"),
+        (9.1, 10.4, 1, "9.73 (9.10–10.40)"),
+    ],
+)
+def test_what_can_not_be_told_is_not_called_no_difference(low: float, high: float, builds: int, said: str) -> None:
+    over_one = replace(ratio(ONE, "device", 9.73, low, high), builds=builds)
+    variant = replace(FUSED, ratios=(over_one, ratio(TWO, "device", 1.89, 0.0, float("inf"))))
+    found = Bench(replace(RESULT, variants=(BASE, FAST, variant)), "cuda", "asked for", (), layers=LAYERS)
+    document = benchmark.document(GRAPH, found)
+    assert f"| fused | 10.0 µs | 1.89 (too few rounds) | {said} |" in to_markdown(document).splitlines()
+    out = StringIO()
+    to_terminal(document, Console(file=out, width=80, highlight=False))
+    (line,) = [line for line in out.getvalue().splitlines() if line.strip().startswith("fused  ")]
+    assert said in line
+    assert len(line) <= 80
 
 
 def test_one_layer_alone_is_no_table() -> None:
