@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from msplit.engines.cuda.triton_here import c_compiler
+
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 
 _ASK_TENSORFLOW = """
@@ -44,7 +46,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
-    findings = [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), _compiler()]
+    findings = [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels()]
     return [*findings, _conclusion(findings)]
 
 
@@ -169,16 +171,39 @@ def _tensorflow() -> Finding:
     )
 
 
-def _compiler() -> Finding:
+def _compilers() -> list[Finding]:
+    """What compiles kernels: those of msplit itself, and those of fused groups."""
+    without = "nothing is fused, and lookups, convolutions and grouped products take more kernels"
     if importlib.util.find_spec("triton") is None:
-        return Finding(
-            "triton", LIMITED, "not installed: gathers with checked indices take several kernels", "pip install triton"
-        )
-    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        return Finding(
-            "triton", LIMITED, "installed, but there is no C compiler for its launchers", "install gcc or clang"
-        )
-    return Finding("triton", OK, f"Triton {metadata.version('triton')}")
+        triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
+    else:
+        triton = Finding("triton", OK, f"Triton {metadata.version('triton')} compiles fused kernels and msplit's own")
+    found = c_compiler()
+    if found:
+        compiler = Finding("c compiler", OK, f"{found}, for Triton's launchers")
+    else:
+        text = f"no cc, gcc or clang, and CC is not set: Triton can not build its launchers, so {without}"
+        compiler = Finding("c compiler", LIMITED, text, "install gcc or clang, or name one in CC")
+    return [triton, compiler]
+
+
+def _kernels() -> list[Finding]:
+    """Where compiled kernels are kept; nothing is said where there is no PyTorch, and so nothing to keep."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    from msplit.engines.cuda.fusion import cache
+
+    path, writable = cache.place()
+    if path is None or not writable:
+        return [
+            Finding(
+                "compiled kernels",
+                LIMITED,
+                f"{path or 'the home folder'} can not be written to: fused kernels are compiled anew in each run",
+                "name a folder that can be written to in XDG_CACHE_HOME",
+            )
+        ]
+    return [Finding("compiled kernels", OK, f"kept in {path}; it can be deleted at any time")]
 
 
 def _conclusion(findings: list[Finding]) -> Finding:

@@ -98,7 +98,46 @@ def test_without_pytorch_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = found()
     assert seen["pytorch"].fix == "pip install 'msplit[cuda]'"
     assert seen["triton"].status == doctor.LIMITED
+    assert "nothing is fused" in seen["triton"].text
+    assert "compiled kernels" not in seen
     assert "`msplit bench` runs on the tensorflow engine" in seen["so"].text
+
+
+def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: {"triton": "3.6.0", "tensorflow": "2.21.0"}[name])
+    for name in ("CC", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    seen = found()
+    assert seen["triton"].text == "Triton 3.6.0 compiles fused kernels and msplit's own"
+    assert (seen["c compiler"].status, seen["c compiler"].text) == (doctor.OK, "/bin/cc, for Triton's launchers")
+    kept = seen["compiled kernels"]
+    assert (kept.status, kept.text.partition(";")[0]) == (doctor.OK, f"kept in {tmp_path}/caches/msplit/kernels")
+    assert list(tmp_path.iterdir()) == []  # it only looks
+
+    monkeypatch.setenv("CC", "/opt/bin/mycc")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    seen = found()
+    assert seen["c compiler"].text.startswith("/opt/bin/mycc")
+    assert f"kept in {tmp_path}/mine;" in seen["compiled kernels"].text
+
+    monkeypatch.delenv("CC")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    seen = found()
+    assert (seen["c compiler"].status, seen["c compiler"].fix) == (
+        doctor.LIMITED,
+        "install gcc or clang, or name one in CC",
+    )
+    assert seen["compiled kernels"].status == doctor.LIMITED
+    assert seen["compiled kernels"].fix == "name a folder that can be written to in XDG_CACHE_HOME"
+    assert "compiled anew in each run" in seen["compiled kernels"].text
 
 
 @pytest.mark.parametrize(("protos", "status"), [(True, doctor.LIMITED), (False, doctor.MISSING)])

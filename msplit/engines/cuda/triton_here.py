@@ -8,8 +8,12 @@ import os
 import shutil
 
 
+def c_compiler() -> str | None:
+    """The C compiler that Triton builds its launchers with: the variable ``CC``, else the first that is there."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 @functools.cache
 def can_compile() -> bool:
     """Triton is installed, and so is the C compiler that it builds its launchers with."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    return importlib.util.find_spec("triton") is not None and bool(compiler)
+    return importlib.util.find_spec("triton") is not None and bool(c_compiler())

@@ -19,10 +19,8 @@ _OF_PYTORCH = "torchinductor_"
 
 def folder() -> Path | None:
     """``$XDG_CACHE_HOME/msplit/kernels`` (by default below ``~/.cache``), made if need be; None where nothing can be written there."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
     try:
-        root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-        chosen = root / "msplit" / "kernels"
+        chosen = _default()
         chosen.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=chosen):
             return chosen
@@ -30,13 +28,37 @@ def folder() -> Path | None:
         return None
 
 
+def place() -> tuple[Path | None, bool]:
+    """Where compiled kernels will be kept, and whether that can be written to. Nothing is made, nothing is written.
+
+    None where there is no such place, not even a home.
+    """
+    try:
+        chosen = _default() if _is_pytorchs(os.environ.get(_INDUCTOR)) else Path(os.environ[_INDUCTOR])
+        there = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
+        return chosen, there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):
+        return None, False
+
+
+def _default() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "msplit" / "kernels"
+
+
+def _is_pytorchs(path: str | None) -> bool:
+    """Whether the user has not chosen it: PyTorch sets the variable itself, to its default, when it is loaded."""
+    return Path(path or _OF_PYTORCH).name.startswith(_OF_PYTORCH)
+
+
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Lets Inductor and Triton keep in `folder` what they compile meanwhile; in a folder that is deleted at the end where there is none.
 
-    Where the user has set ``TORCHINDUCTOR_CACHE_DIR``, that is where. (PyTorch sets it itself, to its default, when it is loaded.)
+    Where the user has set ``TORCHINDUCTOR_CACHE_DIR``, that is where.
     """
-    if not Path(os.environ.get(_INDUCTOR) or _OF_PYTORCH).name.startswith(_OF_PYTORCH):
+    if not _is_pytorchs(os.environ.get(_INDUCTOR)):
         yield
         return
     before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
