@@ -16,6 +16,7 @@ from msplit.api.layers import Layer, Layers, layers_of
 from msplit.api.limits import Limits, limits
 from msplit.api.model import price
 from msplit.api.profile import compared
+from msplit.api.reference import fit
 from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, runs_as_stored, stored_job, tune
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
@@ -63,7 +64,8 @@ class BenchRequest:
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
         compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
         compare_xla: And with XLA, which compiles for seconds to minutes.
-        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU.
+        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
+            are given, they are the file's.
         save_reference: Where to save inputs and reference outputs.
         force: Whether that may replace what is there.
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -173,6 +175,12 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
+    taken = ""
+    loaded = None if request.reference is None else load_reference(request.reference)
+    if loaded is not None and request.reference is not None:
+        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        taken = f"the batch is {batch}, as in {request.reference}" if batch != request.batch else ""
+        request = replace(request, batch=batch, shapes=shapes)
     if request.profile is not None and request.batch is None:
         request = replace(request, shapes={**request.profile.shapes, **request.shapes})
     sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu, profile=request.profile)
@@ -181,14 +189,16 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
 
     feeds = feeds_of(request.seed)
-    reference, unverified = _reference(flat, request, engine, feeds)
-    if reference is not None and request.reference is not None:
-        feeds = reference.feeds
+    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds)
+    if loaded is not None:
+        feeds = loaded.feeds
     if request.save_reference is not None:
         outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
         save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
     decided: list[tuple[Ints, Assignment]] = []
     assignments, notes = assignments_for(flat, sizes, costs, request, decided)
+    if taken:
+        notes.insert(0, taken)
     if request.profile is not None:
         notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
     job = Job(
@@ -396,12 +406,8 @@ def _tensorflow_sees_gpu() -> bool:
     return runtime.has_gpu()
 
 
-def _reference(
-    flat: FlatGraph, request: BenchRequest, engine: Engine, feeds: Arrays
-) -> tuple[Reference | None, tuple[str, ...]]:
-    """What outputs are held against: a saved file, or TensorFlow on the CPU. TensorFlow itself is its own reference."""
-    if request.reference is not None:
-        return load_reference(request.reference), ()
+def _reference(flat: FlatGraph, engine: Engine, feeds: Arrays) -> tuple[Reference | None, tuple[str, ...]]:
+    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
     if engine is TENSORFLOW:
         return None, ()
     if TENSORFLOW.unavailable():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import optable
-from msplit.cost.shapes.inputs import input_shapes
+from msplit.cost.shapes.inputs import Fed, input_shapes
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
@@ -62,20 +62,12 @@ def make_inputs(
     Raises:
         LoadError: A file can not be read or does not fit its input; or an input's values can not be made up.
     """
-    endpoints = {endpoint.name: endpoint for endpoint in flat.model.inputs}
     given = given or {}
     names = [tensor.name for tensor in flat.inputs]
     for name in given:
         if name not in names:
             raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=_nearest(name, names))
-    shaped, _ = input_shapes(flat, batch, shapes)
-    declared, _ = input_shapes(flat, None, {})
-    specs = []
-    for tensor in flat.inputs:
-        endpoint = endpoints.get(tensor.name)
-        dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
-        open_shape = endpoint.shape if endpoint else declared.get((tensor.node, tensor.port))
-        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+    specs, shaped = input_specs(flat, batch, shapes)
     composite = structure(flat, specs, batch, frozenset(given))
     feeds: dict[str, NDArray[Any]] = {}
     for spec in specs:
@@ -94,6 +86,30 @@ def make_inputs(
         use = use_of(flat, spec.node, spec.port)
         feeds[spec.name] = _values(spec.name, spec.dtype, full, use, rng, str(flat.model.path))
     return feeds
+
+
+def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:
+    """What is known of every input, and the shape of each, by node and port, for a batch and some given shapes.
+
+    Raises:
+        MsplitError: A shape contradicts the graph's.
+    """
+    endpoints = {endpoint.name: endpoint for endpoint in flat.model.inputs}
+    shaped, _ = input_shapes(flat, batch, shapes)
+    declared, _ = input_shapes(flat, None, {})
+    specs = []
+    for tensor in flat.inputs:
+        endpoint = endpoints.get(tensor.name)
+        dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
+        open_shape = endpoint.shape if endpoint else declared.get((tensor.node, tensor.port))
+        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+    return specs, shaped
+
+
+def composite_inputs(flat: FlatGraph, specs: Sequence[Spec], batch: int) -> frozenset[str]:
+    """Inputs that are parts of sparse and ragged ones: how long they are is not for the batch alone to say."""
+    found = structure(flat, specs, batch, frozenset())
+    return frozenset({*found.fixed, *found.lengths})
 
 
 def load_input(
