@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from msplit.analysis.structure import colours
+from msplit.cost.costs import Floats
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.memory import remembered
 
 
-def canonical(flat: FlatGraph) -> Ints:
+def canonical(flat: FlatGraph, weights: Floats | None = None) -> Ints:
     """The nodes in the order in which a depth-first walk from the outputs finishes them: inputs by slot, producers before consumers.
 
     Decisions between equals are made by this order, so that renaming nodes or reordering a file does not change a partition. Several
-    outputs are taken by depth, op and number of inputs; between those that are alike in all of these, names decide, the
-    shorter first.
+    outputs, and behind them the ends of what no output needs, are taken by depth, op, number of inputs and by what is in front of
+    them and around that (`structure.colours`). Between those that are alike in all of these, names decide, the shorter first: they
+    are most likely copies of each other, and other names swap their parts.
+
+    Args:
+        flat: The graph.
+        weights: Per node what else tells outputs apart: its time.
 
     Returns:
         A topological order of all nodes.
     """
-    return remembered(flat, "canonical order", (), lambda: _canonical(flat))
+    return remembered(flat, "canonical order", (weights,), lambda: _canonical(flat, weights))
 
 
-def _canonical(flat: FlatGraph) -> Ints:
+def _canonical(flat: FlatGraph, weights: Floats | None) -> Ints:
     graph = flat.graph
     starts, sources = graph.in_start.tolist(), graph.edges.src.tolist()
     place = list(starts[:-1])
     seen = [False] * len(graph)
     order: list[int] = []
-    roots = sorted({output.node for output in flat.outputs} | set(flat.targets), key=_by_structure(flat))
+    roots = _roots(flat, weights)
     stack: list[int] = []
-    for root in (*roots, *range(len(graph))):
+    for root in roots:
         if seen[root]:
             continue
         seen[root] = True
@@ -52,12 +57,15 @@ def _canonical(flat: FlatGraph) -> Ints:
     return np.asarray(order, dtype=np.int32)
 
 
-def _by_structure(flat: FlatGraph) -> Callable[[int], tuple[int, str, int, int, str]]:
+def _roots(flat: FlatGraph, weights: Floats | None) -> list[int]:
+    """What the walk starts from: outputs and targets, then whatever else has no consumer."""
     graph = flat.graph
-
-    def key(node: int) -> tuple[int, str, int, int, str]:
-        name = graph.names[node]
-        inputs = int(graph.in_start[node + 1] - graph.in_start[node])
-        return -int(graph.level[node]), graph.ops[node], inputs, len(name), name
-
-    return key
+    wanted = {output.node for output in flat.outputs} | set(flat.targets)
+    ends = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
+    levels, inputs = graph.level.tolist(), np.diff(graph.in_start).tolist()
+    found = [*wanted, *(end for end in ends if end not in wanted)]
+    coarse = {node: (node not in wanted, -levels[node], graph.ops[node], inputs[node]) for node in found}
+    if len(set(coarse.values())) == len(found):
+        return sorted(found, key=coarse.__getitem__)
+    colour = colours(flat, weights)
+    return sorted(found, key=lambda node: (*coarse[node], colour[node], len(graph.names[node]), graph.names[node]))

@@ -84,11 +84,20 @@ class Auto:
         return Problem.from_flat(
             context.flat,
             context.costs,
-            tie=groups(context.flat, handles=False).of,
+            tie=_by_order(groups(context.flat, handles=False).of, context.order),
             pin=np.where(assignment.ids == UNASSIGNED, -1, assignment.ids),
             order=context.order,
             machine=machine,
         )
+
+
+def _by_order(of: Ints, order: Ints) -> Ints:
+    """Groups numbered by their first node in an order: algorithms decide between equal groups by their numbers."""
+    found, first = np.unique(of[order], return_index=True)
+    groups, first = found[found >= 0], first[found >= 0]
+    number = np.full(int(of.max(initial=-1)) + 2, -1, np.int32)  # the last one is for what is in no group
+    number[groups[np.argsort(first)]] = np.arange(len(groups), dtype=np.int32)
+    return np.asarray(number[of], np.int32)
 
 
 def _why(winner: Candidate, one: Candidate) -> str:

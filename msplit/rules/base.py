@@ -33,7 +33,7 @@ class Context:
     @cached_property
     def order(self) -> Ints:
         """All nodes in an order that depends neither on names nor on the file; decides between equals."""
-        return canonical(self.flat)
+        return canonical(self.flat, self.costs.time_us)
 
 
 @dataclass(frozen=True)

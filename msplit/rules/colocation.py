@@ -17,7 +17,8 @@ from msplit.rules.options import Options
 
 @dataclass(frozen=True)
 class Colocation:
-    """Puts each group of nodes that must share a stream on the stream of the member that the earliest rule claimed.
+    """Puts each group of nodes that must share a stream on the stream of the member that the earliest rule claimed, of several the first
+    in the canonical order.
 
     Groups are colocation classes (``_class: loc:@x``), regions (v1 loops and conds, the users of a ref variable) and variable handles with
     their users. A group of which nobody is claimed stays free.
@@ -50,7 +51,9 @@ class Colocation:
         if len(claimed) == 0:
             return assignment, ()
         rank = _ranks(assignment)[claimed]
-        claimed = claimed[np.lexsort((claimed, rank, of[claimed]))]
+        place = np.empty(len(context.flat), np.int32)
+        place[context.order] = np.arange(len(context.flat), dtype=np.int32)
+        claimed = claimed[np.lexsort((place[claimed], rank, of[claimed]))]
         self._refuse_two_manual_ids(claimed, of, assignment, context)
         winning_groups, first = np.unique(of[claimed], return_index=True)
         winner = np.full(int(of.max()) + 1, -1, np.int32)

@@ -82,7 +82,7 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
     Raises:
         MsplitError: Kernels have more than `MOST_STREAMS` different ids.
     """
-    order = canonical(flat) if order is None else order
+    order = canonical(flat, costs.time_us) if order is None else order
     kernel_us = np.where(flat.host, 0.0, costs.time_us)
     on_gpu = kernel_us > 0
     lanes = np.unique(ids[on_gpu])

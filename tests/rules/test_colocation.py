@@ -41,7 +41,7 @@ def test_nodes_that_name_a_node_outside_the_graph_still_belong_together():
     assert by_name(flat, after.ids) == {"a": 2, "b": 2, "c": -1}
 
 
-def test_within_a_rule_the_lowest_node_decides():
+def test_within_a_rule_the_first_in_the_canonical_order_decides():
     text = "a:MatMul[_class=loc:@g]; b:MatMul[_class=loc:@g]; c:MatMul[_class=loc:@g]"
     _, after, _ = apply(text, [("branch", 6, "c"), ("branch", 5, "b")])
     assert after.ids.tolist() == [5, 5, 5]
@@ -110,7 +110,7 @@ def test_what_only_followed_its_neighbours_moves_without_a_remark():
 def test_applying_it_twice_changes_nothing():
     text = "w:Const; a:MatMul(w)[_class=loc:@w]; b:MatMul(w)[_class=loc:@w]; " + HANDLES
     flat, once, _ = apply(text, [("branch", 3, "b"), ("branch", 1, "u"), ("branch", 2, "r")])
-    twice, remarks = Colocation().apply(Context(flat, None, 8), once)
+    twice, remarks = Colocation().apply(Context(flat, parse(text)[1], 8), once)
     assert np.array_equal(once.ids, twice.ids)
     assert remarks == ()
 

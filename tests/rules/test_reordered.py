@@ -1,0 +1,88 @@
+"""The order of the file never changes a stream; other names swap at most the streams of copies."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from msplit import rules
+from msplit.analysis.structure import colours
+from msplit.cost import estimate, infer
+from msplit.errors import MsplitError
+from msplit.flatten import flatten
+from msplit.formats import read
+from tests.strategies import graph_defs
+
+NAMES = ("default", "recsys", "rnn", "vision")
+GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "25"))
+"""How many graphs each test draws."""
+
+DRAWN = settings(
+    max_examples=GRAPHS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # graphs of many nodes shrink for minutes
+)
+
+Streams = dict[str, tuple[int, int]]
+
+
+def assigned(path: Path, graph_def: Any, name: str) -> Streams | None:
+    """Per node its colour and its stream; None where the rules contradict the graph."""
+    path.write_bytes(graph_def.SerializeToString())
+    flat = flatten(read(path))
+    costs = estimate(flat, infer(flat))
+    try:
+        found = rules.assign(flat, costs, rules.load(name))
+    except MsplitError:
+        return None
+    return dict(zip(flat.graph.names, zip(colours(flat, costs.time_us), found.ids.tolist(), strict=True), strict=True))
+
+
+def reordered(graph_def: Any, source: random.Random) -> Any:
+    """The same graph with its nodes, its functions and their nodes in another order."""
+    other = type(graph_def)()
+    other.CopyFrom(graph_def)
+    for nodes in (other.node, other.library.function, *(function.node_def for function in other.library.function)):
+        shuffled = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        source.shuffle(shuffled)
+        del nodes[:]
+        nodes.extend(shuffled)
+    return other
+
+
+def renamed(graph_def: Any, source: random.Random) -> Any:
+    """The same graph with other names of its own nodes."""
+    other = type(graph_def)()
+    other.CopyFrom(graph_def)
+    numbers = source.sample(range(1000), len(other.node))
+    new = {node.name: f"n{number}" for node, number in zip(other.node, numbers, strict=True)}
+    for node in other.node:
+        node.name = new[node.name]
+        for slot, text in enumerate(node.input):
+            producer, _, port = text.lstrip("^").partition(":")
+            node.input[slot] = ("^" if text.startswith("^") else "") + new[producer] + (f":{port}" if port else "")
+        places = node.attr["_class"].list.s if "_class" in node.attr else []
+        for slot, place in enumerate(places):
+            node.attr["_class"].list.s[slot] = b"loc:@" + new[place.removeprefix(b"loc:@").decode()].encode()
+    return other
+
+
+@pytest.mark.parametrize("name", NAMES)
+@DRAWN
+@given(graph_def=graph_defs(), seed=st.integers(0, 2**32))
+def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "model"
+    found = assigned(path, graph_def, name)
+    assert assigned(path, reordered(graph_def, random.Random(seed)), name) == found
+    other = assigned(path, renamed(graph_def, random.Random(seed)), name)
+    assert (other is None) == (found is None)
+    if other is not None and found is not None:
+        assert Counter(other.values()) == Counter(found.values())
