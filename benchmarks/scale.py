@@ -153,8 +153,7 @@ def steps(kind: str, what: str, model: Path) -> dict[str, Any]:
     def step(name: str, run: Callable[[], Any]) -> Any:
         cpu, wall = time.process_time(), time.perf_counter()
         result = run()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found[name] = [time.process_time() - cpu, time.perf_counter() - wall, peak]
+        found[name] = [time.process_time() - cpu, time.perf_counter() - wall, _peak_mb()]
         return result
 
     if what == "tensorflow":
@@ -187,6 +186,15 @@ def steps(kind: str, what: str, model: Path) -> dict[str, Any]:
     assigned = step("assign", lambda: api.assign(flat, ruleset, priced=(found_out.shapes, found_out.costs)))
     step("save", lambda: api.save(flat, assigned.ids, out, costs=assigned.costs, force=True))
     return found
+
+
+def _peak_mb() -> float:
+    """The most memory that this process held so far. `getrusage` would count what its parent held when it began."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(folder: Path, kind: str, size: int, parts: list[str]) -> dict[str, Any]:
