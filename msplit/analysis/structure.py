@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from msplit.analysis.colocation import groups
 from msplit.cost.costs import Floats
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
@@ -39,9 +40,19 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
         )
     ]
     order = graph.topological.tolist()
-    forward = _refined(own, order, graph.in_start.tolist(), *_columns(flat, inputs=True))
-    back = _refined(forward, order[::-1], graph.out_start.tolist(), *_columns(flat, inputs=False))
-    return _refined(back, order, graph.in_start.tolist(), *_columns(flat, inputs=True))
+    of = groups(flat).of.tolist()
+    forward = _refined(_tied(own, of), order, graph.in_start.tolist(), *_columns(flat, inputs=True))
+    back = _refined(_tied(forward, of), order[::-1], graph.out_start.tolist(), *_columns(flat, inputs=False))
+    return _refined(_tied(back, of), order, graph.in_start.tolist(), *_columns(flat, inputs=True))
+
+
+def _tied(own: Sequence[int], of: Sequence[int]) -> list[int]:
+    """Colours out of a node's own and those of the nodes that must share a stream with it."""
+    together: dict[int, int] = {}
+    for colour, group in zip(own, of, strict=True):
+        if group >= 0:
+            together[group] = together.get(group, 0) + hash((colour, 0))
+    return [hash((colour, together[group])) if group >= 0 else colour for colour, group in zip(own, of, strict=True)]
 
 
 def _ids(flat: FlatGraph) -> list[int]:

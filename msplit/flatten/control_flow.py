@@ -87,18 +87,21 @@ def frames(graph: Graph) -> Nested:
     enters = np.flatnonzero(with_op(graph, _ENTER)).tolist()
     if not enters:
         return Nested(outermost, names)
-    # Frame 0 is no frame. Each frame knows its parent and its outermost ancestor.
-    parent, top = [0], [-1]
+    # Frame 0 is no frame. Each frame knows its parent, its outermost ancestor and how many are around it.
+    parent, top, depth = [0], [-1], [0]
     known: dict[tuple[int, str], int] = {}
     frame_after: dict[int, int] = {}
     for node in _downstream(graph, enters):
-        inside = max((frame_after.get(source, 0) for source in graph.predecessors(node).tolist()), default=0)
+        around = [frame_after.get(source, 0) for source in graph.predecessors(node).tolist()]
+        # Inputs from frames of equal depth are nothing that runs: the first counts, wherever the file has the frames.
+        inside = max(around, key=depth.__getitem__, default=0)
         op = graph.ops[node]
         if op in _ENTER:
             key = inside, str(graph.attrs[node].get("frame_name", ""))
             if key not in known:
                 known[key] = len(parent)
                 parent.append(inside)
+                depth.append(depth[inside] + 1)
                 if inside:
                     top.append(top[inside])
                 else:

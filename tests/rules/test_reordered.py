@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from msplit import rules
+from msplit import proto, rules
 from msplit.analysis.structure import colours
 from msplit.cost import estimate, infer
 from msplit.errors import MsplitError
@@ -20,7 +20,7 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from tests.strategies import graph_defs
 
-NAMES = ("default", "recsys", "rnn", "vision")
+NAMES = ("auto", "default", "recsys", "rnn", "vision")
 GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "25"))
 """How many graphs each test draws."""
 
@@ -86,3 +86,24 @@ def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory
     assert (other is None) == (found is None)
     if other is not None and found is not None:
         assert Counter(other.values()) == Counter(found.values())
+
+
+def test_a_node_with_inputs_from_two_loops_belongs_to_the_first_of_them(tmp_path: Path) -> None:
+    graph_def = proto.graph_pb2.GraphDef()
+
+    def add(name: str, op: str, *inputs: str) -> Any:
+        node = graph_def.node.add(name=name, op=op, input=inputs)
+        node.attr["T"].type = 1
+        return node
+
+    add("x", "Placeholder").attr["dtype"].type = 1
+    for loop in "ab":
+        add(f"{loop}/enter", "Enter", "x").attr["frame_name"].s = loop.encode()
+        add(f"{loop}/body", "Relu", f"{loop}/enter")
+    add("both", "AddV2", "a/body", "b/body")
+    found = set()
+    for seed in range(10):
+        (tmp_path / "model").write_bytes(reordered(graph_def, random.Random(seed)).SerializeToString())
+        flat = flatten(read(tmp_path / "model"))
+        found.add(flat.regions[flat.region[flat.graph.index["both"]]].name)
+    assert found == {"a"}
