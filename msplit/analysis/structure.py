@@ -9,7 +9,6 @@ import numpy as np
 from msplit.analysis.colocation import groups
 from msplit.cost.costs import Floats
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import STREAM_ID
 
 
 def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
@@ -20,7 +19,7 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
     differ in how their surroundings share nodes several forks away may be taken for equal. Data inputs count by slot, control inputs
     and consumers as sets.
 
-    Near-linear. The numbers hang on no hash seed.
+    Near-linear. The numbers hang on no hash seed, and on no stream ids: an annotated graph is like the one it was made of.
 
     Args:
         flat: The graph.
@@ -35,7 +34,6 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
             flat.host.tolist(),
             (flat.region >= 0).tolist(),
             np.zeros(len(graph)).tolist() if weights is None else weights.tolist(),
-            _ids(flat),
             strict=True,
         )
     ]
@@ -53,14 +51,6 @@ def _tied(own: Sequence[int], of: Sequence[int]) -> list[int]:
         if group >= 0:
             together[group] = together.get(group, 0) + hash((colour, 0))
     return [hash((colour, together[group])) if group >= 0 else colour for colour, group in zip(own, of, strict=True)]
-
-
-def _ids(flat: FlatGraph) -> list[int]:
-    ids = [-1] * len(flat)
-    for node in flat.graph.nodes_with(STREAM_ID):
-        value = flat.graph.attrs[node].get(STREAM_ID)
-        ids[node] = value if isinstance(value, int) else -1
-    return ids
 
 
 def _columns(flat: FlatGraph, *, inputs: bool) -> tuple[list[int], list[tuple[int, int]]]:
