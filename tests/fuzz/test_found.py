@@ -135,7 +135,7 @@ def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp
     message.node.add(name="x", op="NoOp")
     result = run(Case("results", message.SerializeToString()), tmp_path / "case")
     assert result.problem == ""
-    assert result.seconds < 0.5
+    assert result.seconds < 1.5  # 0.3 on a quiet machine
 
 
 FILES: dict[str, tuple[str, bytes]] = {
