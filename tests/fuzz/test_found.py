@@ -121,7 +121,7 @@ def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(t
     message.node.add(name="x", op="NoOp")
     result = run(Case("sizes", message.SerializeToString()), tmp_path / "case")
     assert result.problem == ""
-    assert result.seconds < 0.5
+    assert result.seconds < 1.5
 
 
 def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp_path: Path) -> None:
