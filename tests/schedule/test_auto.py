@@ -195,6 +195,6 @@ def test_100000_nodes_take_seconds_and_time_grows_with_their_number():
         some, many = seconds(25_000), seconds(100_000)
     finally:
         gc.unfreeze()
-    # 13 s on two quiet cores; a machine with other things to do may take three times as long.
-    assert many < 45
+    # 18 s on a quiet core; beside other tests and their memory it took 59. The growth is what must not change.
+    assert many < 120
     assert many < 8 * some
