@@ -34,6 +34,7 @@ def reference_of(name: str, batch: int, outputs: bool = False) -> Reference:
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_a_reference_of_a_batch_verifies_with_that_batch_and_without_one(batch: int | None, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     flat = api.load(MMOE)
     save_reference(tmp_path / "four.npz", reference_of("mmoe_small.pb", 4, outputs=True))
     request = BenchRequest(
