@@ -11,12 +11,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
-from msplit.formats.text import read_text
+from msplit.formats.text import parse_json, read_file
 
 SCHEMA_VERSION = 1
 KIND = "profile"
@@ -75,16 +74,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     Raises:
         MsplitError: It can not be read, or is no profile.
     """
-    where = os.fspath(path)
-    try:
-        text = read_text(Path(path), MAX_BYTES)
-    except EOFError:
-        raise MsplitError(f"the profile is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX) from None
-    except OSError as error:
-        raise MsplitError(f"the profile can not be read: {error.strerror}", where=where, fix="check the path") from None
-    except ValueError:
-        raise MsplitError("the profile is not UTF-8 text", where=where, fix=_FIX) from None
-    return parse(text, where)
+    return parse(read_file(path, MAX_BYTES, what=KIND, fix=_FIX), os.fspath(path))
 
 
 def parse(text: str, source: str) -> Profile:
@@ -97,14 +87,7 @@ def parse(text: str, source: str) -> Profile:
     Raises:
         MsplitError: It is no profile; the message says what is wrong with it, and where.
     """
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise MsplitError("the profile is nested too deep", where=source, fix=_FIX) from None
-    except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise MsplitError(f"the profile is not valid JSON: {reason}", where=f"{source}{line}", fix=_FIX) from None
+    data = parse_json(text, source, what=KIND, fix=_FIX)
     top = _Reader(source, "", data)
     top.object(_KEYS)
     if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msplit.formats.model import Model
@@ -18,29 +19,7 @@ def graph_hash(model: Model) -> str:
     own: training on does not change what streams are good for), versions, or debug information. A binary and a text file of
     one graph have the same hash.
     """
-    digest = hashlib.sha256()
-
-    def add(data: bytes) -> None:
-        # With its length before it, no two sequences of pieces give the same bytes.
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-
-    graph_def = model.graph_def
-    add(len(graph_def.node).to_bytes(8, "little"))
-    for node in graph_def.node:
-        add(_without_id(node))
-    for function in sorted(graph_def.library.function, key=lambda function: function.signature.name):
-        header = type(function)()
-        header.CopyFrom(function)
-        del header.node_def[:]
-        add(header.SerializeToString(deterministic=True))
-        add(len(function.node_def).to_bytes(8, "little"))
-        for node in function.node_def:
-            add(_without_id(node))
-    for ends in (model.inputs, model.outputs):
-        add("\n".join(f"{end.name}\t{end.tensor}" for end in ends).encode())
-    add("\n".join(model.targets).encode())
-    return digest.hexdigest()
+    return _digest(model, _without_id, _header)
 
 
 def _without_id(node: Any) -> bytes:
@@ -66,27 +45,47 @@ def structure_hash(model: Model) -> str:
     As `graph_hash`, but without what no kernel's time depends on: the values of floating-point and string constants and of large integer
     ones, and attributes whose names begin with an underscore. Training on, or leaving the weights out, changes nothing.
     """
+    return _digest(model, _structure, _signature)
+
+
+def _digest(model: Model, of_node: Callable[[Any], bytes], of_function: Callable[[Any], Iterable[bytes]]) -> str:
+    """SHA-256 of the nodes, of the library with its nodes, and of what is fed and fetched."""
     digest = hashlib.sha256()
 
     def add(data: bytes) -> None:
+        # With its length before it, no two sequences of pieces give the same bytes.
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
 
-    graph_def = model.graph_def
-    add(len(graph_def.node).to_bytes(8, "little"))
-    for node in graph_def.node:
-        add(_structure(node))
-    for function in sorted(graph_def.library.function, key=lambda function: function.signature.name):
-        add(function.signature.SerializeToString(deterministic=True))
-        for name, value in sorted(function.ret.items()):
-            add(f"{name}\t{value}".encode())
-        add(len(function.node_def).to_bytes(8, "little"))
-        for node in function.node_def:
-            add(_structure(node))
+    def add_nodes(nodes: Sequence[Any]) -> None:
+        add(len(nodes).to_bytes(8, "little"))
+        for node in nodes:
+            add(of_node(node))
+
+    add_nodes(model.graph_def.node)
+    for function in sorted(model.graph_def.library.function, key=lambda function: function.signature.name):
+        for piece in of_function(function):
+            add(piece)
+        add_nodes(function.node_def)
     for ends in (model.inputs, model.outputs):
         add("\n".join(f"{end.name}\t{end.tensor}" for end in ends).encode())
     add("\n".join(model.targets).encode())
     return digest.hexdigest()
+
+
+def _header(function: Any) -> Iterable[bytes]:
+    """All of a function but its nodes."""
+    header = type(function)()
+    header.CopyFrom(function)
+    del header.node_def[:]
+    yield header.SerializeToString(deterministic=True)
+
+
+def _signature(function: Any) -> Iterable[bytes]:
+    """What a function takes and gives."""
+    yield function.signature.SerializeToString(deterministic=True)
+    for name, value in sorted(function.ret.items()):
+        yield f"{name}\t{value}".encode()
 
 
 def _structure(node: Any) -> bytes:

@@ -19,7 +19,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import graph_hash
-from msplit.formats.text import read_text
+from msplit.formats.text import parse_json, read_file
 from msplit.graph import Ints
 from msplit.schedule.plan import Plan
 
@@ -201,16 +200,7 @@ def load(path: str | os.PathLike[str]) -> PlanFile:
     Raises:
         MsplitError: It can not be read, or is no plan.
     """
-    where = os.fspath(path)
-    try:
-        text = read_text(Path(path), MAX_BYTES)
-    except EOFError:
-        raise MsplitError(f"the plan is longer than {MAX_BYTES >> 20} MiB", where=where, fix=_FIX) from None
-    except OSError as error:
-        raise MsplitError(f"the plan can not be read: {error.strerror}", where=where, fix="check the path") from None
-    except ValueError:
-        raise MsplitError("the plan is not UTF-8 text", where=where, fix=_FIX) from None
-    return parse(text, where)
+    return parse(read_file(path, MAX_BYTES, what=KIND, fix=_FIX), os.fspath(path))
 
 
 def parse(text: str, source: str) -> PlanFile:
@@ -223,14 +213,7 @@ def parse(text: str, source: str) -> PlanFile:
     Raises:
         MsplitError: It is no plan.
     """
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise MsplitError("the plan is nested too deep", where=source, fix=_FIX) from None
-    except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise MsplitError(f"the plan is not valid JSON: {reason}", where=f"{source}{line}", fix=_FIX) from None
+    data = parse_json(text, source, what=KIND, fix=_FIX)
     if not isinstance(data, dict):
         raise _wrong("the plan is not an object", source)
     if data.get("kind") != KIND:
