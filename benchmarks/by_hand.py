@@ -28,6 +28,7 @@ from msplit import api, rules
 from msplit.api.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.measure.environment import environment
 from msplit.measure.inputs import make_inputs
 
 STREAMS = {"lstm": 10}
@@ -171,11 +172,13 @@ def measured(graphs: Path, name: str) -> dict[str, list[float]]:
     flat = api.load(models.fill(graphs, Path("/tmp/msplit-models"), name, batch))
     sizes, costs = price(flat, batch=batch)
     feeds = make_inputs(flat, {}, batch=batch, seed=0)
-    for streams in (1, STREAMS.get(name, 8)):
+    larger = {"fuse": True, "group": True}
+    for streams, options in ((1, {}), (STREAMS.get(name, 8), {}), (1, larger)):
         ids = api.assign(flat, rules.load(models.RULES[name], streams=streams), priced=(sizes, costs)).ids
-        job = Job(flat=flat, ids=ids, streams=streams, feeds=feeds, costs=costs)
-        variants[f"msplit, {streams}"] = ENGINE.build(job)
-        variants[f"msplit, {streams}"].step(feeds)
+        job = Job(flat=flat, ids=ids, streams=streams, feeds=feeds, costs=costs, options=options)
+        label = f"msplit, {streams}{', fused and grouped' if options else ''}"
+        variants[label] = ENGINE.build(job)
+        variants[label].step(feeds)
     times: dict[str, list[float]] = {label: [] for label in variants}
     order = list(variants)
     for _ in range(ROUNDS):
@@ -196,7 +199,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     raw = {name: measured(arguments.graphs, name) for name in arguments.models.split(",")}
-    (arguments.out / "by_hand.json").write_text(json.dumps({"schema_version": 1, "seconds": raw}))
+    content = {"schema_version": 1, "environment": environment(sys.argv), "seconds": raw}
+    (arguments.out / "by_hand.json").write_text(json.dumps(content))
     print("| model | batch | median µs, device clock |\n| --- | ---: | --- |")
     for name, times in raw.items():
         cells = "; ".join(f"{label}: {statistics.median(found) * 1e6:.0f}" for label, found in times.items())

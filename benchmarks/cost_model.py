@@ -1,14 +1,16 @@
 """How far static costs are from measured ones, and how well the simulator ranks assignments: on a GPU, over the benchmark models.
 
-    python benchmarks/cost_model.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--streams 1,2,4,8,16] [--seconds 4]
+    python benchmarks/cost_model.py GRAPHS --out OUT [--models mmoe,towers:128] [--streams 1,2,4,8,16] [--seconds 4]
 
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/cost_model.json (every figure, and the profiles) and
-OUT/cost_model.md (two tables). `--device cpu` tries it without a GPU; its figures mean nothing.
+OUT/cost_model.md (two tables). `--device cpu` tries it without a GPU; its figures mean nothing. `--table FILE.json[.gz]` only makes the
+tables again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 import sys
@@ -40,35 +42,37 @@ from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict
 from msplit.schedule.problem import Problem
 
-DEFAULT = "mmoe,towers,deepfm,dlrm,inception_v3,googlenet,nasnet_mobile,squeezenet,bert"
+DEFAULT = "mmoe:1,towers:1,deepfm:1,dlrm:1,inception_v3:1,googlenet:1,nasnet_mobile:1,squeezenet:1,bert:1"
 RUNS = 25
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graphs", type=Path)
+    parser.add_argument("graphs", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--models", default=DEFAULT)
     parser.add_argument("--streams", default="1,2,4,8,16")
-    parser.add_argument("--batch", choices=["small", "large", "both"], default="small")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each model for measuring assignments")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--table", type=Path, help="only make the tables of this file")
     arguments = parser.parse_args()
+    if arguments.table:
+        raw = arguments.table.read_bytes()
+        print(markdown(json.loads(gzip.decompress(raw) if arguments.table.suffix == ".gz" else raw)["models"]))
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    for name in arguments.models.split(","):
-        batches = models.BATCHES[name]
-        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
-            began = time.time()
-            try:
-                rows.append(examine(arguments, name, batch))
-            except Exception:
-                traceback.print_exc()
-                continue
-            print(f"{name} {batch}: {time.time() - began:.1f} s", flush=True)
-            text = json.dumps(jsonio.plain({"schema_version": 1, "models": rows}))
-            (arguments.out / "cost_model.json").write_text(text)
-            (arguments.out / "cost_model.md").write_text(markdown(rows))
+    for name, batch in models.rows(arguments.models):
+        began = time.time()
+        try:
+            rows.append(examine(arguments, name, batch))
+        except Exception:
+            traceback.print_exc()
+            continue
+        print(f"{name} {batch}: {time.time() - began:.1f} s", flush=True)
+        text = json.dumps(jsonio.plain({"schema_version": 1, "models": rows}))
+        (arguments.out / "cost_model.json").write_text(text)
+        (arguments.out / "cost_model.md").write_text(markdown(rows))
     print(markdown(rows))
 
 

@@ -1,6 +1,6 @@
 """The whole GPU suite in one visit: every benchmark model on the cuda engine, TensorFlow and XLA beside it, one table last.
 
-    python benchmarks/gpu_suite.py GRAPHS --out OUT [--models a,b] [--streams 1,2,4,8,16] [--duration 2] [--batch small|large|both]
+    python benchmarks/gpu_suite.py GRAPHS --out OUT [--models mmoe,towers:128] [--streams 1,2,4,8,16] [--duration 2]
 
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/h200.json (every raw time) and OUT/h200.md.
 """
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--streams", default="1,2,4,8,16")
     parser.add_argument("--duration", type=float, default=2.0)
     parser.add_argument("--builds", type=int, default=1)
-    parser.add_argument("--batch", choices=["small", "large", "both"], default="both")
     parser.add_argument("--rules", help="one rule set for all models (default: the one that fits each)")
     parser.add_argument("--no-tensorflow", action="store_true")
     parser.add_argument("--no-xla", default="", help="models whose XLA compilation is left out")
@@ -44,26 +43,24 @@ def main() -> None:
     start = time.time()
     rows: list[dict[str, Any]] = []
     raw = []
-    for name in arguments.models.split(","):
-        batches = models.BATCHES[name]
-        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
-            if time.time() - start > arguments.seconds:
-                print(f"--- out of time before {name} batch {batch}", flush=True)
-                continue
-            print(f"--- {name} batch {batch} at {time.time() - start:.0f} s", flush=True)
-            began = time.time()
-            try:
-                found, flat = run(arguments, name, batch)
-            except Exception as problem:
-                traceback.print_exc()
-                rows.append({"model": name, "batch": batch, "error": str(problem).splitlines()[0]})
-                continue
-            rows.append(row(name, batch, found))
-            raw.append({"model": name, "batch": batch, **benchmark.payload(flat, found)})
-            print(render.to_markdown(benchmark.document(flat, found)), flush=True)
-            print(f"--- took {time.time() - began:.0f} s", flush=True)
-            gc.collect()
-            save(arguments, rows, raw)
+    for name, batch in models.rows(arguments.models):
+        if time.time() - start > arguments.seconds:
+            print(f"--- out of time before {name} batch {batch}", flush=True)
+            continue
+        print(f"--- {name} batch {batch} at {time.time() - start:.0f} s", flush=True)
+        began = time.time()
+        try:
+            found, flat = run(arguments, name, batch)
+        except Exception as problem:
+            traceback.print_exc()
+            rows.append({"model": name, "batch": batch, "error": str(problem).splitlines()[0]})
+            continue
+        rows.append(row(name, batch, found))
+        raw.append({"model": name, "batch": batch, **benchmark.payload(flat, found)})
+        print(render.to_markdown(benchmark.document(flat, found)), flush=True)
+        print(f"--- took {time.time() - began:.0f} s", flush=True)
+        gc.collect()
+        save(arguments, rows, raw)
     save(arguments, rows, raw)
     print(markdown(rows))
 

@@ -15,17 +15,17 @@ BATCHES: dict[str, tuple[int, ...]] = {
     "towers": (1, 128, 1024),
     "deepfm": (1, 128, 1024),
     "dlrm": (1, 128, 1024),
-    "inception_v3": (1, 16),
-    "googlenet": (1, 16),
-    "nasnet_mobile": (1, 16),
-    "lstm": (1, 16),
-    "bert": (1, 16),
-    "squeezenet": (1, 16),
-    "columns_50": (256,),
+    "inception_v3": (1, 16, 128),
+    "googlenet": (1, 16, 128),
+    "nasnet_mobile": (1, 16, 128),
+    "lstm": (1, 16, 128, 1024),
+    "bert": (1, 16, 128, 1024),
+    "squeezenet": (1, 16, 128),
+    "columns_50": (256, 1, 128, 1024),
     "columns_100": (256,),
     "columns_1000": (256,),
 }
-"""Model -> batch sizes of the tables: one example, and larger batches."""
+"""Model -> batch sizes of the tables, the one to begin with first. (Images beyond 128: the kernels fill the GPU at 16 already.)"""
 
 SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     f"columns_{count}": ("feature_columns", {"columns": count}) for count in (50, 100, 1000)
@@ -56,6 +56,15 @@ RULES = {
 def file_name(name: str, batch: int) -> str:
     """File of a model at a batch."""
     return f"{name}_{batch}.pb" if name in FIXED_BATCH else f"{name}.pb"
+
+
+def rows(text: str) -> list[tuple[str, int]]:
+    """Models and batches, from ``mmoe,towers:128``: a model at one batch, or at all of its batches."""
+    found = []
+    for item in text.split(","):
+        name, _, batch = item.partition(":")
+        found += [(name, int(batch))] if batch else [(name, batch) for batch in BATCHES[name]]
+    return found
 
 
 def write(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Every way to choose streams, and the tuned plan, on the same executor and kernels: every benchmark model, against one stream.
 
-    python benchmarks/schedulers.py GRAPHS --out OUT [--models a,b] [--batch small|large|both] [--seconds 20] [--streams 16]
+    python benchmarks/schedulers.py GRAPHS --out OUT [--models mmoe,towers:128] [--seconds 20] [--streams 16]
 
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/schedulers.json (every round's time) and OUT/schedulers.md (the
 table of `schedulers.md`); what is there of other models is kept, so that several visits add up. `--device cpu` tries it without a GPU:
@@ -61,7 +61,6 @@ def main() -> None:
     parser.add_argument("graphs", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--models", default=",".join(models.BATCHES))
-    parser.add_argument("--batch", choices=["small", "large", "both"], default="both")
     parser.add_argument("--seconds", type=float, default=20, help="of tuning, per model and batch")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--builds", type=int, default=2)
@@ -81,24 +80,22 @@ def main() -> None:
     target = arguments.out / "schedulers.json"
     rows = read(target) if target.exists() else []
     start = time.time()
-    for name in arguments.models.split(","):
-        batches = models.BATCHES[name]
-        for batch in {"small": batches[:1], "large": batches[1:], "both": batches}[arguments.batch]:
-            if time.time() - start > arguments.limit:
-                print(f"out of time before {name} batch {batch}", flush=True)
-                continue
-            began = time.time()
-            try:
-                row = run(arguments, name, batch)
-            except Exception as problem:
-                traceback.print_exc(limit=4)
-                print(f"{name} batch {batch}: {type(problem).__name__}: {str(problem).splitlines()[0]}", flush=True)
-                continue
-            row["took_s"] = time.time() - began
-            rows = [other for other in rows if (other["model"], other["batch"]) != (name, batch)] + [row]
-            print(line(row), flush=True)
-            target.write_text(json.dumps({"schema_version": 1, "environment": environment(sys.argv), "rows": rows}))
-            (arguments.out / "schedulers.md").write_text(page(rows, environment(sys.argv)))
+    for name, batch in models.rows(arguments.models):
+        if time.time() - start > arguments.limit:
+            print(f"out of time before {name} batch {batch}", flush=True)
+            continue
+        began = time.time()
+        try:
+            row = run(arguments, name, batch)
+        except Exception as problem:
+            traceback.print_exc(limit=4)
+            print(f"{name} batch {batch}: {type(problem).__name__}: {str(problem).splitlines()[0]}", flush=True)
+            continue
+        row["took_s"] = time.time() - began
+        rows = [other for other in rows if (other["model"], other["batch"]) != (name, batch)] + [row]
+        print(line(row), flush=True)
+        target.write_text(json.dumps({"schema_version": 1, "environment": environment(sys.argv), "rows": rows}))
+        (arguments.out / "schedulers.md").write_text(page(rows, environment(sys.argv)))
     print("\n".join(verdicts(rows)))
 
 

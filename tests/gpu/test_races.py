@@ -1,4 +1,4 @@
-"""Races on a real GPU: random graphs on random streams, delays injected, freed memory poisoned. Run by `benchmarks/gpu_visit.sh`."""
+"""Races on a real GPU: random graphs on random streams, delays injected, freed memory poisoned. Run by `benchmarks/visit.py`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,212 @@
+"""The whole GPU suite in one visit to a machine with NVIDIA GPUs, tables last.
+
+    python benchmarks/models.py GRAPHS              # where TensorFlow is (the machine with the GPU may lack it)
+    python benchmarks/visit.py GRAPHS OUT [STEP …]  # on the machine with the GPU
+
+Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
+streams, and tuning), `costs` (static against measured costs, simulated against measured time), `hand` (PyTorch's own CUDA graphs of the
+same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one job at a time; what is compared is always measured by
+one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs
+printed under OUT/jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+SUITE = ("gpu_suite.py", "--duration", "1.2", "--builds", "2")
+SCHEDULERS = ("schedulers.py", "--seconds", "8")
+RESULTS = {
+    "suite": ("h200.json", "runs"),
+    "schedulers": ("schedulers.json", "rows"),
+    "costs": ("cost_model.json", "models"),
+    "hand": ("by_hand.json", "seconds"),
+}
+"""What a job of a step leaves, and which part of it is joined with other jobs' parts."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process on one GPU.
+
+    Attributes:
+        step: What it belongs to.
+        name: Its own, within the step.
+        seconds: What it takes, about: long jobs begin first. After three times that and a minute it is ended.
+        command: Without the interpreter, the folders of graphs and results left out.
+    """
+
+    step: str
+    name: str
+    seconds: int
+    command: tuple[str, ...]
+
+
+def suite(name: str, seconds: int, *options: str) -> Job:
+    """Models beside TensorFlow; the name is the list of them."""
+    return Job("suite", name, seconds, (*SUITE, "--models", name, *options))
+
+
+def schedulers(name: str, seconds: int) -> Job:
+    """Ways to choose streams, for models; the name is the list of them."""
+    return Job("schedulers", name, seconds, (*SCHEDULERS, "--models", name))
+
+
+JOBS = (
+    suite("lstm:1", 240),
+    suite("columns_1000", 240, "--no-xla", "columns_1000", "--streams", "1,8"),
+    suite("nasnet_mobile:1", 150),
+    suite("inception_v3:1", 70),
+    suite("mmoe:128,towers:128", 60),
+    suite("googlenet:1,squeezenet:1", 90),
+    suite("deepfm:1,dlrm:1", 60),
+    suite("bert", 110),
+    suite("columns_50:256", 50),
+    suite("mmoe:1,mmoe:1024,towers:1,towers:1024", 100),
+    suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
+    suite("columns_50:1,columns_50:128,columns_50:1024", 130),
+    suite("columns_100", 100),
+    suite("lstm:16", 200, "--no-xla", "lstm"),
+    suite("googlenet:16,squeezenet:16,googlenet:128,squeezenet:128", 150),
+    suite("inception_v3:16,inception_v3:128", 120),
+    suite("nasnet_mobile:16", 120, "--no-xla", "nasnet_mobile"),
+    suite("lstm:128", 200, "--no-xla", "lstm"),
+    suite("lstm:1024", 200, "--no-xla", "lstm"),
+    suite("nasnet_mobile:128", 120, "--no-xla", "nasnet_mobile"),
+    schedulers("mmoe:1,mmoe:128,towers:1,towers:128", 110),
+    schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
+    schedulers("googlenet:1,googlenet:16,squeezenet:1,squeezenet:16", 130),
+    schedulers("inception_v3:1,inception_v3:16", 100),
+    schedulers("bert:1,bert:16", 70),
+    schedulers("nasnet_mobile:1,nasnet_mobile:16", 150),
+    schedulers("lstm:1,lstm:16", 200),
+    Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
+    Job("hand", "all", 70, ("by_hand.py",)),
+    Job("tests", "gpu", 90, ("-m", "pytest", "-q", "-m", "gpu", "tests/gpu")),
+    Job("tests", "kernels", 200, ("-m", "pytest", "-q", "-m", "gpu", "tests/engines")),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("steps", nargs="*", help="which; all by default")
+    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many to use")
+    arguments = parser.parse_args()
+    steps = arguments.steps or [*RESULTS, "tests"]
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in sorted(JOBS, key=lambda job: -job.seconds):
+        if job.step in steps:
+            waiting.put(job)
+    workers = [
+        threading.Thread(target=work, args=(waiting, arguments.graphs.resolve(), arguments.out.resolve(), gpu))
+        for gpu in range(arguments.gpus)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    text = "\n".join(collect(arguments.out, step) for step in steps)
+    (arguments.out / "tables.md").write_text(text)
+    print(text)
+
+
+def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int) -> None:
+    """Runs jobs on one GPU until none is left."""
+    while True:
+        try:
+            job = waiting.get_nowait()
+        except queue.Empty:
+            return
+        began = time.time()
+        code = run(job, graphs, out, gpu)
+        print(f"{job.step} {job.name}: exit {code}, {time.time() - began:.0f} s on GPU {gpu}", flush=True)
+
+
+def run(job: Job, graphs: Path, out: Path, gpu: int) -> int | None:
+    """Runs one job; its exit code, None if it was ended."""
+    folder = out / "jobs" / job.step / job.name.replace(":", "_").replace(",", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    script, *options = job.command
+    command = (
+        [script, *options] if script == "-m" else [str(HERE / script), str(graphs), "--out", str(folder), *options]
+    )
+    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": str(gpu),
+        "PYTHONPATH": paths,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "MSPLIT_RACE_GRAPHS": "200",
+    }
+    with (folder / "printed.txt").open("w") as printed:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=HERE.parent, env=environment, stdout=printed, stderr=subprocess.STDOUT
+        )
+        try:
+            return process.wait(3 * job.seconds + 60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
+
+
+def collect(out: Path, step: str) -> str:
+    """Joins what the jobs of a step left, and makes the step's table."""
+    folders = sorted(folder for folder in (out / "jobs" / step).glob("*") if folder.is_dir())
+    if step not in RESULTS:
+        return "\n".join(f"{folder.name}: {last_line(folder)}" for folder in folders)
+    name, part = RESULTS[step]
+    contents = [json.loads((folder / name).read_text()) for folder in folders if (folder / name).exists()]
+    if not contents:
+        return f"{step}: nothing came"
+    joined = {**contents[0], part: join([content[part] for content in contents])}
+    target = out / f"{step}.json.gz"
+    target.write_bytes(gzip.compress(json.dumps(joined).encode()))
+    return table(step, target, folders)
+
+
+def join(parts: list[Any]) -> Any:
+    """Lists one after the other, or one dictionary of all."""
+    if isinstance(parts[0], list):
+        return [entry for part in parts for entry in part]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def last_line(folder: Path) -> str:
+    return next(iter((folder / "printed.txt").read_text().strip().splitlines()[::-1]), "")
+
+
+def table(step: str, results: Path, folders: list[Path]) -> str:
+    """The tables of a step."""
+    commands = {
+        "suite": [["table.py", str(results)], ["table.py", "--kernels", str(results)]],
+        "schedulers": [["schedulers.py", "--table", str(results)]],
+        "costs": [["cost_model.py", "--table", str(results)]],
+    }.get(step)
+    if commands is None:
+        return "\n".join((folder / "printed.txt").read_text() for folder in folders)
+    printed = [
+        subprocess.run([sys.executable, str(HERE / script), *options], capture_output=True, text=True, cwd=HERE.parent)
+        for script, *options in commands
+    ]
+    return "\n".join(done.stdout if done.returncode == 0 else done.stderr for done in printed)
+
+
+if __name__ == "__main__":
+    main()
