@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.columns.spec import HIGHEST, LOWEST, Term
+from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
 
-VIEWS = frozenset({"Reshape", "Squeeze", "ExpandDims"})
 _LIMITS = ("Minimum", "Maximum", "ClipByValue")
 _LONGEST = 16
 _SMALL = 1 << 30
@@ -49,7 +49,7 @@ class Chain:
     def _take(self, source: Source, op: Op) -> bool:
         """Takes one op more, if it can be done on the way."""
         term = self._term
-        if op.op in VIEWS:
+        if op.op in RESHAPES:
             return True
         clipped = (term.low, term.high) != (LOWEST, HIGHEST)
         if op.op == "Cast":

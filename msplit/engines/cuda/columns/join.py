@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.columns.chains import VIEWS, Chain
+from msplit.engines.cuda.columns.chains import Chain
 from msplit.engines.cuda.columns.spec import Columns, Segment, Term
+from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
 
 _GATHERS = ("GatherV2", "Gather", "ResourceGather")
@@ -162,7 +163,7 @@ class _Parts:
         if op.op == "_Columns":
             return self._joined_before(op, stage)
         first = self.of.get(op.inputs[0]) if op.inputs else None
-        if op.op in VIEWS and first is not None:
+        if op.op in RESHAPES and first is not None:
             return replace(first, shape=shape)
         if op.op in ("Sum", "Mean") and first is not None:
             return self._combined(op, first, shape)
@@ -311,7 +312,9 @@ class _Parts:
     def _plain(self, key: Key) -> Key:
         """The value that a view shows."""
         while (
-            (op := self._source.ops.get(key[0])) is not None and op.op in VIEWS and op.inputs[0] in self._source.shapes
+            (op := self._source.ops.get(key[0])) is not None
+            and op.op in RESHAPES
+            and op.inputs[0] in self._source.shapes
         ):
             key = op.inputs[0]
         return key

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.columns.pattern import Proof, is_grid, run_length
 from msplit.engines.cuda.columns.spec import Columns, Segment, Term
+from msplit.engines.cuda.op_classes import COMPARISONS, LOGIC, RESHAPES
 from msplit.engines.cuda.program import Key, Op
 
 if TYPE_CHECKING:
@@ -25,25 +26,10 @@ if TYPE_CHECKING:
 _ABSENT = -(2**62)
 """The id of what is not there. No id that a model has can be below it."""
 
-_ELEMENTWISE = frozenset(
-    {
-        "Cast",
-        "AddV2",
-        "Add",
-        "Sub",
-        "Mul",
-        "Neg",
-        "Abs",
-        "Minimum",
-        "Maximum",
-        "Select",
-        "SelectV2",
-        "ZerosLike",
-        "OnesLike",
-    }
-    | {"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "LogicalNot"}
-)
-_SAME_VALUES = frozenset({"Reshape", "Squeeze", "ExpandDims"})
+_ELEMENTWISE = frozenset([
+    "Cast", "AddV2", "Add", "Sub", "Mul", "Neg", "Abs", "Minimum", "Maximum", "Select", "SelectV2", "ZerosLike", "OnesLike",
+    "LogicalNot", *LOGIC, *COMPARISONS,
+])  # fmt: skip
 _LONGEST = 16
 
 
@@ -166,7 +152,7 @@ def root(prover: Prover, key: Key) -> Key:
         widens = (
             op is not None and op.op == "Cast" and (op.attrs.get("SrcT"), op.attrs.get("DstT")) == ("int32", "int64")
         )
-        if op is None or not (op.op in _SAME_VALUES or widens):
+        if op is None or not (op.op in RESHAPES or widens):
             return key
         key = op.inputs[0]
     return key
@@ -405,7 +391,7 @@ def _sparse_to_dense(prover: Prover, op: Op) -> Proof | None:
 
 
 _RULES: dict[str, Callable[[Prover, Op], Proof | None]] = {
-    **dict.fromkeys(("Reshape", "ExpandDims", "Squeeze"), _reshape),
+    **dict.fromkeys(RESHAPES, _reshape),
     **dict.fromkeys(("Tile", "BroadcastTo"), _repeat),
     "Shape": _shape,
     "Fill": _fill,

@@ -17,7 +17,7 @@ import torch
 
 from msplit.engines.cuda.fusion import cache
 from msplit.engines.cuda.fusion.body import Body
-from msplit.engines.cuda.fusion.roles import VIEWS
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.triton_here import can_compile
 
 SECONDS = 30.0

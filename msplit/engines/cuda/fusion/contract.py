@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.build import positions
 from msplit.engines.cuda.fusion.body import Body, Call, Reference
 from msplit.engines.cuda.fusion.groups import Group
-from msplit.engines.cuda.fusion.roles import VIEWS
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import table
 

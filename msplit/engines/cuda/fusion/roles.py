@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 
 from msplit.engines.cuda.build import positions
+from msplit.engines.cuda.op_classes import ARITHMETIC, COMPARISONS, CURVES, EXACT_BINARY, EXACT_UNARY, STEPS, VIEWS
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import table
 
@@ -23,130 +24,21 @@ class Role(enum.Enum):
     VIEW = "view"
 
 
-_EXACT = frozenset(
-    [
-        "Abs",
-        "Neg",
-        "Relu",
-        "Relu6",
-        "Maximum",
-        "Minimum",
-        "Select",
-        "SelectV2",
-        "ClipByValue",
-        "LogicalAnd",
-        "LogicalOr",
-        "LogicalNot",
-        "BitwiseAnd",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Invert",
-        "OnesLike",
-        "ZerosLike",
-    ]
-)
+_EXACT = frozenset([*EXACT_UNARY, *EXACT_BINARY, "Select", "SelectV2", "ClipByValue"])
 """Ops of one correct result: no rounding, so that what reads them may be sensitive to the last bit."""
 
-_STEPS = frozenset(
-    [
-        "Ceil",
-        "Floor",
-        "Rint",
-        "Round",
-        "Sign",
-        "Equal",
-        "NotEqual",
-        "Greater",
-        "GreaterEqual",
-        "Less",
-        "LessEqual",
-        "IsFinite",
-        "IsInf",
-        "IsNan",
-    ]
-)
+_STEPS = frozenset([*STEPS, *COMPARISONS])
 """Ops whose result jumps: a last bit more or less in front of them shows."""
 
-_SMOOTH = frozenset(
-    [
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atan2",
-        "Atanh",
-        "Cos",
-        "Cosh",
-        "Erf",
-        "Erfc",
-        "Exp",
-        "Expm1",
-        "Inv",
-        "Log",
-        "Log1p",
-        "Reciprocal",
-        "Rsqrt",
-        "Sigmoid",
-        "Sin",
-        "Sinh",
-        "Sqrt",
-        "Square",
-        "Tan",
-        "Tanh",
-        "Add",
-        "AddV2",
-        "AddN",
-        "Mul",
-        "RealDiv",
-        "Sub",
-        "Pow",
-        "DivNoNan",
-        "MulNoNan",
-        "Xdivy",
-        "Xlogy",
-        "Xlog1py",
-        "SquaredDifference",
-        "BiasAdd",
-        "BiasAddV1",
-        "LeakyRelu",
-        "Elu",
-        "Selu",
-        "Softplus",
-        "Softsign",
-        "FusedBatchNorm",
-        "FusedBatchNormV2",
-        "FusedBatchNormV3",
-        "SqrtGrad",
-        "RsqrtGrad",
-        "InvGrad",
-        "ReciprocalGrad",
-        "ReluGrad",
-        "Relu6Grad",
-        "LeakyReluGrad",
-        "EluGrad",
-        "SeluGrad",
-        "SoftplusGrad",
-        "SoftsignGrad",
-    ]
+_BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+_SMOOTH = (
+    frozenset([*CURVES, *ARITHMETIC, "Xlog1py", "AddN", "BiasAdd", "BiasAddV1"])
+    | {"SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad", "ReluGrad", "Relu6Grad", "LeakyReluGrad"}
+    | {"EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad"}
+    | _BATCH_NORMS
 )
 _FLOAT_ONLY = frozenset({"Div"})  # of integers it rounds
 _REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Softmax", "LogSoftmax", "All", "Any", "_LayerNorm"])
-VIEWS = frozenset(
-    [
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "Transpose",
-        "Split",
-        "SplitV",
-        "Unpack",
-        "Slice",
-        "StridedSlice",
-        "BroadcastTo",
-    ]
-)
-_BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 
 _COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
 """Dtypes that a kernel computes as PyTorch does, to the bit where there is only one result."""

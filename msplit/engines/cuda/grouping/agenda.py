@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from msplit.engines.cuda.build import positions
 from msplit.engines.cuda.grouping.joins import join
-from msplit.engines.cuda.grouping.kinds import KINDS, VIEWS, large, weight_slot
+from msplit.engines.cuda.grouping.kinds import KINDS, large, weight_slot
 from msplit.engines.cuda.grouping.merge import Draft, Merge, Place
 from msplit.engines.cuda.grouping.signature import Signatures
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import table
 

@@ -10,6 +10,15 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.grouping.merge import Merge
+from msplit.engines.cuda.op_classes import (
+    ARITHMETIC,
+    COMPARISONS,
+    CURVES,
+    EXACT_BINARY,
+    EXACT_UNARY,
+    RESHAPES,
+    STEPS,
+)
 from msplit.engines.cuda.program import Key, Op, Source
 
 Build = Callable[[Merge], list[Key] | None]
@@ -35,22 +44,6 @@ class Kind:
     weights: int | None = None
     lookup: bool = False
 
-
-VIEWS = frozenset(
-    [
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "Transpose",
-        "Split",
-        "SplitV",
-        "Unpack",
-        "Slice",
-        "StridedSlice",
-        "BroadcastTo",
-    ]
-)
-"""Ops that launch nothing."""
 
 JOINS = frozenset({"Pack", "ConcatV2", "AddN"})
 """Ops in which branches meet."""
@@ -250,86 +243,8 @@ _LARGE_PRODUCT = 1 << 31
 _LARGE_VALUE = 1 << 22
 """Elements: likewise, in reading and writing."""
 
-_UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "Ceil",
-    "Cos",
-    "Cosh",
-    "Erf",
-    "Erfc",
-    "Exp",
-    "Expm1",
-    "Floor",
-    "Inv",
-    "Invert",
-    "IsFinite",
-    "IsInf",
-    "IsNan",
-    "Lgamma",
-    "Log",
-    "Log1p",
-    "LogicalNot",
-    "Neg",
-    "OnesLike",
-    "Reciprocal",
-    "Rint",
-    "Round",
-    "Rsqrt",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Sqrt",
-    "Square",
-    "Tan",
-    "Tanh",
-    "ZerosLike",
-    "Cast",
-    "Relu",
-    "Relu6",
-    "LeakyRelu",
-    "Elu",
-    "Selu",
-    "Softplus",
-    "Softsign",
-]
-_BINARY = [
-    "Add",
-    "AddV2",
-    "Sub",
-    "Mul",
-    "RealDiv",
-    "Div",
-    "DivNoNan",
-    "FloorDiv",
-    "FloorMod",
-    "Mod",
-    "Maximum",
-    "Minimum",
-    "Pow",
-    "SquaredDifference",
-    "MulNoNan",
-    "Xdivy",
-    "Xlogy",
-    "Atan2",
-    "Equal",
-    "NotEqual",
-    "Less",
-    "LessEqual",
-    "Greater",
-    "GreaterEqual",
-    "LogicalAnd",
-    "LogicalOr",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-]
+_UNARY = (*EXACT_UNARY, *STEPS, *CURVES, "Lgamma", "Cast")
+_BINARY = (*EXACT_BINARY, *COMPARISONS, *ARITHMETIC, "Div", "FloorDiv", "FloorMod", "Mod")
 
 KINDS: dict[str, Kind] = {
     **{name: Kind(pointwise) for name in (*_UNARY, *_BINARY, "SelectV2", "ClipByValue")},
@@ -337,7 +252,7 @@ KINDS: dict[str, Kind] = {
     "AddN": Kind(add_n, 1.0),
     **{name: Kind(last_axis, 1.0) for name in ("Softmax", "LogSoftmax")},
     **{name: Kind(reduction, 1.0) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")},
-    **{name: Kind(reshape, 0.0) for name in ("Reshape", "Squeeze", "ExpandDims")},
+    **{name: Kind(reshape, 0.0) for name in sorted(RESHAPES)},
     "Transpose": Kind(transpose, 0.0),
     "Split": Kind(split, 0.0),
     "SplitV": Kind(split_v, 0.0),

@@ -6,7 +6,8 @@ from typing import Any
 
 from msplit import optable
 from msplit.engines.cuda.build import positions
-from msplit.engines.cuda.grouping.kinds import JOINS, KINDS, VIEWS, weight_slot
+from msplit.engines.cuda.grouping.kinds import JOINS, KINDS, weight_slot
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import table
 

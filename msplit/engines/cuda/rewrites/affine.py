@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
-from msplit.engines.cuda.rewrites.pattern import RESHAPES, Readers, channels_last, other_input, per_channel, trailing
+from msplit.engines.cuda.rewrites.pattern import Readers, channels_last, other_input, per_channel, trailing
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv3D")
 _HEADS = (*CONVOLUTIONS, "MatMul")

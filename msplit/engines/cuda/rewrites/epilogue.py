@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.rewrites.gelu import match_gelu
-from msplit.engines.cuda.rewrites.pattern import RESHAPES, Readers, channels_last, other_input
+from msplit.engines.cuda.rewrites.pattern import Readers, channels_last, other_input
 from msplit.engines.cuda.tensors import numpy_dtype
 
 _FUSED = {"Conv2D": "_FusedConv2D", "DepthwiseConv2dNative": "_FusedDepthwiseConv2dNative", "MatMul": "_FusedMatMul"}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
 
-_BY_SHAPE = frozenset(
-    {"Reshape", "Squeeze", "ExpandDims", "BroadcastTo", "EnsureShape", "Tile", "Slice", "Pad", "PadV2", "MirrorPad"}
-)
+_BY_SHAPE = RESHAPES | {"BroadcastTo", "EnsureShape", "Tile", "Slice", "Pad", "PadV2", "MirrorPad"}
 """Ops that change nothing where they do not change the shape."""
 
 _NEUTRAL = {"Mul": 1, "RealDiv": 1, "Div": 1, "Sub": 0}

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.program import Key, Op, Source
 
-RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
-"""Ops that keep every element in its place in row-major order."""
-
 
 class Readers:
     """Who reads each value of a source, as it was when this was made.

@@ -17,24 +17,10 @@ from msplit.engines.cuda.registry import Node, table
 from msplit.engines.cuda.rewrites.pattern import Readers, per_channel
 
 REDUCTIONS = frozenset({"Mean", "Sum", "Max"})
-_ELEMENTWISE = frozenset(
-    {
-        "Add",
-        "AddV2",
-        "Sub",
-        "Mul",
-        "RealDiv",
-        "Div",
-        "Neg",
-        "Square",
-        "SquaredDifference",
-        "Sqrt",
-        "Rsqrt",
-        "Reciprocal",
-        "Inv",
-        "Exp",
-    }
-)
+_ELEMENTWISE = frozenset({
+    "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt", "Reciprocal", "Inv",
+    "Exp",
+})  # fmt: skip
 LARGEST = 24
 """Ops that such a function is made of at most."""
 

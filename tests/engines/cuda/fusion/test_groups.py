@@ -11,8 +11,8 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.fusion.contract import outline
 from msplit.engines.cuda.fusion.fuse import observe
 from msplit.engines.cuda.fusion.groups import MOST_INPUTS, MOST_MEMBERS, find_groups
-from msplit.engines.cuda.fusion.roles import VIEWS
 from msplit.engines.cuda.lower import lower
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Op, Source
 from msplit.engines.cuda.tensors import dtype_name
 from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
