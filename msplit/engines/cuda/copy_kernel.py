@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msplit.engines.cuda.tensors import as_words
+
 _BLOCK = 1024
 
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
@@ -45,8 +47,7 @@ def seen_by(device: torch.device, host: Tensor) -> Tensor:
 
 def copy(source: Tensor, target: Tensor) -> None:
     """Copies a contiguous tensor into another of the same size, at least one of them on the GPU and the other one there or `seen_by` it."""
-    carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[_word(source)]
-    words, place = source.reshape(-1).view(carrier), target.reshape(-1).view(carrier)
+    words, place = as_words(source.reshape(-1)), as_words(target.reshape(-1))
     if words.numel():
         _copy[(triton.cdiv(words.numel(), _BLOCK),)](words, place, words.numel(), BLOCK=_BLOCK)
 

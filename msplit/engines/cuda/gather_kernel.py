@@ -7,10 +7,11 @@ index that is out of range, which is what TensorFlow's GPU kernel does.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from msplit.engines.cuda.tensors import as_words
 
 _BLOCK = 256
 
@@ -56,9 +57,7 @@ def gather(table: Tensor, indices: Tensor) -> Tensor:
     out = table.new_empty((batch, outer, count, inner))
     total = out.numel()
     if total:
-        # The bits move, whatever they mean: one compiled kernel serves every dtype of a width.
-        carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
         flags = {"BLOCK": _BLOCK, "WIDE": total >= _WIDE_FROM, "SINGLE": batch * outer == 1}
         grid = (triton.cdiv(total, _BLOCK),)
-        _gather[grid](table.view(carrier), indices, out.view(carrier), total, size, count, inner, outer, **flags)
+        _gather[grid](as_words(table), indices, as_words(out), total, size, count, inner, outer, **flags)
     return out

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from msplit.engines.cuda.tensors import as_words
 
 _BLOCK = 256
 _WIDE_FROM = 2**31 - _BLOCK
@@ -50,8 +51,7 @@ def lookup(table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
     out = table.new_empty((*ids.shape, *table.shape[1:]))
     total = out.numel()
     if total:
-        carrier = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
         grid = (triton.cdiv(total, _BLOCK),)
-        arguments = (table.view(carrier), ids, starts, sizes, out.view(carrier), total, ids.shape[1], inner)
+        arguments = (as_words(table), ids, starts, sizes, as_words(out), total, ids.shape[1], inner)
         _lookup[grid](*arguments, BLOCK=_BLOCK, WIDE=total >= _WIDE_FROM)
     return out

@@ -102,3 +102,15 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
         numpy_type, _, carrier = _BY_BITS[name]
         return np.asarray(tensor.contiguous().view(carrier).numpy().view(numpy_type))
     return np.asarray(tensor.numpy())
+
+
+def as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's bits as integers of its elements' width, of 8 bytes at most, without a copy.
+
+    Bits that only move may mean anything: one compiled kernel then serves every dtype of a width. The last axis of a complex128 tensor,
+    which must have one, becomes twice as long.
+    """
+    return tensor.view(_WORDS[min(tensor.element_size(), 8)])
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

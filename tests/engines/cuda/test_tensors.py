@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.registry import Unsupported
-from msplit.engines.cuda.tensors import dtype_name, numpy_dtype, to_numpy, to_torch, torch_dtype
+from msplit.engines.cuda.tensors import as_words, dtype_name, numpy_dtype, to_numpy, to_torch, torch_dtype
 
 NAMES = [
     "float16",
@@ -76,3 +76,14 @@ def test_strings_are_refused(array):
 def test_unknown_dtypes_are_refused_by_name():
     with pytest.raises(Unsupported, match="qint8"):
         torch_dtype("qint8")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+)
+def test_words_are_the_bits_of_a_tensor_without_a_copy(dtype):
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+    words = as_words(tensor)
+    assert words.data_ptr() == tensor.data_ptr() and not words.is_floating_point() and not words.is_complex()
+    assert words.numel() * words.element_size() == tensor.numel() * tensor.element_size()
+    assert torch.equal(words.view(dtype), tensor)
