@@ -6,8 +6,7 @@
     ├── RulesError              a rules file or a stream file, with its line
     ├── AssignError             valid rules that contradict each other on this graph
     ├── WriteError              the output can not be written; what was there before is still there
-    ├── EngineError             the model can not run on the chosen engine
-    └── VerificationError       outputs differ from the reference; exit code 1
+    └── EngineError             the model can not run on the chosen engine
 
 Anything else that escapes is a bug in msplit, and the command line says so.
 """
@@ -28,8 +27,6 @@ class MsplitError(Exception):
         where: File, line or node, if there is one.
         fix: How to mend it, one sentence.
     """
-
-    exit_code = 2
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.what = what
@@ -87,9 +84,3 @@ class WriteError(MsplitError):
 
 class EngineError(MsplitError):
     """The model can not run on the chosen engine."""
-
-
-class VerificationError(MsplitError):
-    """Outputs differ from their reference by more than the tolerance."""
-
-    exit_code = 1

@@ -196,18 +196,10 @@ def output_dtype(op: str, attrs: Attrs, port: int) -> str | None:
     return dtypes[port] if dtypes is not None and 0 <= port < len(dtypes) else None
 
 
-def output_port(op: str, attrs: Attrs, arg_name: str, index: int) -> int | None:
-    """Port of tensor `index` of an output argument: function bodies write ``node:arg_name:index``.
-
-    Returns:
-        The port, or None for an unknown op, no such argument, or an index past its end.
-    """
-    ports = output_ports(op, attrs, arg_name)
-    return None if ports is None or (ports[1] is not None and index >= ports[1]) else ports[0] + index
-
-
 def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None] | None:
     """First port of an output argument and how many it has, None for any number that the attributes do not say.
+
+    Function bodies write ``node:arg_name:index`` where a graph has ``node:port``.
 
     Returns:
         The ports, or None for an unknown op, no such argument, or one behind another of unknown size.

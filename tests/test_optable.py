@@ -12,7 +12,7 @@ def test_unknown_op_gives_none_everywhere():
     assert optable.lookup("TFRA>CuckooHashTableOfTensors") is None
     assert optable.output_count("NoSuchOp", {}) is None
     assert optable.output_dtype("NoSuchOp", {}, 0) is None
-    assert optable.output_port("NoSuchOp", {}, "y", 0) is None
+    assert optable.output_ports("NoSuchOp", {}, "y") is None
     assert optable.gpu_kernel("NoSuchOp", {}) is None
 
 
@@ -30,14 +30,14 @@ def test_outputs_follow_type_number_and_type_list_attributes():
 
 def test_ports_of_named_outputs():
     attrs = {"T": "float32"}
-    assert optable.output_port("FusedBatchNormV3", attrs, "batch_mean", 0) == 1
-    assert optable.output_port("Split", {"num_split": 3}, "output", 2) == 2
-    assert optable.output_port("Split", {"num_split": 3}, "output", 3) is None
-    assert optable.output_port("MatMul", attrs, "product", 0) == 0
-    assert optable.output_port("MatMul", attrs, "nothing", 0) is None
+    assert optable.output_ports("FusedBatchNormV3", attrs, "batch_mean") == (1, 1)
+    assert optable.output_ports("Split", {"num_split": 3}, "output") == (0, 3)
+    assert optable.output_ports("Split", {}, "output") == (0, None), "any number"
+    assert optable.output_ports("MatMul", attrs, "product") == (0, 1)
+    assert optable.output_ports("MatMul", attrs, "nothing") is None
     parse = {"Nsparse": 2, "Ndense": 1, "sparse_types": ("int64", "int64"), "Tdense": ("float32",)}
-    assert optable.output_port("ParseExample", parse, "sparse_shapes", 1) == 5
-    assert optable.output_port("ParseExample", parse, "dense_values", 0) == 6
+    assert optable.output_ports("ParseExample", parse, "sparse_shapes") == (4, 2)
+    assert optable.output_ports("ParseExample", parse, "dense_values") == (6, 1)
 
 
 def test_gpu_kernels_follow_types():
@@ -91,7 +91,7 @@ def test_many_tensors_are_counted_without_being_listed():
     attrs = {"T": "float32", "num_split": 1_000_000}
     assert optable.output_count("Split", attrs) == 1_000_000
     assert optable.output_dtypes("Split", attrs, 3) == ("float32",) * 3
-    assert optable.output_port("Split", attrs, "output", 999_999) == 999_999
+    assert optable.output_ports("Split", attrs, "output") == (0, 1_000_000)
     assert optable.input_count("ConcatV2", {"N": 3}) == 4
 
 

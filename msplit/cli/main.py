@@ -165,7 +165,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except MsplitError as problem:
         if debug:
             traceback.print_exc()
-        return _say(f"error: {problem}", problem.exit_code)
+        return _say(f"error: {problem}", 2)
     except MemoryError:
         return _say("error: out of memory\n  fix: use a machine with more memory, or cut the model with --outputs", 2)
     except Exception as problem:

@@ -215,17 +215,6 @@ def show(style: str, command: str, document: Document, payload: Callable[[], Map
         render.to_terminal(document, console())
 
 
-def existing(path: Path, what: str) -> Path:
-    """A path that must be there.
-
-    Raises:
-        MsplitError: It is not.
-    """
-    if not path.exists():
-        raise MsplitError(f"no such {what}", where=str(path), fix="check the path")
-    return path
-
-
 @contextlib.contextmanager
 def needs_torch() -> Iterator[None]:
     """Turns a missing PyTorch into a message."""

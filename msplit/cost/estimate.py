@@ -122,7 +122,7 @@ def _estimate(
     drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
     time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / drawn)
     time = np.maximum(time, sheet.launch_us + depth / 32 * STEP_CYCLES / sheet.clock_mhz)
-    known = ~launches | (_known(graph, tensors, count) & ~looped)
+    known = ~launches | (_known(tensors) & ~looped)
     guessed = launches & ~known
     time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
     share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
@@ -212,7 +212,7 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     return np.where(mixed, max(sheet.tflops.values()) * 1e6, result)
 
 
-def _known(graph: Graph, tensors: Tensors, count: int) -> Mask:
+def _known(tensors: Tensors) -> Mask:
     """Per node, whether the shapes of its inputs, of its first output and of the outputs that are used are known."""
     unknown = (~tensors.known).astype(np.float64)
     missing = tensors.into(unknown)

@@ -78,7 +78,7 @@ def read(
         inputs=ends.inputs,
         outputs=ends.outputs,
         targets=ends.targets,
-        init_ops=_init_ops(around, graph, kind, where),
+        init_ops=_init_ops(around, graph, kind),
         tags=tuple(around.meta_info_def.tags) if around is not None else (),
         signature=name,
         signatures=signatures,
@@ -162,7 +162,7 @@ def _override(
     return Endpoints(fed, fetched, targets)
 
 
-def _init_ops(around: Any, graph: Graph, kind: Format, where: str) -> tuple[str, ...]:
+def _init_ops(around: Any, graph: Graph, kind: Format) -> tuple[str, ...]:
     if around is None:
         return ()
     with_variables = kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT)

@@ -231,7 +231,7 @@ def list_length(node: Node, outputs: Outputs) -> Value | None:
 @value_function("Pack")
 def pack(node: Node, outputs: Outputs) -> Value | None:
     """Stacks; a part whose value is not known leaves its elements unknown."""
-    return _joined(node, node.values, node.inputs, lambda parts: np.stack(parts, int(node.attr("axis", 0))))
+    return _joined(node.values, node.inputs, lambda parts: np.stack(parts, int(node.attr("axis", 0))))
 
 
 @value_function("ConcatV2", "Concat")
@@ -242,12 +242,10 @@ def concat(node: Node, outputs: Outputs) -> Value | None:
     if axis is None:
         return None
     cut = slice(None, -1) if last else slice(1, None)
-    return _joined(node, node.values[cut], node.inputs[cut], lambda parts: np.concatenate(parts, axis))
+    return _joined(node.values[cut], node.inputs[cut], lambda parts: np.concatenate(parts, axis))
 
 
-def _joined(
-    node: Node, values: list[Value | None], shapes: list[Shape], join: Callable[[list[Value]], Any]
-) -> Value | None:
+def _joined(values: list[Value | None], shapes: list[Shape], join: Callable[[list[Value]], Any]) -> Value | None:
     count = 0
     for shape in shapes:
         size = product(shape) if shape is not None and known(shape) else None

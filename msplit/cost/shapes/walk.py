@@ -382,7 +382,7 @@ class _Walk:
             except _CONTRADICTION:
                 outputs = None
         if outputs is None:
-            outputs = (None,) * self._output_count(node, recipe, view)
+            outputs = (None,) * self._output_count(recipe, view)
         missing = view.outputs - len(outputs)
         if missing > 0 and outputs:
             outputs = (*outputs, *((None,) * missing))
@@ -401,7 +401,7 @@ class _Walk:
             self.state.outputs -= max(0, len(outputs) - self.readers[node] - FREE_OUTPUTS)
         return outputs
 
-    def _output_count(self, node: int, recipe: _Recipe, view: Node) -> int:
+    def _output_count(self, recipe: _Recipe, view: Node) -> int:
         """Number of outputs of a node whose shapes nothing tells."""
         used = view.outputs
         if recipe.shape is not None:

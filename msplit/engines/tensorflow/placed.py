@@ -112,7 +112,7 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
     nodes, names = _nodes(flat, graph_def)
     edges = _with_back_edges(flat)
     _home_constants(flat, nodes, edges, places)
-    clones = _Clones(graph_def, names, flat, places, clone_limit)
+    clones = _Clones(graph_def, flat, clone_limit)
     copies: set[tuple[int, int, int]] = set()
     starts = np.searchsorted(edges.dst, np.arange(len(flat) + 1))
     fed = {tensor.node for tensor in flat.inputs}
@@ -352,7 +352,7 @@ def _home_constants(flat: FlatGraph, nodes: Sequence[Any], edges: Edges, places:
 class _Clones:
     """Copies of constants, made when a node of another place reads one."""
 
-    def __init__(self, graph_def: Any, names: Sequence[str], flat: FlatGraph, places: Ints, limit: int) -> None:
+    def __init__(self, graph_def: Any, flat: FlatGraph, limit: int) -> None:
         self.graph_def = graph_def
         self.limit = limit
         self.used = {node.name for node in graph_def.node}

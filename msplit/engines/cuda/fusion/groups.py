@@ -131,7 +131,7 @@ class _Finder:
                 return
             self._add_view(op, unit, place)
             return
-        joined = self._joinable(op, kind, keys) if kind else []
+        joined = self._joinable(op, keys) if kind else []
         self._create(op, kind, keys, joined, place)
 
     def _data(self, op: Op) -> list[Key]:
@@ -179,7 +179,7 @@ class _Finder:
             if rounded:
                 unit.rounded.add((op.node, port))
 
-    def _joinable(self, op: Op, kind: Role, keys: list[Key]) -> list[int]:
+    def _joinable(self, op: Op, keys: list[Key]) -> list[int]:
         """The groups that an op joins."""
         near = {index for key in keys if (index := self._unit_of(key)) is not None}
         groups = [index for index in sorted(near) if self.units[index].members]
