@@ -8,7 +8,7 @@ from typing import Any
 from msplit.analysis.alike import NearlyAlike
 from msplit.api.analysis import Analysis
 from msplit.report.document import Table
-from msplit.report.text import count, micros, shorten
+from msplit.report.text import count, micros, more, shorten
 
 _NAME_WIDTH = 30
 _SHORT_WIDTH = 20
@@ -20,7 +20,7 @@ def alike(found: Analysis, most: int | None) -> Table:
     """Branches that can run as one."""
     names = found.flat.graph.names
     all_of_them = found.likeness.alike
-    shown = all_of_them[: most or len(all_of_them)]
+    shown = all_of_them[:most]
     rows = [
         (
             shorten(names[one.branches[0][0]], _NAME_WIDTH),
@@ -31,12 +31,11 @@ def alike(found: Analysis, most: int | None) -> Table:
         )
         for one in shown
     ]
-    left = len(all_of_them) - len(shown)
     return Table(
         "Alike branches, which could run as one",
         ("first kernel", ">branches", ">kernels each", ">groups", ">saves"),
         rows,
-        f"and {left} more kinds (--show branches)" if left else "",
+        more(len(all_of_them) - len(shown), "--show branches", "kind"),
     )
 
 
@@ -44,7 +43,7 @@ def nearly(found: Analysis, most: int | None) -> Table:
     """Branches that miss it."""
     names = found.flat.graph.names
     all_of_them = found.likeness.nearly
-    shown = all_of_them[: most or len(all_of_them)]
+    shown = all_of_them[:most]
     rows = [
         (
             shorten(names[one.branches[0][0]], _SHORT_WIDTH)
@@ -55,12 +54,11 @@ def nearly(found: Analysis, most: int | None) -> Table:
         )
         for one in shown
     ]
-    left = len(all_of_them) - len(shown)
     return Table(
         "Nearly alike branches",
         ("first kernel", "is like", "but", ">costs"),
         rows,
-        f"and {left} more (--show branches)" if left else "",
+        more(len(all_of_them) - len(shown), "--show branches"),
     )
 
 

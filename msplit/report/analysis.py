@@ -10,7 +10,7 @@ import numpy as np
 from msplit.api.analysis import Analysis
 from msplit.report import alike
 from msplit.report.document import Document, Table
-from msplit.report.text import count, heading, micros, operations, percent, plural, ratio, shorten, size
+from msplit.report.text import count, heading, micros, more, operations, percent, plural, ratio, shorten, size
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
@@ -38,9 +38,8 @@ def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = 
         facts = _facts(found)
         tables.append(_ops(found, None if everything else _FEW_OPS))
     if everything or "branches" in views or summary:
-        tables.append(_branches(found, None if everything or "branches" in views else _FEW))
-    if everything or "branches" in views or summary:
         most = None if everything or "branches" in views else _FEW
+        tables.append(_branches(found, most))
         tables += [table for table in (alike.alike(found, most), alike.nearly(found, most)) if table.rows]
     if everything or "embeddings" in views or (summary and found.tables):
         tables.append(_embeddings(found, None if everything or "embeddings" in views else _FEW))
@@ -121,8 +120,8 @@ def _endpoints(endpoints: Any) -> str:
             else "×".join("?" if s is None else str(s) for s in endpoint.shape) or "scalar"
         )
         shown.append(f"{endpoint.name} {endpoint.dtype} {shape}".strip())
-    more = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
-    return "; ".join(shown) + more if shown else "none"
+    rest = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
+    return "; ".join(shown) + rest if shown else "none"
 
 
 def _gains(found: Analysis) -> str:
@@ -164,9 +163,9 @@ def _ops(found: Analysis, most: int | None) -> Table:
             micros(op.time_us),
             percent(op.time_us, found.bounds.serial_us),
         )
-        for op in ops[: most or len(ops)]
+        for op in ops[:most]
     ]
-    left = ops[most or len(ops) :]
+    left = [] if most is None else ops[most:]
     note = (
         f"and {plural(len(left), 'more op')} with {plural(sum(op.gpu + op.host for op in left), 'node')} (--show all)"
         if left
@@ -177,7 +176,7 @@ def _ops(found: Analysis, most: int | None) -> Table:
 
 def _branches(found: Analysis, most: int | None) -> Table:
     names = found.flat.graph.names
-    shown = found.branches[: most or len(found.branches)]
+    shown = found.branches[:most]
     rows = [
         (
             shorten(names[int(branch.nodes[0])], NAME_WIDTH),
@@ -187,18 +186,17 @@ def _branches(found: Analysis, most: int | None) -> Table:
         )
         for branch in shown
     ]
-    left = len(found.branches) - len(shown)
     return Table(
         "Branches that matter, largest first",
         ("first kernel", ">kernels", ">time", "forks at"),
         rows,
-        f"and {left} more (--show branches)" if left else "",
+        more(len(found.branches) - len(shown), "--show branches"),
     )
 
 
 def _embeddings(found: Analysis, most: int | None) -> Table:
     tables = sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name))
-    shown = tables[: most or len(tables)]
+    shown = tables[:most]
     rows = [
         (
             shorten(use.table.name, NAME_WIDTH),
@@ -209,27 +207,25 @@ def _embeddings(found: Analysis, most: int | None) -> Table:
         )
         for use in shown
     ]
-    left = len(tables) - len(shown)
     return Table(
         "Embedding tables",
         ("table", ">rows × width", ">size", ">lookups", ">time"),
         rows,
-        f"and {left} more (--show embeddings)" if left else "",
+        more(len(tables) - len(shown), "--show embeddings"),
     )
 
 
 def _regions(found: Analysis, most: int | None) -> Table:
-    shown = sorted(found.regions, key=lambda region: -region.time_us)[: most or len(found.regions)]
+    shown = sorted(found.regions, key=lambda region: -region.time_us)[:most]
     rows = [
         (region.region.kind, shorten(region.region.name, NAME_WIDTH), count(len(region.nodes)), micros(region.time_us))
         for region in shown
     ]
-    left = len(found.regions) - len(shown)
     return Table(
         "Regions that stay on one stream",
         ("kind", "name", ">nodes", ">time"),
         rows,
-        f"and {left} more (--show regions)" if left else "",
+        more(len(found.regions) - len(shown), "--show regions"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msplit.report.compare import Comparison, Node, Side
 from msplit.report.document import Document, Table
-from msplit.report.text import count, micros, plural, ratio, shorten
+from msplit.report.text import count, micros, more, plural, ratio, shorten
 
 SHOWN = 30
 """Nodes and groups that a table lists unless more are asked for; JSON has all."""
@@ -85,7 +85,7 @@ def _group_table(found: Comparison, limit: int | None) -> Table:
         total = micros(sum(move.time_us for move in moves))
         rows.append((f"{before} → {now}", count(len(moves)), total, *reason))
     columns = ("stream", ">nodes", ">cost", *(("why",) if found.explained else ()))
-    note = _more(len(found.groups), limit, "group")
+    note = more(len(found.groups) - len(rows), "--all", "group")
     return Table(
         "What moved", columns, rows, note or ("" if found.explained else "give --rules to see which rule moved them")
     )
@@ -98,7 +98,7 @@ def _move_table(found: Comparison, limit: int | None) -> Table:
         for move in found.moved[:limit]
     ]
     columns = ("node", "op", "stream", ">cost", *(("rule",) if found.explained else ()))
-    return Table("Nodes whose stream changed", columns, rows, _more(len(found.moved), limit, "node"))
+    return Table("Nodes whose stream changed", columns, rows, more(len(found.moved) - len(rows), "--all", "node"))
 
 
 def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
@@ -111,12 +111,9 @@ def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
         )
         for node in entries[:limit]
     ]
-    return Table(f"Nodes {what}", ("node", "op", ">stream", ">cost"), rows, _more(len(entries), limit, "node"))
-
-
-def _more(number: int, limit: int | None, what: str) -> str:
-    left = number - limit if limit is not None else 0
-    return f"and {plural(left, f'more {what}')} (--all)" if left > 0 else ""
+    return Table(
+        f"Nodes {what}", ("node", "op", ">stream", ">cost"), rows, more(len(entries) - len(rows), "--all", "node")
+    )
 
 
 def _conclusion(old: Side, new: Side) -> str:

@@ -64,6 +64,19 @@ def plural(number: int, noun: str, many: str | None = None) -> str:
     return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
 
 
+def more(left: int, option: str, noun: str = "") -> str:
+    """The line below a table that was cut: "and 7 more (--all)", "and 1 more node (--all)"; "" where nothing is left out.
+
+    Args:
+        left: How many rows are left out.
+        option: What shows them.
+        noun: What they are, in the singular; "" where the table's title says it.
+    """
+    if left <= 0:
+        return ""
+    return f"and {plural(left, f'more {noun}') if noun else f'{count(left)} more'} ({option})"
+
+
 def shorten(name: str, width: int) -> str:
     """A long node name with its middle left out. The end says more than the beginning, which is often a chain of calls."""
     if len(name) <= width:

@@ -159,3 +159,9 @@ def test_markdown_keeps_cells_in_their_cells() -> None:
     assert "| --- | ---: |" in lines
     assert "> **warning:** careful" in lines
     assert "_a note_" in lines
+
+
+def test_what_a_table_leaves_out() -> None:
+    assert text.more(1, "--all", "node") == "and 1 more node (--all)"
+    assert text.more(1234, "--all") == "and 1,234 more (--all)"
+    assert text.more(0, "--all", "node") == ""
