@@ -159,6 +159,7 @@ class Step:
             an input's memory.
         varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.
         bound: Input slot -> value, of the inputs that `call` has bound already.
+        traffic: Bytes of its inputs, each once, and of its outputs; 0 where nobody looked.
     """
 
     op: Op
@@ -170,6 +171,7 @@ class Step:
     bases: tuple[int, ...]
     varying: bool = False
     bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
+    traffic: int = 0
 
 
 @dataclass(frozen=True, eq=False)

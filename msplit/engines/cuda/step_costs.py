@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from msplit.cost.costs import Costs, Floats
+from msplit.cost.gpus import SM_BYTES_PER_CYCLE, data_sheet
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from msplit.cost.gpus import Gpu
     from msplit.cost.profile import Constants
     from msplit.engines.cuda.engine import Prepared
-    from msplit.engines.cuda.program import Program
+    from msplit.engines.cuda.program import Op, Program, Step
 
 LEAST_US = 1.0
 """No step that launches a kernel is estimated below this."""
@@ -45,22 +49,70 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     all steps of 15 models came to 0.75 of what they took (median), and without the others' launches to 0.57. Of a node that several
     steps work on, each does an equal part. Members of a merged step run side by side: as long as one of them, or as the device takes
     for all where they fill it.
+
+    What is one kernel by construction, a fused group or the lookups of several columns, is launched once, does the operations of all,
+    and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest of theirs.
     """
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
         covering = [node for step in program.steps if step.launches for node in step.op.covers]
         parts = np.bincount(np.asarray(covering, np.int64), minlength=len(costs.time_us))
+        sheet = data_sheet(costs.gpu)
         for number, step in enumerate(program.steps):
             if step.launches:
                 covers = np.asarray(step.op.covers)
                 each = costs.time_us[covers] / parts[covers]
                 main = int(np.argmax(each > 0))
                 share, members = float(costs.share[covers[main]]), step.op.members
+                if _is_one_kernel(step.op):
+                    times[number], shares[number], moved[number] = _one_kernel(step, costs, parts, sheet)
+                    continue
                 times[number] = max(LEAST_US, float(each.sum()) * max(1 / members, share if members > 1 else 1.0))
                 shares[number] = min(1.0, share * members)
                 moved[number] = float(costs.bytes[covers].max())
+                if members > 1:
+                    moved[number] = _once(step, float(costs.bytes[covers].sum()))
+                    times[number] = max(times[number], moved[number] / sheet.bytes_per_us)
     return StepCosts(times, shares, moved)
+
+
+def _is_one_kernel(op: Op) -> bool:
+    """Whether an op is a kernel that was made for all nodes that it covers."""
+    from msplit.engines.cuda.fusion.contract import FUSED
+
+    return op.op in (FUSED, "_Columns")
+
+
+def _one_kernel(step: Step, costs: Costs, parts: NDArray[np.int64], sheet: Gpu) -> tuple[float, float, float]:
+    """Time, share and bytes of a kernel that does the work of several nodes."""
+    covers = np.asarray(step.op.covers)
+    part = 1 / parts[covers]
+    time, flops, nbytes = costs.time_us[covers] * part, costs.flops[covers] * part, costs.bytes[covers] * part
+    runs = time > 0
+    if not runs.any():
+        return LEAST_US, 0.1, float(step.traffic)
+    own = np.where(runs, costs.share[covers], 0.0)
+    # Columns lie side by side in the grid, and so do members; ops of one chain work on the same elements.
+    share = float(own.sum()) if step.op.op == "_Columns" else float(own.max()) * step.op.members
+    share = min(share, 1.0)
+    once = _once(step, float(nbytes.sum()))
+    alone = float(_roofline(flops[runs], nbytes[runs], own[runs], sheet).sum())
+    all_flops, all_bytes, all_share = np.asarray([[float(flops[runs].sum())], [once], [share]])
+    together = float(_roofline(all_flops, all_bytes, all_share, sheet).sum())
+    return max(LEAST_US, together * float(time.sum()) / alone), share, once
+
+
+def _roofline(flops: Floats, nbytes: Floats, share: Floats, sheet: Gpu) -> Floats:
+    """Least time of kernels without tensor cores: launched, computed, moved. See `cost.estimate`."""
+    drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
+    found = np.maximum(flops / (sheet.flops_per_us("float32") * share), nbytes / drawn)
+    return np.asarray(np.maximum(found, sheet.launch_us), np.float64)
+
+
+def _once(step: Step, nbytes: float) -> float:
+    """Bytes that a step moves where values that stay inside are not moved at all, and a gather reads its rows only."""
+    return min(nbytes, float(step.traffic)) if step.traffic else nbytes
 
 
 def measured(prepared: Prepared, costs: Costs | None, device_name: str, *, ieee: bool, seconds: float) -> StepCosts:

@@ -134,7 +134,9 @@ class _Tracer:
         if varying:
             bases = [number] * len(results)
         launches = size > 0 or varying
-        self.steps.append(Step(op, function, keys, len(results), launches, size, tuple(bases), varying, bound))
+        read = dict(zip(keys, arguments, strict=True)).values()
+        traffic = sum(map(_extent, (*read, *results)))
+        self.steps.append(Step(op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic))
         for port, result in enumerate(results):
             key = (op.node, port)
             self.values[key] = result
@@ -192,6 +194,11 @@ class _Tracer:
                 fresh[storage.data_ptr()] = storage.nbytes()
                 bases.append(number)
         return bases, sum(fresh.values())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of memory that a tensor's elements lie in: what is broadcast counts once."""
+    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
 def _invoke(

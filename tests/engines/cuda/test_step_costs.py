@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from msplit import api
 from msplit.api.profile import ProfileRequest, profile
+from msplit.cost import estimate, infer
+from msplit.cost.gpus import data_sheet
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.step_costs import LEAST_US, estimated
 from msplit.measure.inputs import make_inputs
 from tests.cli.runner import SAMPLES
+from tests.engines.cuda.cases import flat_of, job
+from tests.engines.cuda.random_graphs import _Graph
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +53,75 @@ def test_measured_costs_come_out_as_they_were_measured(model):
         if step.launches:
             kernel = measured.kernels[kinds[tuple(flat.graph.names[node] for node in step.op.covers)]]
             assert found.time_us[place] == pytest.approx(max(kernel.time_us, LEAST_US))
+
+
+class _First:
+    """Draws nothing: only the seed of the constants is asked for."""
+
+    def __call__(self, strategy):
+        return 0
+
+
+def _pointwise(length: int, width: int):
+    """A chain of pointwise ops on (3, width), and the same fused: programs and costs."""
+    import torch
+
+    g = _Graph(_First())
+    value = g.placeholder("x", (3, width))
+    for number in range(length):
+        value = g.node("Tanh" if number % 2 else "Neg", [value], T=1)
+    flat = flat_of(g.graph_def)
+    costs = estimate(flat, infer(flat))
+    own = job(flat, {"x": np.ones((3, width), np.float32)})
+    engine = CudaEngine()
+    fused = replace(own, options={**own.options, "fuse": True})
+    return costs, [engine.prepared(one, torch.device("cpu")).program for one in (own, fused)]
+
+
+def test_a_fused_chain_is_launched_once():
+    costs, (plain, fused) = _pointwise(6, 4)
+    assert [sum(step.launches for step in program.steps) for program in (plain, fused)] == [6, 1]
+    assert estimated(plain, costs).time_us.sum() == pytest.approx(6 * estimated(fused, costs).time_us.sum())
+
+
+def test_a_fused_chain_moves_what_goes_in_and_what_comes_out():
+    costs, (plain, fused) = _pointwise(6, 1 << 22)
+    alone, together = estimated(plain, costs), estimated(fused, costs)
+    tensor = 3 * (1 << 22) * 4
+    assert together.bytes.sum() == 2 * tensor
+    assert alone.bytes.sum() == 6 * 2 * tensor
+    assert together.time_us.sum() == pytest.approx(alone.time_us.sum() / 6, rel=0.05)
+    assert together.share.max() == 1.0
+
+
+def test_a_fused_chain_of_much_arithmetic_takes_that():
+    costs, (_, fused) = _pointwise(6, 4)
+    busy = replace(costs, flops=np.where(costs.time_us > 0, 1e12, 0.0), time_us=np.where(costs.time_us > 0, 1e5, 0.0))
+    share = float(costs.share[costs.time_us > 0].max())
+    least = 6e12 / (data_sheet(costs.gpu).flops_per_us("float32") * share)
+    # As many operations take as long in one kernel as in six.
+    assert estimated(fused, busy).time_us.sum() == pytest.approx(6e5)
+    slow = replace(busy, time_us=np.where(costs.time_us > 0, least / 6, 0.0))
+    assert estimated(fused, slow).time_us.sum() == pytest.approx(least)
+
+
+def test_a_fused_chain_of_kernels_that_measure_slower_is_slower():
+    costs, (_, fused) = _pointwise(6, 4)
+    measured = replace(costs, time_us=costs.time_us * 2)
+    assert estimated(fused, measured).time_us.sum() == pytest.approx(2 * estimated(fused, costs).time_us.sum())
+
+
+def test_merged_lookups_are_no_slower_than_a_single_one_and_move_what_all_do():
+    import torch
+
+    flat = api.load(SAMPLES / "towers_small.pb")
+    _, costs = api.price(flat, batch=8)
+    own = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=8), options={"device": "cpu"})
+    grouped = replace(own, options={"device": "cpu", "group": True})
+    plain, merged = (CudaEngine().prepared(one, torch.device("cpu")).program for one in (own, grouped))
+    lookup = next(number for number, step in enumerate(merged.steps) if step.op.op == "_Columns")
+    found = estimated(merged, costs)
+    covers = merged.steps[lookup].op.covers
+    assert found.time_us[lookup] <= costs.time_us[covers].sum() / 2
+    assert 0 < found.bytes[lookup] <= costs.bytes[covers].sum()
+    assert found.time_us.sum() < estimated(plain, costs).time_us.sum() / 2
