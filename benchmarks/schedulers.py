@@ -29,18 +29,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
+from memory_needed import needed_bytes
 
 from msplit import api
 from msplit.api.tune import TuneSettings, tune
 from msplit.engines.base import Job
 from msplit.engines.cuda import trials
-from msplit.engines.cuda.lanes import alive_bytes
 from msplit.measure import stats
 from msplit.measure.environment import environment
 from msplit.measure.inputs import make_inputs
 from msplit.schedule.candidates import ONE
 from msplit.schedule.choose import best, choose
-from msplit.schedule.evaluate import evaluate
 from msplit.schedule.search import Trial, single, trial_of
 
 ROUNDS = 9
@@ -53,7 +52,7 @@ record orders. Numbers are gains over one stream of the same kernels, by the dev
 (within 0.5 %) is bold. *list*: list scheduling, the best of its widths and grains. *rules*: the shipped rule set that fits, the
 best of several numbers of streams. *auto*: what the simulator likes best, as the rule `auto` takes it, with kernels' measured
 times. *tuned*: `bench --tune`. *memory*: of values at their highest, over one stream's; below 16 MiB the tuner lets it be.
-*alive*: what of that is alive at once as the simulator plays the plan, and no allocator could do without.
+*needed*: what no allocator could do without, since nothing in the plan keeps those values from being alive at once.
 *reached*: the lower bound (critical path, bandwidth, arithmetic, SM time, of kernels timed alone) over the tuned plan's time."""
 
 TARGETS = {("googlenet", 1): 1.75, ("inception_v3", 1): 1.65, ("deepfm", 1): 2.2, ("lstm", 1): 6.5}
@@ -165,7 +164,8 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
                 "memory": device.peak_bytes(trial) / max(one_bytes, 1),
                 "counts": device.memory(trial) > 1,
                 "peak_bytes": device.peak_bytes(trial),
-                "alive": alive(arms[trial.arm], trial) / max(one_bytes, 1),
+                "needed": needed_bytes(arms[trial.arm].prepared.program, arms[trial.arm].plan(trial))
+                / max(one_bytes, 1),
                 "rounds": ours,
             }
         )
@@ -191,24 +191,6 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
             "gain": tuned.gain.to_dict() if tuned.gain else None,
         },
     }
-
-
-def alive(arm: trials.Arm, trial: Trial) -> int:
-    """Bytes that are alive at once as the simulator plays a trial: what the best of all allocators would need."""
-    problem, program = arm.problem, arm.prepared.program
-    found = evaluate(problem, trial.point.stream, trial.point.order).simulation
-    start, end = (times[problem.block] for times in (found.start_us, found.end_us))
-    took = np.where(problem.block >= 0, arm.costs.time_us, 0.0)
-    whole = np.bincount(problem.block[problem.block >= 0], took[problem.block >= 0], len(problem))
-    share = took / np.maximum(whole[problem.block], 1e-9) * (end - start)
-    done = np.zeros(len(problem))
-    plan = arm.plan(trial)
-    for step in plan.order.tolist():  # the steps of a block follow each other
-        block = problem.block[step]
-        start[step] += done[block]
-        done[block] += share[step]
-        end[step] = start[step] + share[step]
-    return alive_bytes(program, plan, start, end)
 
 
 Rounds = list[list[float]]
@@ -263,7 +245,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "streams",
         "waits",
         "memory",
-        "alive",
+        "needed",
         "bound, µs",
         "reached",
     ]
@@ -278,7 +260,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         own = found["tuned"]
         assert own is not None
         cells += [f"{own['us']:.1f}", str(own["streams"]), str(own["waits"]), f"{own['memory']:.2f}"]
-        cells.append(f"{own['alive']:.2f}" if "alive" in own else "-")
+        cells.append(f"{own['needed']:.2f}" if "needed" in own else "-")
         cells += [f"{row['bounds']['lower_us']:.1f}", f"{row['bounds']['lower_us'] / own['us']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from msplit.cost.costs import Floats
 from msplit.engines.cuda.program import Key, Program
 from msplit.schedule.plan import Plan
 
@@ -132,31 +131,29 @@ def _releases(
     return releases, peak
 
 
-def alive_bytes(program: Program, plan: Plan, start_us: Floats, end_us: Floats) -> int:
-    """Bytes of the values that are alive at once, at their highest, if steps run at these times.
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Memory of one step's results.
 
-    No allocator can do with less, so this tells what of `Lanes.peak_bytes` is due to running side by side, and what to each stream's
-    reusing only its own memory.
-
-    Args:
-        program: The steps.
-        plan: Over them.
-        start_us: Per step when it starts.
-        end_us: Per step when it ends.
+    Attributes:
+        owner: The step.
+        bytes: Its size.
+        readers: Steps that must be over before it is let go; None: it is never let go.
     """
-    _, views = _place_views(program, plan)
-    groups, readers = _lifetimes(program, views)
-    changes: list[tuple[float, int]] = []
-    for number, step in enumerate(program.steps):
-        if step.launches and step.bytes:
-            changes.append((float(start_us[number]), step.bytes))
-            if number in groups:
-                changes.append((max(float(end_us[at]) for at in (number, *readers[number])), -step.bytes))
-    live = highest = 0
-    for _, change in sorted(changes):  # what ends makes room before what starts
-        live += change
-        highest = max(highest, live)
-    return highest
+
+    owner: int
+    bytes: int
+    readers: tuple[int, ...] | None
+
+
+def values_of(program: Program, plan: Plan) -> list[Value]:
+    """What lies in memory during a run, by the steps that it is made by."""
+    groups, readers = _lifetimes(program, _place_views(program, plan)[1])
+    return [
+        Value(number, step.bytes, tuple(readers[number]) if number in groups else None)
+        for number, step in enumerate(program.steps)
+        if step.launches and step.bytes
+    ]
 
 
 def _lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:
