@@ -23,7 +23,7 @@ from msplit.report.text import plural
     type=click.Choice(["cuda", "tensorflow"]),
     help="What runs it (default: cuda where it can, else tensorflow).",
 )
-@click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable.")
+@options.run_options
 @click.option(
     "--duration", default=3.0, show_default=True, type=click.FloatRange(0), help="Seconds of measuring, in all."
 )
@@ -38,22 +38,7 @@ from msplit.report.text import plural
     type=click.IntRange(1),
     help="How often everything is built anew while measuring.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
-@click.option(
-    "--precision",
-    type=click.Choice(["tf32", "ieee"]),
-    default="tf32",
-    show_default=True,
-    help="Of products, on every engine.",
-)
 @click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph.")
-@click.option(
-    "--layout",
-    type=click.Choice(["auto", "nhwc", "nchw"]),
-    default="auto",
-    show_default=True,
-    help="cuda: of convolutions.",
-)
 @click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds.")
 @click.option("--no-group", is_flag=True, help="cuda: do not show what batching alike branches adds.")
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
@@ -91,13 +76,6 @@ from msplit.report.text import plural
     help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
 )
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
-@click.option(
-    "--op-library",
-    "op_libraries",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Custom TensorFlow ops. Repeatable.",
-)
 @options.cost_options
 @options.profile_option
 @options.format_option

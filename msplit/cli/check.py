@@ -55,10 +55,7 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     expose_value=False,
     help="Explain a code and exit.",
 )
-@click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
-@click.option(
-    "--shape", "shapes", type=options.Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-)
+@options.size_options
 @click.option("--gpu", help="GPU whose data sheet prices the nodes (default: h200).")
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
 def command(

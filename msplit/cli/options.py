@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,44 +75,82 @@ class Shape(Parameter):
         return name, shape
 
 
-def model_options(command: Decorated) -> Decorated:
-    """MODEL and the choices that its file may leave open."""
+def _together(*several: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
+    """Several options as one decorator; --help lists them in this order."""
 
-    @click.argument("model", type=click.Path(path_type=Path))
-    @click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several.")
-    @click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one).")
-    @click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs.")
-    @click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs.")
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, **kwargs)
+    def decorate(command: Decorated) -> Decorated:
+        for one in reversed(several):
+            command = one(command)
+        return command
 
-    return wrapped
+    return decorate
 
 
-def cost_options(command: Decorated) -> Decorated:
-    """What sizes and prices the graph."""
+model_options = _together(
+    click.argument("model", type=click.Path(path_type=Path)),
+    click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
+    click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
+    click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
+    click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
+)
+"""MODEL and the choices that its file may leave open."""
 
-    @click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
-    @click.option(
+size_options = _together(
+    click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."),
+    click.option(
         "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-    )
-    @click.option("--gpu", default="h200", show_default=True, help="GPU whose data sheet prices the nodes.")
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, **kwargs)
+    ),
+)
+"""What sizes the graph."""
 
-    return wrapped
+cost_options = _together(
+    size_options,
+    click.option("--gpu", default="h200", show_default=True, help="GPU whose data sheet prices the nodes."),
+)
+"""What sizes and prices the graph."""
 
-
-def profile_option(command: Decorated) -> Decorated:
-    """--profile."""
-    return click.option(
-        "--profile",
-        "profile_path",
+run_options = _together(
+    click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable."),
+    click.option("--seed", default=0, show_default=True, help="Of made-up inputs."),
+    click.option(
+        "--precision",
+        type=click.Choice(["tf32", "ieee"]),
+        default="tf32",
+        show_default=True,
+        help="Of products, on every engine.",
+    ),
+    click.option(
+        "--layout",
+        type=click.Choice(["auto", "nhwc", "nchw"]),
+        default="auto",
+        show_default=True,
+        help="cuda: of convolutions.",
+    ),
+    click.option(
+        "--op-library",
+        "op_libraries",
+        multiple=True,
         type=click.Path(path_type=Path),
-        help="Costs that `msplit profile` measured, in place of the data sheet's.",
-    )(command)
+        help="Custom TensorFlow ops. Repeatable.",
+    ),
+)
+"""How a model is executed, for commands that do."""
+
+profile_option = click.option(
+    "--profile",
+    "profile_path",
+    type=click.Path(path_type=Path),
+    help="Costs that `msplit profile` measured, in place of the data sheet's.",
+)
+
+format_option = click.option(
+    "--format",
+    "style",
+    type=click.Choice(["table", "json", "md"]),
+    default="table",
+    show_default=True,
+    help="How to print the result.",
+)
 
 
 def profile(path: Path | None) -> Profile | None:
@@ -129,18 +166,6 @@ def input_file(text: str) -> tuple[str, Path]:
     if not equals or not name or not path:
         raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
     return name, Path(path)
-
-
-def format_option(command: Decorated) -> Decorated:
-    """--format table|json|md."""
-    return click.option(
-        "--format",
-        "style",
-        type=click.Choice(["table", "json", "md"]),
-        default="table",
-        show_default=True,
-        help="How to print the result.",
-    )(command)
 
 
 def load(

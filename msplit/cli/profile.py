@@ -13,12 +13,8 @@ from msplit.cli import options, progress
 @click.command()
 @options.model_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the profile.")
-@click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
-@click.option(
-    "--shape", "shapes", type=options.Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-)
-@click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable.")
-@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
+@options.size_options
+@options.run_options
 @click.option(
     "--seconds",
     default=20.0,
@@ -27,20 +23,7 @@ from msplit.cli import options, progress
     help="How long measuring may take. What is not reached is priced statically.",
 )
 @click.option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
-@click.option(
-    "--precision", type=click.Choice(["tf32", "ieee"]), default="tf32", show_default=True, help="Of products."
-)
-@click.option(
-    "--layout", type=click.Choice(["auto", "nhwc", "nchw"]), default="auto", show_default=True, help="Of convolutions."
-)
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
-@click.option(
-    "--op-library",
-    "op_libraries",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Custom TensorFlow ops. Repeatable.",
-)
 @options.format_option
 def command(
     model: Path,
