@@ -15,9 +15,10 @@ from msplit.api.emission import check_places
 from msplit.api.layers import Layer, Layers, layers_of
 from msplit.api.limits import Limits, limits
 from msplit.api.model import price
+from msplit.api.plans import runs_as_stored, stored_job
 from msplit.api.profile import compared
 from msplit.api.reference import fit
-from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, runs_as_stored, stored_job, tune
+from msplit.api.tune import TUNED, Tuned, TuneSettings, confirmed, tune
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs

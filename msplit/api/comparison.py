@@ -14,7 +14,7 @@ from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.api.assignment import assign
 from msplit.api.model import price
-from msplit.api.tune import fill_ids
+from msplit.api.plans import fill_ids
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from msplit import formats
 from msplit.analysis.colocation import groups
 from msplit.api.model import save
-from msplit.assignment import Assignment
-from msplit.cost.costs import Costs
-from msplit.dag import Dag
+from msplit.api.plans import Planned, planned, save_plan
 from msplit.engines.base import Job
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.measure import stats
-from msplit.measure.environment import environment
 from msplit.measure.result import BenchResult
-from msplit.rules.auto import claim_rest
-from msplit.rules.base import Context
-from msplit.schedule import planfile
-from msplit.schedule.order import topological
-from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.search import Device, Found, Limits, Trial, search, single
 
 if TYPE_CHECKING:
@@ -67,44 +55,30 @@ class TuneSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class Tuned(Planned):
     """The fastest plan that was found.
 
     Attributes:
         found: What was tried, and what it gave.
         trial: What was taken.
-        kernels: The way in which its kernels are made.
-        ids: Stream id per node of the flat graph.
-        streams: How many streams it uses.
-        waits: Waits between them.
         memory: Memory over one stream's.
-        options: The engine's options that go with it, the stored plan among them.
-        plan: Order and waits of the flat graph's nodes, for a plan file.
         gain: Over one stream, plain kernels, in `BUILDS` fresh builds; None where the plan *is* that.
         over_one: Over one stream of the same kernels; `gain` where those are plain, None where the plan is one stream.
         over_candidate: Over the best candidate; None where it is that.
         why: Why it was taken, in a sentence.
-        made_for: GPU, driver, batch …: what a plan file says it was made for.
         arms: The kernels that were tried, by name: `Arm.bounds` tells what limits them.
         fallback: One stream, in case the plan turns out wrong or slower; None where it is that already.
     """
 
-    found: Found
-    trial: Trial
-    kernels: str
-    ids: Ints
-    streams: int
-    waits: int
-    memory: float
-    options: Mapping[str, Any]
-    plan: Plan
-    gain: stats.Ratio | None
-    over_one: stats.Ratio | None
-    over_candidate: stats.Ratio | None
-    why: str
-    made_for: Mapping[str, Any] = field(default_factory=dict)
-    fallback: Tuned | None = None
-    arms: Mapping[str, Arm] = field(default_factory=dict)
+    found: Found = field(kw_only=True)
+    trial: Trial = field(kw_only=True)
+    memory: float = field(kw_only=True)
+    gain: stats.Ratio | None = field(kw_only=True)
+    over_one: stats.Ratio | None = field(kw_only=True)
+    over_candidate: stats.Ratio | None = field(kw_only=True)
+    why: str = field(kw_only=True)
+    fallback: Tuned | None = field(default=None, kw_only=True)
+    arms: Mapping[str, Arm] = field(default_factory=dict, kw_only=True)
 
 
 def tune(
@@ -135,13 +109,11 @@ def tune(
     """
     import torch
 
-    from msplit.engines.cuda import steps, trials
-    from msplit.engines.cuda.engine import prove
+    from msplit.engines.cuda import trials
 
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    costs = job.costs
     arms = trials.arms(
         job,
         groups(job.flat, handles=False).of,
@@ -167,27 +139,16 @@ def tune(
     device.renew()
 
     def result(trial: Trial, ratios: Mapping[str, stats.Ratio], why: str, fallback: Tuned | None) -> Tuned:
-        arm = arms[trial.arm]
-        program = arm.prepared.program
-        plan = prove(arm.plan(trial), program)
-        stored = steps.store(program, plan)
-        ids = fill_ids(job.flat, costs, steps.ids_of(program, plan.stream, len(job.flat)))
-        options = {**trials.OPTIONS[trial.arm], "plan": stored}
+        made = planned(arms[trial.arm], trial, batch)
         return Tuned(
+            **{part.name: getattr(made, part.name) for part in fields(made)},
             found=found,
             trial=trial,
-            kernels=trial.arm,
-            ids=ids,
-            streams=plan.streams,
-            waits=plan.waits,
             memory=device.memory(trial),
-            options=options,
-            plan=flat_plan(job.flat, costs, ids, stored.kernels),
             gain=ratios.get("one"),
             over_one=ratios.get("same kernels") or (ratios.get("one") if trial.arm == found.one.arm else None),
             over_candidate=ratios.get("candidate"),
             why=why,
-            made_for=made_for(arm.job, batch, layout=arm.prepared.layout),
             fallback=fallback,
             arms=arms,
         )
@@ -251,76 +212,6 @@ def _decide(found: Found, device: Device, alone: Mapping[str, Trial]) -> tuple[T
     return taken, ratios, why
 
 
-def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
-    """Ids of all nodes from those of the kernels.
-
-    Args:
-        flat: The graph.
-        costs: Cost of its nodes.
-        ids: Stream per node, -1 for nodes without a kernel: they follow their inputs or their consumers.
-    """
-    streams = max(int(ids.max(initial=0)) + 1, 1)
-    context = Context(flat, costs, streams)
-    claimed = np.where(flat.host, -1, ids).astype(np.int32)
-    assignment = Assignment.empty(len(flat)).claim_many(
-        [
-            (np.flatnonzero(claimed == stream).astype(np.int32), stream, "measured")
-            for stream in np.unique(claimed[claimed >= 0]).tolist()
-        ],
-        "tuned",
-    )
-    filled = claim_rest(context, assignment, "tuned").filled(0)
-    filled[flat.host] = 0
-    return filled
-
-
-def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[int, int, int]]) -> Plan:
-    """The plan of the flat graph's nodes, in the order in which their kernels are recorded, as far as control edges allow that.
-
-    Args:
-        flat: The graph.
-        costs: Nodes that cost nothing launch nothing.
-        ids: Stream per node.
-        kernels: The engine's order; see `steps.StoredPlan`.
-    """
-    key = np.full(len(flat), np.inf)
-    for place, (node, _, _) in enumerate(kernels):
-        key[node] = -place
-    dag = Dag.from_graph(flat.graph)
-    lanes = np.where((costs.time_us > 0) & ~flat.host, ids, -1).astype(np.int32)
-    return make_plan(dag, lanes, topological(dag, key))
-
-
-def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dict[str, Any]:
-    """What a plan of a job depends on beside the graph, as plain data."""
-    known = environment()
-    gpus = known["gpus"] or [{}]
-    found = {
-        "gpu": gpus[0].get("name") or (job.costs.gpu if job.costs is not None else ""),
-        "driver": gpus[0].get("driver"),
-        "torch": known["versions"].get("torch"),
-        "msplit": known["msplit"],
-        "batch": batch,
-        "inputs": {name: [value.dtype.name, *value.shape] for name, value in sorted(job.feeds.items())},
-        "precision": "ieee" if job.ieee else "tf32",
-        "options": {key: True for key in ("fuse", "group") if job.options.get(key)}
-        | ({} if layout == "none" else {"layout": layout}),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def save_plan(flat: FlatGraph, tuned: Tuned, path: Path, *, force: bool = False) -> None:
-    """Writes the plan with the order of its kernels; `msplit check --plan` proves it, `msplit bench --plan` runs it.
-
-    Raises:
-        WriteError: It can not be written.
-    """
-    stored = tuned.options["plan"]
-    shared = [(group.kind, group.nodes, group.stream) for group in stored.groups]
-    data = planfile.dump(tuned.plan, flat, kernels=stored.kernels, groups=shared, made_for=tuned.made_for)
-    formats.write_bytes_atomic(path, (json.dumps(data, indent=1) + "\n").encode(), force=force)
-
-
 def write(
     flat: FlatGraph, tuned: Tuned, *, output: Path | None = None, plan: Path | None = None, force: bool = False
 ) -> list[str]:
@@ -340,64 +231,9 @@ def write(
             )
     if plan is not None:
         save_plan(flat, tuned, plan, force=force)
-        count = len(tuned.options["plan"].groups)
+        count = tuned.groups
         lists = f", with {count} group{'s' * (count != 1)} of nodes that share a kernel" if count else ""
         said.append(
             f"Written: {plan}, the plan{lists}; `msplit check --plan` proves it and `msplit bench --plan` runs it."
         )
     return said
-
-
-def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
-    """The job that runs a stored plan, and what does not fit.
-
-    Args:
-        job: The model on one stream.
-        plan: The plan.
-
-    Raises:
-        MsplitError: The plan is one of another graph.
-    """
-    from msplit.engines.cuda.steps import StoredPlan
-
-    flat = job.flat
-    found, unknown = plan.on(flat)
-    if unknown or not len(found.order):
-        name = f"it names {unknown[0]!r}, which the graph has not" if unknown else "it orders nothing"
-        raise MsplitError(f"the plan is not one of this graph: {name}", where=plan.source, fix="tune the model again")
-    notes = []
-    if plan.graph_hash and flat.model.graph_def is not None and plan.graph_hash != formats.graph_hash(flat.model):
-        notes.append("the plan was made for another version of this graph")
-    ids = np.maximum(found.stream, 0).astype(np.int32)
-    options: dict[str, Any] = {}
-    for key, value in dict(plan.made_for.get("options") or {}).items():
-        if (key in ("fuse", "group") and isinstance(value, bool)) or (key == "layout" and value in ("nhwc", "nchw")):
-            options[key] = value
-    if plan.kernels:
-        index = flat.graph.index
-        kernels = [(index.get(name, -1), number, lane) for name, number, lane in plan.kernels]
-        if all(node >= 0 for node, _, _ in kernels):
-            options["plan"] = StoredPlan(tuple(kernels))
-            for node, _, lane in kernels:
-                ids[node] = lane
-    notes += _differences(plan.made_for, made_for(job))
-    return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
-
-
-def runs_as_stored(job: Job) -> bool:
-    """Whether the engine can run a job by the order that its stored plan holds: not where its kernels have become others."""
-    import torch
-
-    from msplit.engines.cuda.engine import ENGINE
-    from msplit.engines.cuda.steps import restore
-
-    stored = job.options.get("plan")
-    device = torch.device(str(job.options.get("device", "cuda")))
-    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is another than when the plan was made."""
-    names = {"gpu": "GPU", "driver": "driver", "torch": "PyTorch", "precision": "precision", "inputs": "shapes"}
-    differ = [names[key] for key in names if key in then and key in now and then[key] != now[key]]
-    return [f"the plan was made with another {' and another '.join(differ)}: tune again for the best"] if differ else []

@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 from msplit import api, formats
 from msplit.api.benchmark import BenchRequest, bench
 from msplit.api.comparison import compare
-from msplit.api.tune import TuneSettings, confirmed, stored_job, tune, write
+from msplit.api.plans import stored_job
+from msplit.api.tune import TuneSettings, confirmed, tune, write
 from msplit.engines.base import Job
 from msplit.engines.cuda import steps, trials
 from msplit.engines.cuda.engine import ENGINE
