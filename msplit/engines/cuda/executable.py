@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda import streams as pool
 from msplit.engines.cuda import trial_memory
+from msplit.engines.cuda.delivery import Outputs
 from msplit.engines.cuda.lanes import Lanes, Tap, poison_memory, run_step
 from msplit.engines.cuda.program import Key, Program
-from msplit.engines.cuda.staging import Pack
+from msplit.engines.cuda.replay import Replay
+from msplit.engines.cuda.staging import Inputs
 from msplit.engines.cuda.tensors import to_numpy
 from msplit.engines.cuda.timeline import EventTap, timeline
 
@@ -74,9 +76,9 @@ class CudaExecutable:
         self._chance = random.Random(self._torture.seed)
         self._streams = pool.lease(device, max(lanes.count, 1))
         self._origin = self._streams[0]
-        self._inputs = Pack(feeds, device)
+        self._inputs = Inputs(feeds, device)
         self._memory = trial_memory.pool() if timing_only else torch.cuda.graph_pool_handle()
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[bool, Replay] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
@@ -88,8 +90,7 @@ class CudaExecutable:
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             results = self._record()
             if not timing_only:
-                self._outputs = Pack(results, device)
-                self._outputs.collect(results)  # kernels are compiled here, too
+                self._outputs = Outputs(results, device, captured=capture)
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_reserved(device)
         if capture:
@@ -97,6 +98,9 @@ class CudaExecutable:
                 self._capture_graph(copies=False)
             if not timing_only:
                 self._capture_graph(copies=True)
+                self._outputs.aim()
+                torch.cuda.synchronize(device)
+                self._outputs.settle()
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
 
     @contextlib.contextmanager
@@ -162,8 +166,8 @@ class CudaExecutable:
                 self._root.add_(1)
             results = self._record()
             if copies:
-                self._outputs.collect(results)
-        self._graphs[copies] = graph
+                self._outputs.deliver(results)
+        self._graphs[copies] = Replay(graph, self.device)
         self._results[copies] = results
 
     @contextlib.contextmanager
@@ -185,34 +189,40 @@ class CudaExecutable:
         """One step: host inputs in, host outputs back."""
         self._inputs.fill(feeds)
         if self._capture:
-            self._graphs[True].replay()
-            torch.cuda.current_stream(self.device).synchronize()
+            graph = self._graphs[True]
+            self._outputs.expect()
+            graph.start()
+            if not self._outputs.arrived():
+                graph.finish()
+                self._outputs.settle()
         else:
             with self._on_origin():
                 self._inputs.to_device()
                 results = self._record()
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                     return {**{name: to_numpy(tensor) for name, tensor in results.items()}, **self.program.known}
-                self._outputs.collect(results)
+                self._outputs.copy(results)
             self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
-    def _enqueue(self) -> torch.cuda.Stream:
-        """Issues one step on the inputs that are on the device; the stream that it ends on.
+    def _enqueue(self) -> None:
+        """Issues one step on the inputs that are on the device.
 
         A captured graph replays on the caller's stream: entering another one would cost as much as a small model's launch.
         """
         if not self._capture:
             with self._on_origin():
                 self._record()
-            return self._origin
-        if False in self._graphs:
-            self._graphs[False].replay()
-        return torch.cuda.current_stream(self.device)
+        elif False in self._graphs:
+            self._graphs[False].start()
 
     def launch(self) -> None:
         """One step on the inputs that are on the device already."""
-        self._enqueue().synchronize()
+        self._enqueue()
+        if not self._capture:
+            self._origin.synchronize()
+        elif False in self._graphs:
+            self._graphs[False].finish()
 
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""

@@ -8,8 +8,8 @@ holds is nobody else's until it is given back.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
-from collections.abc import Callable
 
 import torch
 
@@ -37,14 +37,14 @@ def give_back(device: torch.device, streams: list[torch.cuda.Stream]) -> None:
 def _new(device: torch.device) -> torch.cuda.Stream:
     handle = ctypes.c_void_p()
     with torch.cuda.device(device):
-        status = _runtime()(ctypes.byref(handle), _NON_BLOCKING)
+        status = runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING)
     if status != 0 or handle.value is None:
         raise RuntimeError(f"cudaStreamCreateWithFlags failed with status {status}")
     return torch.cuda.ExternalStream(handle.value, device=device)
 
 
-def _runtime() -> Callable[..., int]:
+@functools.cache
+def runtime() -> ctypes.CDLL:
     """The runtime library that PyTorch has loaded already."""
     major = str(torch.version.cuda).split(".", maxsplit=1)[0]
-    create: Callable[..., int] = ctypes.CDLL(f"libcudart.so.{major}").cudaStreamCreateWithFlags
-    return create
+    return ctypes.CDLL(f"libcudart.so.{major}")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.staging import Pack
+from msplit.engines.cuda.delivery import Outputs
+from msplit.engines.cuda.staging import Inputs
 from msplit.engines.cuda.tensors import to_numpy, to_torch
 from msplit.errors import EngineError
 
@@ -28,45 +29,79 @@ def arrays():
     }
 
 
-def pack():
-    return Pack({name: to_torch(np.array(value)) for name, value in arrays().items()}, CPU)
+def prepared():
+    return Inputs({name: to_torch(np.array(value)) for name, value in arrays().items()}, CPU)
+
+
+def fed():
+    return {name: np.asarray(value) for name, value in arrays().items()}
 
 
 def test_every_value_arrives_and_tensors_do_not_overlap():
-    found = pack()
-    wanted = arrays()
-    found.fill({name: np.asarray(value) for name, value in wanted.items()})
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(to_numpy(found.on_host[name]), value)
-        np.testing.assert_array_equal(found.read()[name], value)
+    found = prepared()
+    found.fill(fed())
+    found.to_device()
+    for name, value in arrays().items():
+        np.testing.assert_array_equal(found.block.arrays[name], value)
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value)
+
+
+def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
+    found = prepared()
+    wanted = fed()
+    spread = {name: np.repeat(value, 2, axis=-1)[..., ::2] if value.ndim else value for name, value in wanted.items()}
+    turned = {name: np.array(value, order="F") for name, value in wanted.items()}
+    frozen = {name: np.broadcast_to(value, value.shape) for name, value in wanted.items()}
+    for given in (spread, turned, frozen):
+        for place in found.block.arrays.values():
+            place[...] = 0
+        found.fill(given)
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found.block.arrays[name], value)
+
+
+def test_scalars_of_numpy_are_arrays_too():
+    found = Inputs({"rate": to_torch(np.array(1, np.float32)), "bias": to_torch(np.array(1, np.float32))}, CPU)
+    found.fill({"rate": np.float32(3), "bias": np.array(4, np.float32)})
+    assert found.on_device["rate"].shape == ()
+    assert found.block.arrays["rate"] == 3
+    assert found.block.arrays["bias"] == 4
 
 
 @pytest.mark.parametrize("name", ["ids_3", "large"])
 def test_a_wrong_shape_or_type_is_refused_by_name(name):
-    values = {key: np.asarray(value) for key, value in arrays().items()}
-    with pytest.raises(EngineError, match=f"input {name} was prepared as"):
-        pack().fill({**values, name: values[name][:1]})
-    with pytest.raises(EngineError, match=f"input {name} was prepared as"):
-        pack().fill({**values, name: values[name].astype(np.float64)})
+    values = fed()
+    other_types = [values[name].astype(np.float64), values[name].astype(values[name].dtype.newbyteorder())]
+    for wrong in [values[name][:1], values[name][..., None], *other_types]:
+        with pytest.raises(EngineError, match=f"input {name} was prepared as"):
+            prepared().fill({**values, name: wrong})
 
 
 def test_a_missing_input_is_named():
-    values = {key: np.asarray(value) for key, value in arrays().items() if key != "flags"}
-    with pytest.raises(EngineError, match="no value for input flags"):
-        pack().fill(values)
+    for name in ("flags", "ids_2"):
+        values = fed()
+        del values[name]
+        with pytest.raises(EngineError, match=f"no value for input {name}"):
+            prepared().fill(values)
 
 
-def test_inputs_of_one_width_and_large_outputs_arrive():
+def test_outputs_arrive_as_arrays_of_the_users_own():
     rng = np.random.default_rng(1)
     values = {f"ids_{n}": rng.integers(0, 9, (n, 1)) for n in (3, 1, 7)}
+    values |= {"flag": np.array(True), "none": np.zeros((0, 3), np.float16), "half": np.ones(3, ml_dtypes.bfloat16)}
     values["picture"] = rng.standard_normal((300, 301)).astype(np.float32)
-    found = Pack({name: to_torch(value) for name, value in values.items()}, CPU)
-    found.fill(values)
-    found.to_device()
-    found.collect({name: found.on_device[name].flip(0) for name in values})
+    tensors = {name: to_torch(value) for name, value in values.items()}
+    found = Outputs(tensors, CPU, captured=False)
+    found.copy({name: tensor.flip(0) if tensor.ndim else tensor for name, tensor in tensors.items()})
+    first = found.read()
+    kept = {name: value.copy() for name, value in first.items()}
+    found.copy({name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
     for name, value in found.read().items():
-        np.testing.assert_array_equal(value, values[name][::-1])
-        assert not np.shares_memory(value, found.arrays[name])
+        np.testing.assert_array_equal(first[name], values[name][::-1] if values[name].ndim else values[name])
+        np.testing.assert_array_equal(first[name], kept[name])
+        assert first[name].flags.writeable
+        assert first[name].dtype == values[name].dtype
+        assert not value.astype(bool).any()
 
 
 @pytest.mark.gpu
@@ -76,12 +111,12 @@ def test_a_gpu_gets_and_gives_every_byte(dtype, size):
     gpu = torch.device("cuda")
     rng = np.random.default_rng(size)
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
-    found = Pack({name: to_torch(value) for name, value in values.items()}, gpu)
+    found = Inputs({name: to_torch(value) for name, value in values.items()}, gpu)
     found.fill(values)
     found.to_device()
     turned = {name: found.on_device[name].movedim(0, -1) if name == "a" else found.on_device[name] for name in values}
-    given = Pack(turned, gpu)
-    given.collect(turned)
+    given = Outputs(turned, gpu, captured=False)
+    given.copy(turned)
     torch.cuda.synchronize()
     for name, value in given.read().items():
         np.testing.assert_array_equal(value, values[name].T)

@@ -1,0 +1,80 @@
+"""Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+# A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
+SCRIPT = """
+import threading, time
+import numpy as np, torch
+from msplit.engines.cuda import copy_kernel, delivery
+from msplit.engines.cuda.tensors import to_numpy
+
+CPU = torch.device("cpu")
+rng = np.random.default_rng(0)
+
+
+def outputs(tensors):
+    found = delivery.Outputs(tensors, CPU, captured=True)
+    found._delivery = copy_kernel.Delivery([array.nbytes for array in found._block.arrays.values()], CPU)
+    found._delivery.issue()  # as when it is compiled: nothing moves
+    found.deliver(tensors)
+    found.aim()
+    found.settle()
+    return found
+
+
+def values(scale):
+    floats = torch.from_numpy(rng.standard_normal((70, 50))) * scale
+    return {
+        "turned": floats.float().T, "flags": floats[0] > 0, "bytes": floats[:1].byte()[0, 1:], "half": floats[1, :3].half(),
+        "wide": floats[:9].to(torch.complex128), "none": floats[:0], "one": floats[3, 3].float(),
+    }
+
+
+for names in (["turned"], ["one"], ["none"], [], ["flags", "bytes", "half"], list(values(1))):
+    tensors = {name: tensor for name, tensor in values(1).items() if name in names}
+    found = outputs(tensors)
+    for step in range(4):
+        for name, tensor in values(step).items():
+            if name in tensors:
+                tensors[name].copy_(tensor)
+        for source, tensor in zip(found._sources, tensors.values()):
+            source.copy_(tensor)  # where it had to be made contiguous, a graph would do that again
+        found.expect()
+        found._delivery.issue()
+        assert found.arrived(), (names, step)
+        for name, array in found.read().items():
+            np.testing.assert_array_equal(array, to_numpy(tensors[name]), err_msg=name)
+
+# A replay that was announced and never came is not waited for for ever, and the next one is not mistaken for it.
+delivery._ROUNDS = 3
+found.expect()
+assert not found.arrived()
+found.settle()
+found.expect()
+found._delivery.issue()
+assert found.arrived()
+
+# While the host looks, other threads run: one of them may be what makes the work.
+delivery._ROUNDS = 10**6
+found.expect()
+threading.Timer(0.05, found._delivery.issue).start()
+assert found.arrived()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
