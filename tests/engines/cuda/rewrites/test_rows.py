@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
+from tests.engines.cuda.rewrites.harness import normal
 
 pytestmark = pytest.mark.tf
-
-RNG = np.random.default_rng(0)
-
-
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def check(spelled, shape, expected, *, dtype=np.float32, outputs=("out",)):
