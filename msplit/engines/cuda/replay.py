@@ -27,10 +27,11 @@ class Replay:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._executable: int | None = None
         with contextlib.suppress(AttributeError, RuntimeError):  # an older PyTorch keeps it to itself
-            self._executable = graph.raw_cuda_graph_exec()
+            handle: int = graph.raw_cuda_graph_exec()
             library = runtime()
             self._launch, self._wait = library.cudaGraphLaunch, library.cudaStreamSynchronize
             self._launch.argtypes, self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p), (ctypes.c_void_p,)
+            self._executable = handle
         self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def start(self) -> None:

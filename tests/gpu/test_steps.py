@@ -1,0 +1,139 @@
+"""A user's steps on a real GPU: every replay's outputs are those of its own inputs, however the host learns that it is over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from msplit import proto
+from msplit.engines.base import Job
+from msplit.engines.cuda import delivery
+from msplit.engines.cuda.engine import CudaEngine
+from tests.engines.cuda.cases import flat_of
+
+pytestmark = pytest.mark.gpu
+
+FLOAT, INT, BOOL, HALF = 1, 3, 10, 19
+SIZES = {"a": (3, 5), "b": (1,), "c": (), "d": (700, 3), "e": (0, 4), "f": (300, 1000)}
+HEAD_START_CYCLES = 100_000_000
+
+
+def graph():
+    """Outputs of many types and sizes, and one that is an input as it is."""
+    made = proto.graph_pb2.GraphDef()
+
+    def add(op, name, inputs, **types):
+        node = made.node.add(op=op, name=name, input=inputs)
+        for key, value in types.items():
+            node.attr[key].type = value
+
+    for name, shape in SIZES.items():
+        node = made.node.add(op="Placeholder", name=name)
+        node.attr["dtype"].type = FLOAT
+        for size in shape:
+            node.attr["shape"].shape.dim.add(size=size)
+        if not shape:
+            node.attr["shape"].shape.unknown_rank = False
+        add("Neg", f"{name}_neg", [name], T=FLOAT)
+        add("Cast", f"{name}_int", [name], SrcT=FLOAT, DstT=INT)
+        add("Cast", f"{name}_half", [name], SrcT=FLOAT, DstT=HALF)
+        add("Greater", f"{name}_flag", [name, f"{name}_neg"], T=FLOAT)
+    outputs = [f"{name}_{kind}" for name in SIZES for kind in ("neg", "int", "half", "flag")]
+    return flat_of(made, outputs=[*outputs, "a"])
+
+
+def inputs(seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.standard_normal(shape) * 50, np.float32) for name, shape in SIZES.items()}
+
+
+def expected(feeds):
+    found = {"a": feeds["a"]}
+    for name, value in feeds.items():
+        found |= {f"{name}_neg": -value, f"{name}_int": value.astype(np.int32)}
+        found |= {f"{name}_half": value.astype(np.float16), f"{name}_flag": value > -value}
+    return found
+
+
+def check(executable, seed):
+    feeds = inputs(seed)
+    found = executable.step(feeds)
+    wanted = expected(feeds)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype
+        assert found[name].flags.writeable
+        np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, step {seed}")
+    return found
+
+
+@pytest.fixture
+def build():
+    """Makes executables of the graph; all are closed at the end."""
+    flat, engine, made = graph(), CudaEngine(), []
+
+    def one(streams=1, **options):
+        ids = np.arange(len(flat), dtype=np.int32) % streams
+        made.append(engine.build(Job(flat, ids, streams, inputs(0), ieee=True, options=options)))
+        return made[-1]
+
+    yield one
+    for executable in made:
+        executable.close()
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_every_step_gives_the_outputs_of_its_own_inputs(build, streams, capture):
+    executable = build(streams, capture=capture)
+    kept = [check(executable, seed) for seed in range(50)]
+    for seed, found in enumerate(kept):  # no later step wrote over them
+        np.testing.assert_array_equal(found["d_neg"], -inputs(seed)["d"])
+        np.testing.assert_array_equal(found["f_half"], inputs(seed)["f"].astype(np.float16))
+
+
+@pytest.mark.parametrize("way", ["rounds", "processor"])
+def test_a_host_that_does_not_look_for_long_lets_cuda_wait(build, monkeypatch, way):
+    if way == "rounds":
+        monkeypatch.setattr(delivery, "_ROUNDS", 1)
+    else:
+        monkeypatch.setattr(delivery, "_CAN_POLL", False)
+    executable = build()
+    for seed in range(20):
+        check(executable, seed)
+
+
+def test_a_replay_that_never_came_is_not_mistaken_for_the_next(build, monkeypatch):
+    executable = build()
+    check(executable, 0)
+    executable._outputs.expect()  # as when the user interrupts a step right there
+    for seed in range(1, 5):
+        check(executable, seed)
+    executable._outputs.expect()
+    executable._graphs[True].start()  # interrupted while it waits
+    for seed in range(5, 10):
+        check(executable, seed)
+
+
+def test_work_of_others_on_the_stream_comes_first(build):
+    executable = build(4)
+    for seed in range(3):
+        torch.cuda._sleep(HEAD_START_CYCLES)  # longer than the host looks for
+        check(executable, seed)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(HEAD_START_CYCLES // 100)
+            check(executable, seed + 10)
+
+
+def test_executables_take_turns(build):
+    live = [build(streams) for streams in (1, 2, 4)]
+    rng = np.random.default_rng(0)
+    for seed in range(60):
+        which = live[int(rng.integers(len(live)))]
+        check(which, seed)
+        if seed % 7 == 0:
+            which.launch()
+            which.device_times(2)
+    live[0].close()
+    check(live[1], 100)
