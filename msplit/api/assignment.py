@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from msplit.api.kernels import Chooser, Chosen
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Assigned:
         cross_unknown: How many of them have no known size.
         unassigned: GPU nodes that no rule claimed: they are on the default stream.
         changed: GPU nodes whose id differs from what the file says.
+        kernels: The kernels that the ids are made for, where the rule `auto` chose others than plain ones.
     """
 
     flat: FlatGraph
@@ -76,6 +81,7 @@ class Assigned:
     cross_unknown: int
     unassigned: int
     changed: Ints
+    kernels: Chosen | None = None
 
     @property
     def ids(self) -> Ints:
@@ -94,8 +100,11 @@ def assign(
     gpu: str = DEFAULT_GPU,
     profile: Profile | None = None,
     priced: tuple[Shapes, Costs] | None = None,
+    kernels: Chooser | None = None,
 ) -> Assigned:
     """Assigns a stream id to every node by rules. The graph is not changed; `save` writes the ids.
+
+    Nothing is executed, unless the rule `auto` shall choose kernels, too (``kernels: best``): that runs the model once, on made-up inputs.
 
     Args:
         flat: From `load`.
@@ -107,6 +116,7 @@ def assign(
         gpu: Data sheet that prices the nodes.
         profile: What was measured on this graph, in place of the data sheet.
         priced: What `price` gave for this graph, to spare the work.
+        kernels: Chooses kernels where a rule asks for that; by default on the GPU where there is one, otherwise on the CPU.
 
     Raises:
         RulesError: The rules file is wrong.
@@ -115,10 +125,17 @@ def assign(
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
     sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    if kernels is None:
+        kernels = _chooser(flat, costs, ruleset, batch, shapes, profile)
     with no_collection():
-        outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap)
+        outcome = rules.assign(flat, costs, ruleset, streams=streams, wrap=wrap, kernels=kernels)
+    chosen = None if kernels is None else kernels.chosen
+    if chosen is not None and _moved(flat, outcome, chosen):
+        text = "a later rule has moved nodes that share a kernel, so the plan is one of plain kernels"
+        outcome = replace(outcome, remarks=(*outcome.remarks, rules.Remark("auto", "kernels-moved", text)))
+        chosen = None
     with phase("planning"), no_collection():
-        plan = plan_of(flat, costs, outcome.ids)
+        plan = plan_of(flat, costs, outcome.ids) if chosen is None else chosen.planned.plan
     edges, moved, unknown = _crossing(flat, costs, outcome.ids)
     return Assigned(
         flat=flat,
@@ -135,7 +152,30 @@ def assign(
         changed=np.asarray(
             in_file(flat, np.flatnonzero((outcome.ids != present_ids(flat)) & ~flat.host).tolist()), np.int32
         ),
+        kernels=chosen,
     )
+
+
+def _moved(flat: FlatGraph, outcome: Outcome, chosen: Chosen) -> bool:
+    """Whether a node that has a part in a kernel is on another stream than that."""
+    lanes = chosen.planned.node_ids
+    return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
+
+
+def _chooser(
+    flat: FlatGraph,
+    costs: Costs,
+    ruleset: RuleSet,
+    batch: int | None,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    profile: Profile | None,
+) -> Chooser | None:
+    """What chooses kernels, where a rule asks for it."""
+    if not any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules):
+        return None  # the engine need not be loaded
+    from msplit.api.kernels import Chooser, job_of
+
+    return Chooser(lambda: job_of(flat, costs, batch=batch, shapes=shapes, profile=profile), batch=batch)
 
 
 def present_ids(flat: FlatGraph) -> Ints:

@@ -56,7 +56,8 @@ def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> N
     Args:
         assigned: The assignment.
         kind: ``stream-file`` (NVIDIA's TF_STREAM_FROM_FILE format), ``placement`` (node -> ``/device:GPU:k`` for stock TensorFlow's
-            logical devices, JSON), ``json`` or ``yaml`` (ids with the rule that decided each), ``plan`` (order and waits, JSON).
+            logical devices, JSON), ``json`` or ``yaml`` (ids with the rule that decided each), ``plan`` (order and waits, JSON;
+            where the rule `auto` chose kernels, too, also their order and the nodes that share one).
         path: Where to.
         force: Replace what is there.
 
@@ -77,6 +78,10 @@ def _emitted(assigned: Assigned, kind: str) -> str:
         devices |= {names[node]: "/device:CPU:0" for node in np.flatnonzero(flat.host).tolist()}
         return json.dumps({"schema_version": 1, "devices": devices}, indent=1, sort_keys=True) + "\n"
     if kind == "plan":
+        if assigned.kernels is not None:
+            from msplit.api.plans import plan_data
+
+            return json.dumps(plan_data(flat, assigned.kernels.planned), indent=1) + "\n"
         from msplit.schedule import planfile
 
         return json.dumps(planfile.dump(assigned.plan, flat), indent=1) + "\n"

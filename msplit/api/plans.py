@@ -42,6 +42,7 @@ class Planned:
         options: The engine's options that go with it, the stored plan among them.
         plan: Order and waits of the flat graph's nodes, for a plan file.
         made_for: GPU, driver, batch …: what a plan file says it was made for.
+        node_ids: `ids`, but -1 for nodes that launch nothing.
     """
 
     kernels: str
@@ -51,6 +52,7 @@ class Planned:
     options: Mapping[str, Any]
     plan: Plan
     made_for: Mapping[str, Any] = field(default_factory=dict)
+    node_ids: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def groups(self) -> int:
@@ -77,7 +79,8 @@ def planned(arm: Arm, trial: Trial, batch: int | None = None) -> Planned:
         raise ValueError("a plan needs costs")
     plan = prove(arm.plan(trial), program)
     stored = steps.store(program, plan)
-    ids = fill_ids(job.flat, job.costs, steps.ids_of(program, plan.stream, len(job.flat)))
+    node_ids = steps.ids_of(program, plan.stream, len(job.flat))
+    ids = fill_ids(job.flat, job.costs, node_ids)
     return Planned(
         kernels=arm.name,
         ids=ids,
@@ -86,6 +89,7 @@ def planned(arm: Arm, trial: Trial, batch: int | None = None) -> Planned:
         options={**trials.OPTIONS[arm.name], "plan": stored},
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
         made_for=made_for(job, batch, layout=arm.prepared.layout),
+        node_ids=node_ids,
     )
 
 

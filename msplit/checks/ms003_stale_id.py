@@ -14,6 +14,7 @@ from msplit.errors import AssignError
 from msplit.flatten.sides import host_nodes
 from msplit.formats import graph_hash
 from msplit.graph import CONTROL, Graph
+from msplit.rules.auto import NOT_CHOSEN
 
 _FIX = "run `msplit assign` with the rules again and commit what it writes"
 
@@ -22,7 +23,8 @@ def find(subject: Subject) -> Iterator[Finding]:
     """Whatever there is to hold the ids against: the rules, the plan, the model they were made for."""
     if subject.ruleset is None and subject.plan_file is None and subject.against is None:
         raise Skip("it needs --rules, --plan or --against")
-    if subject.ruleset is not None:
+    others = subject.plan_file is not None or subject.against is not None
+    if subject.ruleset is not None and not (others and any(subject.remarks(NOT_CHOSEN))):
         yield from _by_rules(subject)
     if subject.plan_file is not None:
         yield from _by_plan(subject)

@@ -8,6 +8,7 @@ from msplit.checks.base import Skip
 from msplit.checks.subject import ABSENT, Longs, Subject
 from msplit.flatten.origin import OriginalNode, to_ids
 from msplit.rules import Outcome
+from msplit.rules.auto import NOT_CHOSEN
 
 
 def wanted(subject: Subject) -> Longs:
@@ -16,11 +17,13 @@ def wanted(subject: Subject) -> Longs:
     The body of a function that is called from several places has one id per node, which all its copies in the flat graph share.
 
     Raises:
-        Skip: The rules can not be applied; MS003 says why.
+        Skip: The rules can not be applied, MS003 says why; or they choose kernels, for which the model would have to run.
     """
     outcome = subject.outcome
     if not isinstance(outcome, Outcome):
         raise Skip("the rules contradict each other on this graph (see MS003)")
+    if any(subject.remarks(NOT_CHOSEN)):
+        raise Skip("the rules choose kernels, too (`kernels: best`), which takes running the model: give the --plan")
     flat = subject.flat
     ids = np.where(flat.host, ABSENT, outcome.ids.astype(np.int64))
     if not flat.function_names:

@@ -99,7 +99,7 @@ def _crossing(assigned: Assigned) -> str:
     return f"{text} and {count(assigned.cross_unknown)} of unknown size" if assigned.cross_unknown else text
 
 
-_NOTES = frozenset({"no-gain", "dominant", "moved", "host"})
+_NOTES = frozenset({"no-gain", "dominant", "moved", "host", "kernels"})
 """Kinds of remarks that explain; the others ask the user to look."""
 
 

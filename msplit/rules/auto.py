@@ -10,13 +10,20 @@ import numpy as np
 from msplit.analysis.colocation import groups
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.graph import Ints
-from msplit.rules.base import Context, Remark
+from msplit.rules.base import Context, Placed, Remark
 from msplit.rules.options import Options, nearest
 from msplit.rules.propagate import Propagate
 from msplit.schedule.candidates import ALGORITHMS, ONE
 from msplit.schedule.choose import Candidate, best, choose
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
+
+PLAIN, BEST = "plain", "best"
+KERNELS = (PLAIN, BEST)
+"""What `Auto.kernels` may be."""
+
+NOT_CHOSEN = "kernels-not-chosen"
+"""Kind of the remark that larger kernels were asked for and could not be looked for, so that ids are others than where they can."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,15 @@ class Auto:
         candidates: Algorithms to try; empty: all of them.
         wait_us: What a wait for another stream costs, µs, from the end of one node to the start of the other; None: what the data sheet
             of the GPU says.
+        kernels: ``plain``: streams serve any executor, which launches a kernel per node. ``best``: for msplit's own engine; fused and
+            grouped kernels compete with plain ones, and nodes that share a kernel share a stream. That runs the model once.
     """
 
     key: ClassVar[str] = "auto"
     streams: int = 0
     candidates: tuple[str, ...] = ()
     wait_us: float | None = None
+    kernels: str = PLAIN
 
     @classmethod
     def from_options(cls, options: Options) -> Auto:
@@ -53,7 +63,8 @@ class Auto:
                 )
         wait = options.number("wait_us", -1.0, 0.0)
         streams = options.integer("streams", 0, 0, options.reading.streams)
-        return cls(streams, tuple(names), None if wait < 0 else wait)
+        kernels = options.choice("kernels", PLAIN, KERNELS)
+        return cls(streams, tuple(names), None if wait < 0 else wait, kernels)
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node but host nodes."""
@@ -61,20 +72,40 @@ class Auto:
         if len(problem) == 0:
             return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
         streams = min(self.streams or context.streams, context.streams)
+        said: tuple[Remark, ...] = ()
+        if self.kernels == BEST:
+            placed = self._larger(context, assignment, streams)
+            if isinstance(placed, Placed):
+                return self._claim(context, assignment, placed.ids, placed.why), (
+                    Remark(self.key, "kernels", placed.why),
+                )
+            said = (placed,)
         candidates = choose(problem, streams, self.candidates or None)
         winner = best(candidates)
         one = next(candidate for candidate in candidates if candidate.name == ONE)
         ids = problem.spread(winner.stream)
-        why = _why(winner, one)
-        kernels = problem.block >= 0
-        claims = [
-            (np.flatnonzero(kernels & (ids == lane)).astype(np.int32), lane, why) for lane in np.unique(ids[kernels])
-        ]
-        assignment = assignment.claim_many([(nodes, int(lane), text) for nodes, lane, text in claims], self.key)
-        remarks = (
-            () if winner.name != ONE or streams < 2 else (Remark(self.key, "no-gain", _no_gain(problem, candidates)),)
-        )
-        return claim_rest(context, assignment, self.key), remarks
+        if winner.name == ONE and streams > 1:
+            said = (*said, Remark(self.key, "no-gain", _no_gain(problem, candidates)))
+        return self._claim(context, assignment, ids, _why(winner, one)), said
+
+    def _claim(self, context: Context, assignment: Assignment, ids: Ints, why: str) -> Assignment:
+        """Claims the nodes with an id, and then those that launch nothing, which follow."""
+        claims = [(np.flatnonzero(ids == lane).astype(np.int32), int(lane), why) for lane in np.unique(ids[ids >= 0])]
+        return claim_rest(context, assignment.claim_many(claims, self.key), self.key)
+
+    def _larger(self, context: Context, assignment: Assignment, streams: int) -> Placed | Remark:
+        """The best kernels, where this rule decides on all nodes."""
+        claimed = int(np.count_nonzero((assignment.ids != UNASSIGNED) & ~context.flat.host))
+        if claimed:
+            text = (
+                f"kernels stay plain: earlier rules have placed {claimed} node{'s' * (claimed != 1)}, and nodes that "
+                "share a kernel must share a stream"
+            )
+            return Remark(self.key, "kernels", text)
+        if context.kernels is None:
+            text = "kernels stay plain here: choosing larger ones runs the model, and this does not"
+            return Remark(self.key, NOT_CHOSEN, text)
+        return context.kernels(streams, candidates=self.candidates or None, wait_us=self.wait_us)
 
     def problem(self, context: Context, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
@@ -15,6 +16,35 @@ from msplit.graph import Ints
 
 
 @dataclass(frozen=True, eq=False)
+class Placed:
+    """Kernels that do the work of several nodes each, on their streams.
+
+    Attributes:
+        ids: Per node its stream, -1 for nodes that launch nothing. Nodes that share a kernel share a stream.
+        why: Why these kernels on these streams.
+    """
+
+    ids: Ints
+    why: str
+
+
+class ChoosesKernels(Protocol):
+    """Chooses kernels and their streams together. It lies above the rules: it lowers the graph, which runs it once."""
+
+    def __call__(
+        self, streams: int, *, candidates: Sequence[str] | None = None, wait_us: float | None = None
+    ) -> Placed | Remark:
+        """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
+
+        Args:
+            streams: Most streams.
+            candidates: Algorithms to try; None: all.
+            wait_us: What a wait for another stream costs; None: what is known of the GPU.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
 class Context:
     """What a rule may look at.
 
@@ -23,12 +53,14 @@ class Context:
         costs: Cost of each node.
         streams: Ids are 0..streams-1.
         wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
+        kernels: Chooses larger kernels for a rule that wants that; None where the graph is not to be run.
     """
 
     flat: FlatGraph
     costs: Costs
     streams: int
     wrap: bool = False
+    kernels: ChoosesKernels | None = None
 
     @cached_property
     def order(self) -> Ints:

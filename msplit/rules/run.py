@@ -12,7 +12,7 @@ from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.progress import phase
-from msplit.rules.base import Context, Remark, Rule, in_range
+from msplit.rules.base import ChoosesKernels, Context, Remark, Rule, in_range
 from msplit.rules.ruleset import RuleSet
 
 
@@ -34,7 +34,13 @@ class Outcome:
 
 
 def assign(
-    flat: FlatGraph, costs: Costs, ruleset: RuleSet, *, streams: int | None = None, wrap: bool = False
+    flat: FlatGraph,
+    costs: Costs,
+    ruleset: RuleSet,
+    *,
+    streams: int | None = None,
+    wrap: bool = False,
+    kernels: ChoosesKernels | None = None,
 ) -> Outcome:
     """Apply the rules in order, the constraints among them once more at the end.
 
@@ -44,11 +50,12 @@ def assign(
         ruleset: The rules.
         streams: Number of streams, instead of what the rule set says.
         wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
+        kernels: Chooses larger kernels for the rule `auto`; None: it does without.
 
     Raises:
         AssignError: The rules contradict each other on this graph.
     """
-    context = Context(flat, costs, ruleset.streams if streams is None else streams, wrap)
+    context = Context(flat, costs, ruleset.streams if streams is None else streams, wrap, kernels)
     default = in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
     assignment = Assignment.empty(len(flat))
     remarks: list[Remark] = []

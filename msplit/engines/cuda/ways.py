@@ -7,7 +7,7 @@ which runs it once on the device (`trace`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,9 +79,19 @@ class Ways:
         return taken
 
     @property
+    def plain(self) -> Way:
+        """The simplest, plain kernels as a rule."""
+        return next(iter(self.ways.values()))
+
+    @property
     def one_us(self) -> float:
         """Simulated time of plain kernels on one stream."""
-        return next(iter(self.ways.values())).one.makespan_us
+        return self.plain.one.makespan_us
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
+        return bool(self.plain.arm.prepared.program.dynamic)
 
     def gain(self, way: Way) -> float:
         """Of a way on its best streams, over plain kernels on one stream."""
@@ -100,6 +110,7 @@ def ways(
     streams: int,
     names: Sequence[str] = tuple(OPTIONS),
     candidates: Sequence[str] | None = None,
+    wait_us: float | None = None,
     tell: Callable[[str, float], None] | None = None,
 ) -> Ways | None:
     """Simulates every way to make the kernels of a model, on every way to put them on streams. None where nothing launches a kernel.
@@ -110,6 +121,7 @@ def ways(
         streams: Most streams.
         names: Keys of `trials.OPTIONS`, the simplest first.
         candidates: Algorithms to try; None: all.
+        wait_us: What a wait for another stream costs, in place of what is known of the GPU.
         tell: Told what is being done and the share of it that is done.
 
     Raises:
@@ -122,6 +134,9 @@ def ways(
     for number, (name, arm) in enumerate(made.items()):
         if tell:
             tell(f"simulating {name} kernels", number / len(made))
+        if wait_us is not None:
+            slower = replace(arm.problem, machine=replace(arm.problem.machine, wait_us=wait_us))
+            arm = replace(arm, problem=slower)
         found[name] = Way(arm, tuple(choose(arm.problem, streams, candidates)))
     return Ways(found, tuple(names))
 
