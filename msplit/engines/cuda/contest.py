@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from msplit.engines.cuda import trial_memory
+from msplit.engines.cuda import tickets, trial_memory
 
 CALLS = 10
 """Calls in one timed graph, on each stream."""
@@ -25,13 +25,18 @@ def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
 
 def milliseconds(call: Callable[[], Any], lanes: int = 1) -> float:
     """Time of a graph of `CALLS` calls on each of some streams."""
+    return milliseconds_of([call] * lanes)
+
+
+def milliseconds_of(lanes: Sequence[Callable[[], Any]]) -> float:
+    """Time of a graph of `CALLS` calls on each stream, given the call of each."""
     origin = torch.cuda.Stream()
-    streams = [origin, *(torch.cuda.Stream() for _ in range(lanes - 1))]
+    streams = [origin, *(torch.cuda.Stream() for _ in lanes[1:])]
     origin.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(origin):
+    with torch.cuda.stream(origin), tickets.lent():
         # A kernel that is not loaded yet, or a handle made on the way, must not count: each stream runs once before.
-        for stream in streams:
+        for stream, call in zip(streams, lanes, strict=True):
             with torch.cuda.stream(stream):
                 call()
                 stream.synchronize()
@@ -41,7 +46,7 @@ def milliseconds(call: Callable[[], Any], lanes: int = 1) -> float:
             kept = []  # nothing is freed, so that no stream gets memory that another still writes
             for stream in streams[1:]:
                 stream.wait_stream(origin)
-            for stream in streams:
+            for stream, call in zip(streams, lanes, strict=True):
                 with torch.cuda.stream(stream):
                     kept += [call() for _ in range(CALLS)]
             for stream in streams[1:]:

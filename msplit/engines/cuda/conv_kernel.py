@@ -4,18 +4,23 @@ Libraries are best where a convolution fills the GPU. At batch 1 most do not: th
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `convolutions.py`, which
 measures). The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and
 the input channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the
-summands of a tile, and a second kernel adds their parts up, always in the same order (split-K).
+summands of a tile (split-K); the one that is done last adds all parts up, always in the same order.
+
+Convolutions of the same data with windows of the same kind (siblings) are one product with more columns: their filters side by side. Every
+tile of columns belongs to one of them and is written to that one's own result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from msplit.engines.cuda import tickets
 from msplit.engines.cuda.windows import Window
 
 Tiles = tuple[int, int, int, int, int, int]
@@ -29,8 +34,14 @@ _NARROW = 16
 
 _MOST_PARTS = 16
 
-_BLOCK = 256
-"""Elements that a block adds up."""
+MOST_SIBLINGS = 4
+"""Convolutions that one kernel does."""
+
+EARLY = False
+"""Whether a kernel may start while the one before it ends (programmatic dependent launch): it waits before it reads its data."""
+
+_ALIGNED = 64
+"""The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -41,6 +52,15 @@ _SIZES = [
     "width",
     "channels",
     "results",
+    "results_1",
+    "results_2",
+    "results_3",
+    "tile_1",
+    "tile_2",
+    "tile_3",
+    "place_1",
+    "place_2",
+    "place_3",
     "rows",
     "columns",
     "kernel_w",
@@ -58,7 +78,7 @@ _SIZES = [
     "filter_c",
     "filter_o",
     "share",
-    "part",
+    "parts",
 ]
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -70,11 +90,22 @@ def _convolve(  # type: ignore[no-untyped-def]
     bias,
     side,
     out,
+    partial,
+    counters,
     pixels,
     height,
     width,
     channels,
     results,
+    results_1,
+    results_2,
+    results_3,
+    tile_1,
+    tile_2,
+    tile_3,
+    place_1,
+    place_2,
+    place_3,
     rows,
     columns,
     kernel_w,
@@ -92,10 +123,11 @@ def _convolve(  # type: ignore[no-untyped-def]
     filter_c,
     filter_o,
     share,
-    part,
+    parts,
     PIXELS: tl.constexpr,
     RESULTS: tl.constexpr,
     SUMMANDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     IN_FIRST: tl.constexpr,
@@ -106,7 +138,11 @@ def _convolve(  # type: ignore[no-untyped-def]
     RELU: tl.constexpr,
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
+    SIBLINGS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
     results *= OUT
@@ -116,8 +152,33 @@ def _convolve(  # type: ignore[no-untyped-def]
     else:
         filter_o = 1
         filter_tap, filter_c = filter_tap * OUT, filter_c * OUT
+    # The tile's own convolution: its number of output channels, its first tile and column, and where its result begins.
+    tile = tl.program_id(1)
+    first_tile = 0
+    first_column = 0
+    first_place = 0
+    if SIBLINGS > 1:
+        before = results
+        results = tl.where(tile >= tile_1, results_1 * OUT, results)
+        first_tile = tl.where(tile >= tile_1, tile_1, 0)
+        first_column = tl.where(tile >= tile_1, before, 0)
+        first_place = tl.where(tile >= tile_1, place_1, 0)
+        if SIBLINGS > 2:
+            before += results_1 * OUT
+            results = tl.where(tile >= tile_2, results_2 * OUT, results)
+            first_tile = tl.where(tile >= tile_2, tile_2, first_tile)
+            first_column = tl.where(tile >= tile_2, before, first_column)
+            first_place = tl.where(tile >= tile_2, place_2, first_place)
+        if SIBLINGS > 3:
+            before += results_2 * OUT
+            results = tl.where(tile >= tile_3, results_3 * OUT, results)
+            first_tile = tl.where(tile >= tile_3, tile_3, first_tile)
+            first_column = tl.where(tile >= tile_3, before, first_column)
+            first_place = tl.where(tile >= tile_3, place_3, first_place)
+        out += first_place * ALIGNED
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    result = tl.program_id(1) * RESULTS + tl.arange(0, RESULTS)
+    result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
+    column_of_filter = first_column + result
     summand = tl.arange(0, SUMMANDS)
     column = pixel % columns
     rest = pixel // columns
@@ -127,6 +188,8 @@ def _convolve(  # type: ignore[no-untyped-def]
     there = pixel < pixels
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     if NARROW:
         count = taps * channels
         start_at = 0
@@ -145,7 +208,7 @@ def _convolve(  # type: ignore[no-untyped-def]
             inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there[:, None] & exists[None, :]
             offset = down * step_h + right * step_w + channel
             a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
-            at = (tap * filter_tap + channel * filter_c)[:, None] + (result * filter_o)[None, :]
+            at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
@@ -172,43 +235,26 @@ def _convolve(  # type: ignore[no-untyped-def]
                 offset = start + down * step_h + right * step_w
             exists = channel < channels
             a = tl.load(data + offset[:, None] + channel[None, :], mask=inside[:, None] & exists[None, :], other=0)
-            at = (tap * filter_tap + channel * filter_c)[:, None] + (result * filter_o)[None, :]
+            at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if SPLIT:
-        out += tl.program_id(2) * part
+        # What others added up must be there before this block counts itself, and be read only after the last one has.
+        number = tile * tl.num_programs(0) + tl.program_id(0)
+        inner = tl.arange(0, PIXELS)[:, None] * RESULTS + tl.arange(0, RESULTS)[None, :]
+        start_of = partial + number * parts * (PIXELS * RESULTS)
+        tl.store(start_of + tl.program_id(2) * (PIXELS * RESULTS) + inner, total)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + number, 1, sem="acq_rel", scope="gpu") != parts - 1:
+            return
+        tl.store(counters + number, 0)  # for the next run of the same graph
+        total = tl.zeros([PIXELS, RESULTS], tl.float32)
+        for one in tl.range(0, parts, loop_unroll_factor=4):
+            total += tl.load(start_of + one * (PIXELS * RESULTS) + inner, cache_modifier=".cg")
     if BIAS:
-        total += tl.load(bias + result, mask=wanted, other=0)[None, :].to(tl.float32)
+        total += tl.load(bias + column_of_filter, mask=wanted, other=0)[None, :].to(tl.float32)
     place = pixel[:, None] * results + result[None, :]
     exists = there[:, None] & wanted[None, :]
-    if SIDE:
-        total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
-    if RELU:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
-
-
-@triton.jit(do_not_specialize=["count", "results", "parts"])  # type: ignore[untyped-decorator]
-def _add_up(  # type: ignore[no-untyped-def]
-    partial,
-    bias,
-    side,
-    out,
-    count,
-    results,
-    parts,
-    BIAS: tl.constexpr,
-    SIDE: tl.constexpr,
-    RELU: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = place < count
-    total = tl.load(partial + place, mask=exists, other=0)
-    for number in range(1, parts):
-        total += tl.load(partial + number * count + place, mask=exists, other=0)
-    if BIAS:
-        total += tl.load(bias + place % results, mask=exists, other=0).to(tl.float32)
     if SIDE:
         total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
     if RELU:
@@ -261,6 +307,46 @@ def convolve(
     Returns:
         NHWC, contiguous.
     """
+    return _run(data, filter, frames, tiles, bias, side, (int(filter.shape[3]),), relu)[0]
+
+
+def convolve_siblings(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None,
+    sizes: Sequence[int],
+    *,
+    relu: bool = False,
+) -> list[Tensor]:
+    """Convolutions of the same data, as `convolve` does one.
+
+    Args:
+        data: NHWC, of any strides but the last, which is 1.
+        filter: All filters, side by side along the output channels.
+        frames: The windows along height and width.
+        tiles: How the work is cut.
+        bias: One number per output channel of all.
+        sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
+        relu: Cut the results off below zero.
+
+    Returns:
+        A tensor per convolution: NHWC, contiguous, parts of one block of memory.
+    """
+    return _run(data, filter, frames, tiles, bias, None, sizes, relu)
+
+
+def _run(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None,
+    side: Tensor | None,
+    sizes: Sequence[int],
+    relu: bool,
+) -> list[Tensor]:
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
@@ -272,30 +358,43 @@ def convolve(
         flat = flat.contiguous()
         filter_steps = flat.stride()
     of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
-    of_out = _common(filter.shape[3], *(() if in_first else filter_steps[:2]))
+    of_out = _common(*sizes, *(() if in_first else filter_steps[:2]))
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
-    out = data.new_empty((images, vertical.outputs, horizontal.outputs, filter.shape[3]))
     pixels = images * vertical.outputs * horizontal.outputs
+    places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
+    out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
     in_tile, in_columns, summands, warps, stages, parts = tiles
+    first_tiles = [0, *accumulate(triton.cdiv(size, in_columns) for size in sizes)]
+    grid = triton.cdiv(pixels, in_tile), first_tiles[-1]
     steps_in_all = summing_steps(data, filter, tiles)
     share = triton.cdiv(steps_in_all, parts)
     parts = triton.cdiv(steps_in_all, share)
-    split = parts > 1
-    target = data.new_empty((parts, out.numel()), dtype=torch.float32) if split else out
-    bias_or_any = data if bias is None else bias
-    side_or_any = data if side is None else side.contiguous()
-    _convolve[(triton.cdiv(pixels, in_tile), triton.cdiv(filter.shape[3], in_columns), parts)](
+    counters = tickets.take(data.device, grid[0] * grid[1]) if parts > 1 else None
+    if counters is None:
+        parts, share = 1, steps_in_all
+        partial = counters = out
+    else:
+        partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
+    rest = [0] * (MOST_SIBLINGS - len(sizes))
+    _convolve[(*grid, parts)](
         data,
         flat,
-        bias_or_any,
-        side_or_any,
-        target,
+        data if bias is None else bias,
+        data if side is None else side.contiguous(),
+        out,
+        partial,
+        counters,
         pixels,
         height,
         width,
         channels // of_in,
-        filter.shape[3] // of_out,
+        *(size // of_out for size in sizes),
+        *rest,
+        *first_tiles[1:-1],
+        *rest,
+        *places[1:-1],
+        *rest,
         vertical.outputs,
         horizontal.outputs,
         horizontal.kernel,
@@ -309,39 +408,34 @@ def convolve(
         *(step // of_in for step in steps),
         *(step // of_filter for step in filter_steps),
         share,
-        out.numel(),
+        parts,
         PIXELS=in_tile,
         RESULTS=in_columns,
         SUMMANDS=summands,
+        ALIGNED=_ALIGNED,
         IN=of_in,
         OUT=of_out,
         IN_FIRST=in_first,
         POINT=point,
         NARROW=channels < _NARROW,
-        BIAS=bias is not None and not split,
-        SIDE=side is not None and not split,
-        RELU=relu and not split,
+        BIAS=bias is not None,
+        SIDE=side is not None,
+        RELU=relu,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-        SPLIT=split,
+        SPLIT=parts > 1,
+        SIBLINGS=len(sizes),
+        EARLY=EARLY,
         num_warps=warps,
         num_stages=stages,
+        **({"launch_pdl": True} if EARLY else {}),
     )
-    if split:
-        _add_up[(triton.cdiv(out.numel(), _BLOCK),)](
-            target,
-            bias_or_any,
-            side_or_any,
-            out,
-            out.numel(),
-            filter.shape[3],
-            parts,
-            BIAS=bias is not None,
-            SIDE=side is not None,
-            RELU=relu,
-            BLOCK=_BLOCK,
-            num_warps=2,
-        )
-    return out
+    shape = (images, vertical.outputs, horizontal.outputs)
+    if len(sizes) == 1:
+        return [out.view(*shape, sizes[0])]
+    return [
+        out[place * _ALIGNED :][: pixels * size].view(*shape, size)
+        for place, size in zip(places[:-1], sizes, strict=True)
+    ]
 
 
 def _common(*sizes: int) -> int:

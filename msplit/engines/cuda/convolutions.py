@@ -8,7 +8,7 @@ tiled kernel is taken where it is faster both alone and eight side by side (see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,9 +54,7 @@ def choose(
         lowered: What runs an op; takes the inputs.
         keep_filter: The filter must stay as it lies, because others read it.
     """
-    half = arguments[0].dtype in (torch.float16, torch.bfloat16)
-    # In IEEE precision a product has no tensor cores, and the libraries' kernels are best.
-    if not can_compile() or not (half or (arguments[0].dtype == torch.float32 and torch.backends.cudnn.allow_tf32)):
+    if not worth_a_kernel(arguments[0].dtype):
         return op, arguments[1]
     attrs = tuple(sorted((name, str(value)) for name, value in op.attrs.items() if not name.startswith("_")))
     key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
@@ -67,17 +65,23 @@ def choose(
     return (op, arguments[1]) if tiles is None else (_tiled(op, tiles), turned)
 
 
+def worth_a_kernel(dtype: torch.dtype) -> bool:
+    """Whether our own kernel may win: in IEEE precision a product has no tensor cores, and the libraries' kernels are best."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return can_compile() and (half or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32))
+
+
 def _tiled(op: Op, tiles: Tiles) -> Op:
     return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.covers)
 
 
-def _candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int) -> Iterator[Tiles]:
-    """Ways to cut a convolution."""
+def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:
+    """Ways to cut a convolution, or several side by side, given the output channels of each."""
     from msplit.engines.cuda import conv_kernel
 
     for size in FEW_CHANNELS if data.shape[-1] < FEW else SIZES:
         yield (*size, 1)
-        blocks = -(-pixels // size[0]) * -(-filter.shape[3] // size[1])
+        blocks = -(-pixels // size[0]) * sum(-(-one // size[1]) for one in results)
         steps = conv_kernel.summing_steps(data, filter, (*size, 1))
         for parts in PARTS:
             if LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts:
@@ -94,7 +98,8 @@ def _winner(
     expected = library(*arguments)[0]
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     fastest: tuple[float, Tiles, Callable[[], Any]] | None = None
-    for tiles in _candidates(tiled[0], tiled[1], expected.numel() // max(expected.shape[-1], 1)):
+    results = int(tiled[1].shape[3])
+    for tiles in candidates(tiled[0], tiled[1], expected.numel() // max(results, 1), [results]):
         function = lowered(_tiled(op, tiles))
         if float((function(*tiled)[0] - expected).abs().max()) > SAME * largest:
             continue

@@ -141,12 +141,26 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
     with precision(job.ieee):
         candidates = []
         for nchw in wanted:
-            program = trace(lowered.source, lowered.feeds, device, nchw=nchw)
-            facts = group_facts(lowered.groups) if job.options.get("group") else {}
-            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", lowered, facts))
+            merged = with_siblings(lowered, device) if job.options.get("group") and not nchw else lowered
+            program = trace(merged.source, lowered.feeds, device, nchw=nchw)
+            facts = group_facts(merged.groups) if job.options.get("group") else {}
+            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda candidate: _one_stream_seconds(job, candidate, device))
+
+
+def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
+    """A lowered graph with convolutions of the same data as one where that is faster on the device. On a CPU nothing is measured."""
+    from msplit.engines.cuda.fusion import copy_of
+    from msplit.engines.cuda.sibling_contest import decide_on
+    from msplit.engines.cuda.siblings import merge_siblings
+
+    if device.type != "cuda":
+        return lowered
+    source = copy_of(lowered.source)
+    groups = merge_siblings(source, decide_on(device))
+    return replace(lowered, source=source, groups=(*lowered.groups, *groups)) if groups else lowered
 
 
 def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:

@@ -141,12 +141,9 @@ def convolve(
     """
     _refuse_integers(node, data)
     rank = filter.dim() - 2
-    ones = (1,) * (rank + 2)
-    strides = spatial(node, node.get("strides", ones), "strides")
-    dilations = spatial(node, node.get("dilations", ones), "dilations")
     first = channels_first(node)
-    sizes = data.shape[2:] if first else data.shape[1:-1]
-    frames = windows(node, sizes, filter.shape[:-2], strides, dilations)
+    frames = frames_of(node, data, filter)
+    strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
     if tiles is not None and not depthwise and not first and can_compile():
         from msplit.engines.cuda import conv_kernel
@@ -186,6 +183,15 @@ def convolve(
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)
     return from_channels_first(node, result)
+
+
+def frames_of(node: Node, data: Tensor, filter: Tensor) -> tuple[Window, ...]:
+    """The windows of a convolution along each spatial axis."""
+    ones = (1,) * filter.dim()
+    strides = spatial(node, node.get("strides", ones), "strides")
+    dilations = spatial(node, node.get("dilations", ones), "dilations")
+    sizes = data.shape[2:] if channels_first(node) else data.shape[1:-1]
+    return windows(node, sizes, filter.shape[:-2], strides, dilations)
 
 
 def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int, rank: int) -> bool:

@@ -1,0 +1,150 @@
+"""Whether one kernel for siblings beats each with a kernel of its own, by measurement.
+
+Merged siblings start as one kernel, end as one, and need no streams to overlap. But each of them alone may have a better kernel in a
+library, and what waits for the smallest waits for all. So one kernel must win against the members one after the other and against the
+members each on a stream of its own, and many such kernels side by side must not take longer than as many times the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msplit.engines.cuda import contest, convolutions
+from msplit.engines.cuda.build import as_tuple, call
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.program import Op, Source
+from msplit.engines.cuda.registry import table
+from msplit.engines.cuda.tensors import to_torch
+from msplit.engines.cuda.windows import SIBLINGS, TILES
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.conv_kernel import Tiles
+
+_Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured of one set of siblings, µs per run of all of them.
+
+    Attributes:
+        tiles: Of the fastest kernel for all.
+        merged: That kernel alone.
+        loaded: As many of it side by side as `contest.LANES`.
+        one_by_one: The members one after the other.
+        one_by_one_loaded: Likewise, on each of as many streams.
+        beside: The members each on a stream of its own, without what it costs to fork and to join.
+    """
+
+    tiles: Tiles
+    merged: float
+    loaded: float
+    one_by_one: float
+    one_by_one_loaded: float
+    beside: float
+
+    def wins(self) -> bool:
+        """Whether one kernel is better, with streams and without."""
+        return (
+            self.merged < contest.MARGIN * self.one_by_one
+            and self.merged < self.beside
+            and self.loaded < self.one_by_one_loaded / contest.MARGIN
+        )
+
+
+_measured: dict[tuple[Any, ...], Times | None] = {}
+
+
+def measured() -> dict[tuple[Any, ...], Times | None]:
+    """All that was measured in this process: key -> times, None where no kernel gives the same numbers. A key begins with the data's
+    shape, the filter's height and width, and the members' output channels."""
+    return dict(_measured)
+
+
+def decide_on(device: torch.device) -> Callable[[Source, Sequence[Op]], Tiles | None]:
+    """What `siblings.merge_siblings` asks, for data that lies as NHWC on this device."""
+
+    def decide(source: Source, members: Sequence[Op]) -> Tiles | None:
+        first = members[0]
+        shape = source.shapes[first.inputs[0]]
+        filters = [source.constants[op.inputs[1]] for op in members]
+        if device.type != "cuda" or not convolutions.worth_a_kernel(to_torch(filters[0][:0]).dtype):
+            return None
+        attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
+        sizes = tuple(filter.shape[3] for filter in filters)
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs, str(device))
+        if key not in _measured:
+            with torch.no_grad(), torch.cuda.device(device):
+                _measured[key] = _measure(source, members, device)
+        times = _measured[key]
+        return times.tiles if times is not None and times.wins() else None
+
+    return decide
+
+
+def _measure(source: Source, members: Sequence[Op], device: torch.device) -> Times | None:
+    filters = [to_torch(source.constants[op.inputs[1]], device) for op in members]
+    biases = [[to_torch(source.constants[key], device) for key in op.inputs[2:]] for op in members]
+    chance = torch.Generator(device).manual_seed(0)
+    shape = source.shapes[members[0].inputs[0]]
+    data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
+    alone: list[_Call] = []
+    for op, filter, bias in zip(members, filters, biases, strict=True):
+        prepared = FILTERS[op.op](filter, True)
+        chosen, weights = convolutions.choose(op, [data, prepared, *bias], _lowered)
+        alone.append(_bound(chosen, [data, weights, *bias]))
+
+    def one_by_one() -> list[Any]:
+        return [member() for member in alone]
+
+    expected = [member()[0] for member in alone]
+    merged = _fastest(members, [data, torch.cat(filters, 3), *_side_by_side(biases)], expected)
+    if merged is None:
+        return None
+    us = 1e3 / contest.CALLS
+    time, tiles, all_at_once = merged
+    return Times(
+        tiles,
+        us * time,
+        us * contest.milliseconds(all_at_once, contest.LANES),
+        us * contest.milliseconds(one_by_one),
+        us * contest.milliseconds(one_by_one, contest.LANES),
+        us * contest.milliseconds_of(alone),
+    )
+
+
+def _fastest(
+    members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> tuple[float, Tiles, _Call] | None:
+    """The fastest kernel for all that gives the expected numbers: its time, its tiles, a call of it."""
+    first = members[0]
+    largest = [float(one.abs().max()) for one in expected]
+    sizes = tuple(int(one.shape[-1]) for one in expected)
+    found: list[tuple[float, Tiles, _Call]] = []
+    pixels = expected[0].numel() // sizes[0]
+    for tiles in convolutions.candidates(arguments[0], arguments[1], pixels, sizes):
+        attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
+        run = _bound(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.covers), arguments)
+        made = run()
+        if all(
+            float((one - wanted).abs().max()) <= convolutions.SAME * most
+            for one, wanted, most in zip(made, expected, largest, strict=True)
+        ):
+            found.append((contest.milliseconds(run), tiles, run))
+    return min(found, key=lambda one: one[0], default=None)
+
+
+def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
+
+
+def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
+
+
+def _bound(op: Op, arguments: list[torch.Tensor]) -> _Call:
+    return lambda: _lowered(op)(*arguments)
