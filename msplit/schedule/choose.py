@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -176,13 +177,18 @@ def _variants(problem: Problem, streams: int, names: Sequence[str] | None) -> It
 
 
 def _grained(factor: float) -> Algorithm:
-    """List scheduling of groups of blocks."""
+    """List scheduling of groups of blocks, which are the same for any number of streams."""
+
+    @cache
+    def groups(problem: Problem) -> tuple[Ints, Problem]:
+        group = coarsen(problem, factor * problem.machine.fork_join_us())
+        return group, problem.grouped(group)
 
     def algorithm(problem: Problem, streams: int) -> Ints:
-        group = coarsen(problem, factor * problem.machine.fork_join_us())
-        if not len(group):
-            return group
-        return ALGORITHMS[LIST](problem.grouped(group), streams)[group]
+        if not len(problem):
+            return np.empty(0, np.int32)
+        group, coarse = groups(problem)
+        return ALGORITHMS[LIST](coarse, streams)[group]
 
     return algorithm
 

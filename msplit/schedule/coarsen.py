@@ -43,7 +43,7 @@ def coarsen(problem: Problem, gate_us: float) -> Ints:
             np.add.at(absorbed, into[moved], problem.time_us[moved])
             problem, group, kept = _regroup(problem, group, into)
             at_fork, at_join = at_fork[kept], at_join[kept]
-        head = contract.chains(problem.dag, problem.labels())
+        head = contract.chains(problem.dag, problem.labels)
         tail = np.arange(len(problem))
         tail[head] = np.arange(len(problem))  # the last of a chain has the largest number, and is written last
         at_fork = at_fork[tail]
@@ -68,7 +68,7 @@ def _joins(problem: Problem, absorbed: Floats, gate_us: float) -> Ints:
 
 
 def _merge(problem: Problem, side: NDArray[np.int64], into: Ints, absorbed: Floats, gate_us: float) -> Ints:
-    labels, times = problem.labels(), problem.time_us
+    labels, times = problem.labels, problem.time_us
     good = (labels[side] == labels[into]) & (times[side] <= gate_us)
     side, into = side[good], into[good]
     moving = np.zeros(len(problem), bool)

@@ -213,6 +213,7 @@ class Problem:
             machine=self.machine,
         )
 
+    @cached_property
     def labels(self) -> Ints:
         """One number per combination of tie, pin and having kernels: only blocks with the same may become one."""
         return _labels(self.tie, self.pin, ~self.joints)
@@ -242,7 +243,9 @@ def _renumber(dag: Dag, number: Ints) -> Dag:
 
 def _labels(tie: Ints, pin: Ints, on_gpu: NDArray[np.bool_]) -> Ints:
     """One number per combination of tie, pin and being a kernel: chains do not cross them."""
-    columns = np.stack([tie, pin, on_gpu.astype(np.int32)], axis=1)
-    if not len(columns) or (columns == columns[0]).all():
-        return np.zeros(len(columns), np.int32)
-    return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    label = np.zeros(len(tie), np.int64)
+    for column in (tie, pin, on_gpu):
+        found, number = np.unique(column, return_inverse=True)
+        if len(found) > 1:  # numbered anew each time, so that products stay small
+            label = np.unique(label * len(found) + number.reshape(-1), return_inverse=True)[1].reshape(-1)
+    return label.astype(np.int32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,17 +30,19 @@ def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFO
     """
     if (problem.pin >= 0).any():
         return found  # streams mean something to the user: what is left to move is not worth the risk of mixing them up
-    found = _better(found, _try(problem, merge_idle(problem, found.stream, found.simulation)))
+    found = _better(found, _try(problem, found, merge_idle(problem, found.stream, found.simulation)))
     gate = problem.machine.fork_join_us()
     for factor in (1, 2, 4):
-        found = _better(found, _try(problem, _without_small_parts(problem, found.stream, gate * factor)))
+        found = _better(found, _try(problem, found, _without_small_parts(problem, found.stream, gate * factor)))
     found, left = _part_by_part(problem, found, effort)
     found = _block_by_block(problem, found, streams, left)
-    return _better(found, _try(problem, merge_idle(problem, found.stream, found.simulation)))
+    return _better(found, _try(problem, found, merge_idle(problem, found.stream, found.simulation)))
 
 
-def _try(problem: Problem, stream: Ints) -> Evaluation:
-    return evaluate(problem, canonical(problem, stream))
+def _try(problem: Problem, found: Evaluation, stream: Ints) -> Evaluation:
+    """An assignment with its streams numbered anew; what is known already is not worked out again."""
+    stream = canonical(problem, stream)
+    return found if np.array_equal(stream, found.stream) else evaluate(problem, stream)
 
 
 def _better(old: Evaluation, new: Evaluation) -> Evaluation:
@@ -59,13 +59,25 @@ def _parts(problem: Problem, stream: Ints) -> tuple[Ints, Ints, Ints]:
     return part, src[~same], dst[~same]
 
 
-def _neighbours(part: Ints, src: Ints, dst: Ints, stream: Ints) -> dict[int, Counter[int]]:
-    """Per part how many edges link it with each other stream."""
-    links: dict[int, Counter[int]] = {}
-    for first, second in zip(src.tolist(), dst.tolist(), strict=True):
-        links.setdefault(int(part[first]), Counter())[int(stream[second])] += 1
-        links.setdefault(int(part[second]), Counter())[int(stream[first])] += 1
-    return links
+def _neighbours(part: Ints, src: Ints, dst: Ints, stream: Ints) -> tuple[Ints, Ints]:
+    """Per part the stream that most edges link it with, the lowest of several and -1 where none does, and how many edges it has."""
+    parts, streams = int(part.max(initial=-1)) + 1, int(stream.max(initial=-1)) + 1
+    own = np.concatenate([part[src], part[dst]]).astype(np.int64)
+    keys, links = np.unique(own * streams + np.concatenate([stream[dst], stream[src]]), return_counts=True)
+    number, lane = keys // max(streams, 1), keys % max(streams, 1)
+    target = np.full(parts, -1, np.int32)
+    order = np.lexsort((-lane, links, number))
+    target[number[order]] = lane[order]  # the last of each part is written last
+    return target, np.bincount(own, minlength=parts).astype(np.int32)
+
+
+def _beside(part: Ints, src: Ints, dst: Ints) -> tuple[list[int], list[int]]:
+    """(start, other): the parts that edges link part p with are ``other[start[p]:start[p + 1]]``."""
+    parts = int(part.max(initial=-1)) + 1
+    one, other = part[src].astype(np.int64), part[dst].astype(np.int64)
+    pairs = np.unique(np.concatenate([one * parts + other, other * parts + one]))
+    start = np.searchsorted(pairs, np.arange(parts + 1) * parts)
+    return start.tolist(), (pairs % max(parts, 1)).tolist()
 
 
 def _tied(problem: Problem, part: Ints) -> NDArray[np.bool_]:
@@ -73,27 +85,18 @@ def _tied(problem: Problem, part: Ints) -> NDArray[np.bool_]:
     return np.asarray(np.bincount(part, problem.tie >= 0) > 0)
 
 
-def _target(links: Counter[int]) -> int:
-    return min(links, key=lambda lane: (-links[lane], lane))
-
-
 def _without_small_parts(problem: Problem, stream: Ints, gate_us: float) -> Ints:
     """All parts up to a size on the streams of their neighbours; of two neighbours only one moves."""
     part, src, dst = _parts(problem, stream)
     total = np.bincount(part, problem.work_us)
     tied = _tied(problem, part)
-    links = _neighbours(part, src, dst, stream)
-    beside: dict[int, set[int]] = {}
-    for first, second in zip(part[src].tolist(), part[dst].tolist(), strict=True):
-        beside.setdefault(first, set()).add(second)
-        beside.setdefault(second, set()).add(first)
-    goes_to = np.full(len(total), -1, np.int32)
-    for number in np.argsort(total, kind="stable").tolist():
-        if total[number] > gate_us:
-            break
-        if number in links and not tied[number] and not any(goes_to[other] >= 0 for other in beside[number]):
-            goes_to[number] = _target(links[number])
-    return np.where(goes_to[part] >= 0, goes_to[part], stream).astype(np.int32)
+    target, _ = _neighbours(part, src, dst, stream)
+    start, beside = _beside(part, src, dst)
+    moves = [False] * len(total)
+    by_total = np.argsort(total, kind="stable")
+    for number in by_total[(total <= gate_us)[by_total] & (target >= 0)[by_total] & ~tied[by_total]].tolist():
+        moves[number] = not any(moves[other] for other in beside[start[number] : start[number + 1]])
+    return np.where(np.asarray(moves, bool)[part], target[part], stream).astype(np.int32)
 
 
 def _part_by_part(problem: Problem, found: Evaluation, left: int) -> tuple[Evaluation, int]:
@@ -104,21 +107,19 @@ def _part_by_part(problem: Problem, found: Evaluation, left: int) -> tuple[Evalu
         part, src, dst = _parts(problem, found.stream)
         total = np.bincount(part, problem.work_us)
         tied = _tied(problem, part)
-        links = _neighbours(part, src, dst, found.stream)
-        for number in sorted(links, key=lambda part: (total[part] / links[part].total(), part)):
-            if tied[number]:
-                continue
+        targets, links = _neighbours(part, src, dst, found.stream)
+        linked = np.flatnonzero((links > 0) & ~tied)
+        for number in linked[np.argsort(total[linked] / links[linked], kind="stable")].tolist():
             left -= len(problem)
             if left <= 0:
                 break
-            blocks = part == number
-            target = _target(links[number])
+            blocks, target = part == number, targets[number]
             if (found.stream[blocks] == target).all():
                 continue  # an earlier move brought it there
             better = _better(found, evaluate(problem, np.where(blocks, target, found.stream).astype(np.int32)))
             if better is not found:
                 found, changed = better, True
-    return evaluate(problem, canonical(problem, found.stream)), left
+    return _try(problem, found, found.stream), left
 
 
 def _block_by_block(problem: Problem, found: Evaluation, streams: int, left: int) -> Evaluation:
@@ -133,10 +134,10 @@ def _block_by_block(problem: Problem, found: Evaluation, streams: int, left: int
                     continue
                 left -= len(problem)
                 if left <= 0:
-                    return evaluate(problem, canonical(problem, found.stream))
+                    return _try(problem, found, found.stream)
                 moved = found.stream.copy()
                 moved[block] = target
                 better = _better(found, evaluate(problem, moved))
                 if better.score_us < found.score_us * (1 - 1e-9):
                     found, changed = better, True
-    return evaluate(problem, canonical(problem, found.stream))
+    return _try(problem, found, found.stream)

@@ -90,18 +90,8 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
     running: list[tuple[float, int]] = []  # (virtual time, block): ends then
     now = virtual = busy = 0.0
     used_sms = used_bandwidth = used_issue = 0.0
-    rate = 1.0  # real time per virtual time
     crowd = machine.crowd_us / machine.issue_us if machine.issue_us > 0 else 0.0
-
-    def slowed() -> float:
-        """Real time per virtual time of what runs now."""
-        many = len(running)
-        if many < 2:
-            return max(1.0, used_sms, used_bandwidth)
-        starts = max(1.0 + crowd * used_issue * (many - 1) / many, used_issue * max(1.0, many / machine.issue_lanes))
-        # Together they are never slower than one after the other.
-        return min(max(1.0, used_sms, used_bandwidth, starts), float(many))
-
+    lanes_at_once = machine.issue_lanes
     roots = 0
     for node in placed:
         if missing[node] == 0:
@@ -110,6 +100,20 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
     left = len(placed)
     while running or upcoming:
         if running:
+            # Real time per virtual time of what runs now. Written out: this is most of what scheduling a large graph takes.
+            many = len(running)
+            rate = used_sms if used_sms > used_bandwidth else used_bandwidth
+            if rate < 1.0:
+                rate = 1.0
+            if many > 1:
+                starts = 1.0 + crowd * used_issue * (many - 1) / many
+                if starts > rate:
+                    rate = starts
+                starts = used_issue * (many / lanes_at_once) if many > lanes_at_once else used_issue
+                if starts > rate:
+                    rate = starts
+                if rate > many:
+                    rate = float(many)  # together they are never slower than one after the other
             finish = now + (running[0][0] - virtual) * rate
             if upcoming and upcoming[0][0] <= finish:
                 then, node = heappop(upcoming)
@@ -128,21 +132,25 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
                     used_issue -= issue[ended]
                 else:
                     used_sms = used_bandwidth = used_issue = virtual = 0.0
-                rate = slowed()
-                node = following[ended]
-                if node >= 0:
-                    if ready[node] < now:
-                        ready[node] = now
-                    missing[node] -= 1
-                    if missing[node] == 0:
-                        heappush(upcoming, (ready[node] + more_waits[node], node))
                 for node in waiters[waiter_start[ended] : waiter_start[ended + 1]]:
                     if ready[node] < now + wait_us:
                         ready[node] = now + wait_us
                     missing[node] -= 1
                     if missing[node] == 0:
                         heappush(upcoming, (max(ready[node] + more_waits[node], now), node))
-                continue
+                node = following[ended]
+                if node < 0:
+                    continue
+                if ready[node] < now:
+                    ready[node] = now
+                missing[node] -= 1
+                if missing[node]:
+                    continue
+                then = ready[node] + more_waits[node]
+                if then > now or (upcoming and upcoming[0] < (now, node)):
+                    heappush(upcoming, (then, node))
+                    continue
+                # Nothing comes before it: it starts at once.
         else:
             now, node = heappop(upcoming)
         start[node] = now
@@ -150,7 +158,6 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
         used_bandwidth += bandwidth[node]
         used_issue += issue[node]
         heappush(running, (virtual + work[node], node))
-        rate = slowed()
     if left:
         raise ValueError("the streams of the plan wait for each other in a circle")
     makespan = now + machine.join_us * len(plan.join)

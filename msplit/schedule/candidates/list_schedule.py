@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -33,16 +35,21 @@ class _Run:
 
     def __init__(self, problem: Problem, streams: int) -> None:
         self.wait = problem.machine.wait_us
-        self.start, self.src = problem.dag.start.tolist(), problem.dag.src.tolist()
+        start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
+        self.producers = [src[first:last] for first, last in pairwise(start)]
         self.out_start, self.out = (column.tolist() for column in problem.consumers)
         self.missing = np.diff(problem.dag.start).tolist()
-        self.key = (-problem.rank).tolist()
+        # Blocks by rank, then by number: a heap of places in this order is faster than one of pairs.
+        by_rank = np.argsort(-problem.rank, kind="stable")
+        at = np.empty(len(problem), np.int64)
+        at[by_rank] = np.arange(len(problem))
+        self.place, self.node_at = at.tolist(), by_rank.tolist()
         self.work = problem.work_us.tolist()
         self.sms, self.bandwidth, self.issue = (column.tolist() for column in problem.demand.T)
         self.joint = problem.joints.tolist()
         self.lane = [0] * len(problem)
         self.end = [0.0] * len(problem)
-        self.ready: list[tuple[float, int]] = []
+        self.ready: list[int] = []  # places
         self.running: list[tuple[float, int]] = []  # by virtual time, as in the simulator
         self.occupant = [-1] * streams  # the block that runs on each lane
         self.finish = [0.0] * streams  # its end in virtual time
@@ -50,7 +57,7 @@ class _Run:
         self.idle = streams
         self.now = self.virtual = 0.0
         self.rate = 1.0
-        self.used = [0.0, 0.0, 0.0]
+        self.used_sms = self.used_bandwidth = self.used_issue = 0.0
 
     def play(self) -> Ints:
         for node, missing in enumerate(list(self.missing)):
@@ -62,7 +69,7 @@ class _Run:
                 break
             self._advance()
             for node in held:
-                heappush(self.ready, (self.key[node], node))
+                heappush(self.ready, self.place[node])
         return np.asarray(self.lane, np.int32)
 
     def _arrive(self, node: int) -> None:
@@ -71,9 +78,9 @@ class _Run:
         while joints:
             node = joints.pop()
             if not self.joint[node]:
-                heappush(self.ready, (self.key[node], node))
+                heappush(self.ready, self.place[node])
                 continue
-            producers = self.src[self.start[node] : self.start[node + 1]]
+            producers = self.producers[node]
             self.end[node] = self.now
             self.lane[node] = self.lane[max(producers, key=self.end.__getitem__)] if producers else 0
             for consumer in self.out[self.out_start[node] : self.out_start[node + 1]]:
@@ -83,48 +90,50 @@ class _Run:
 
     def _advance(self) -> None:
         """To the end of what ends next, and of all that ends with it."""
-        target = self.running[0][0]
+        running, missing = self.running, self.missing
+        target = running[0][0]
         self.now += (target - self.virtual) * self.rate
         self.virtual = target
-        while self.running and self.running[0][0] <= target + 1e-9:
-            node = heappop(self.running)[1]
+        while running and running[0][0] <= target + 1e-9:
+            node = heappop(running)[1]
             self.end[node] = self.now
             lane = self.lane[node]
             self.occupant[lane] = -1
             self.since[lane] = self.now
             self.idle += 1
-            self._use(node, -1)
+            self.used_sms -= self.sms[node]
+            self.used_bandwidth -= self.bandwidth[node]
+            self.used_issue -= self.issue[node]
             for consumer in self.out[self.out_start[node] : self.out_start[node + 1]]:
-                self.missing[consumer] -= 1
-                if self.missing[consumer] == 0:
+                missing[consumer] -= 1
+                if missing[consumer] == 0:
                     self._arrive(consumer)
-        if not self.running:
-            self.used = [0.0, 0.0, 0.0]
-        self.rate = max(1.0, *self.used)
-
-    def _use(self, node: int, sign: int) -> None:
-        self.used[0] += sign * self.sms[node]
-        self.used[1] += sign * self.bandwidth[node]
-        self.used[2] += sign * self.issue[node]
+        if not running:
+            self.used_sms = self.used_bandwidth = self.used_issue = 0.0
+        self.rate = max(1.0, self.used_sms, self.used_bandwidth, self.used_issue)
 
     def _dispatch(self) -> list[int]:
         """Starts ready blocks on idle lanes. Returns those that had better wait for a lane that is about to be free."""
         held: list[int] = []
-        while self.ready and self.idle and self.used[0] < _FULL and self.used[1] < _FULL:
-            batch = [heappop(self.ready)[1] for _ in range(min(self.idle, len(self.ready)))]
+        ready = self.ready
+        while ready and self.idle and self.used_sms < _FULL and self.used_bandwidth < _FULL:
+            batch = [self.node_at[heappop(ready)] for _ in range(min(self.idle, len(ready)))]
             homeless = []
             for node in batch:  # first whoever can go on where a producer ran
-                if self.used[0] >= _FULL or self.used[1] >= _FULL:
-                    heappush(self.ready, (self.key[node], node))
-                elif (home := self._home(node)) is not None:
-                    self._launch(node, *home)
+                if self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
+                    heappush(ready, self.place[node])
+                    continue
+                home, when = self._home(node)
+                if home >= 0:
+                    self._launch(node, home, when)
                 else:
                     homeless.append(node)
             for node in homeless:
+                if not self.idle or self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
+                    heappush(ready, self.place[node])
+                    continue
                 later = self._arrival(node, -1)
-                if not self.idle or self.used[0] >= _FULL or self.used[1] >= _FULL:
-                    heappush(self.ready, (self.key[node], node))
-                elif self._soon_free(node, later):
+                if self._soon_free(node, later):
                     held.append(node)
                 else:
                     self._launch(node, self._stranger(), later)
@@ -132,30 +141,30 @@ class _Run:
 
     def _arrival(self, node: int, lane: int) -> float:
         """When a block could start on a lane that is idle now."""
-        latest = self.now
-        for producer in self.src[self.start[node] : self.start[node + 1]]:
-            if self.lane[producer] != lane:
-                latest = max(latest, self.end[producer] + self.wait)
+        latest, wait = self.now, self.wait
+        for producer in self.producers[node]:
+            if self.lane[producer] != lane and self.end[producer] + wait > latest:
+                latest = self.end[producer] + wait
         return latest
 
-    def _home(self, node: int) -> tuple[int, float] | None:
-        """The idle lane of a producer on which the block can start first, and when."""
-        best: tuple[int, float] | None = None
+    def _home(self, node: int) -> tuple[int, float]:
+        """The idle lane of a producer on which the block can start first, and when; -1 where all are busy."""
+        best, soonest = -1, inf
         tried = []
-        for producer in self.src[self.start[node] : self.start[node + 1]]:
+        for producer in self.producers[node]:
             lane = self.lane[producer]
             if self.occupant[lane] >= 0 or lane in tried:
                 continue
             tried.append(lane)
             when = self._arrival(node, lane)
-            if best is None or when < best[1]:
-                best = lane, when
-        return best
+            if when < soonest:
+                best, soonest = lane, when
+        return best, soonest
 
     def _soon_free(self, node: int, later: float) -> bool:
         """Whether a producer's lane is free before the block could start elsewhere."""
         until = self.virtual + (later - self.now) / self.rate
-        for producer in self.src[self.start[node] : self.start[node + 1]]:
+        for producer in self.producers[node]:
             lane = self.lane[producer]
             if self.occupant[lane] >= 0 and self.finish[lane] <= until:
                 return True
@@ -181,7 +190,9 @@ class _Run:
         self.lane[node] = lane
         self.occupant[lane] = node
         self.idle -= 1
-        self._use(node, 1)
-        self.rate = max(1.0, *self.used)
+        self.used_sms += self.sms[node]
+        self.used_bandwidth += self.bandwidth[node]
+        self.used_issue += self.issue[node]
+        self.rate = max(1.0, self.used_sms, self.used_bandwidth, self.used_issue)
         self.finish[lane] = self.virtual + (when - self.now) / self.rate + self.work[node]
         heappush(self.running, (self.finish[lane], node))
