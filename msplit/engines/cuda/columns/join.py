@@ -96,24 +96,38 @@ def join_columns(source: Source) -> None:
 
 def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
     slots: dict[Key, int] = {}
-    segments: list[Segment] = []
+    ports: dict[tuple[Segment, ...], int] = {}
+    shapes: list[tuple[int, ...]] = []
     nodes: dict[int, None] = {}
-    for port, (_, part) in enumerate(wanted):
+    where: list[int] = []
+    for _, part in wanted:
         at = [slots.setdefault(key, len(slots)) for key in part.inputs]
         nodes |= dict.fromkeys(part.nodes)
+        placed = []
         for segment in part.segments:
             terms = (
                 replace(term, source=at[term.source], table=at[term.table] if term.table >= 0 else -1)
                 for term in segment.terms
             )
-            segments.append(replace(segment, output=port, terms=tuple(terms)))
+            placed.append(replace(segment, output=0, terms=tuple(terms)))
+        # What is read in two shapes (by a product, and as one vector per column) is filled once.
+        where.append(ports.setdefault(tuple(placed), len(ports)))
+        if len(ports) > len(shapes):
+            shapes.append(part.shape)
     first = source.ops[min(wanted[0][1].lookups)]
-    spec = Columns(tuple(segments), tuple(part.shape for _, part in wanted), dtype)
+    segments = tuple(replace(segment, output=port) for placed, port in ports.items() for segment in placed)
+    spec = Columns(segments, tuple(shapes), dtype)
     op = source.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), spec.outputs[0])
     op.covers = list(nodes)
     for port, shape in enumerate(spec.outputs):
         source.shapes[op.node, port] = shape
-    return {key: (op.node, port) for port, (key, _) in enumerate(wanted)}
+    names: dict[Key, Key] = {}
+    for (key, part), port in zip(wanted, where, strict=True):
+        names[key] = (op.node, port)
+        if part.shape != shapes[port]:
+            sizes = source.constant(np.asarray(part.shape, np.int64))
+            names[key] = (source.add("Reshape", first, {"T": dtype}, [(op.node, port), sizes], part.shape).node, 0)
+    return names
 
 
 class _Parts:

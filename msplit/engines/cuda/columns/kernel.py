@@ -1,9 +1,16 @@
 """The kernel that fills the outputs of all columns. Needs Triton; import it only where that is.
 
-One program per segment and block of rows. All that differs from column to column comes from two tables in device memory,
-one row per segment and one per term (`launch` makes them), so that one compiled kernel serves any mixture of columns. Tables are
-found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found by their distance from the block's
-start, which is the same in every run while the block itself need not be.
+One launch, in which programs do one of three things, told apart by their number:
+
+* of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane
+  is lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
+* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a
+  tile are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over
+  the ids would take as many chains. Columns of two shapes can have tiles of two shapes.
+
+All that differs from column to column comes from tables in device memory (`describe` makes them), so that one compiled kernel serves
+any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found
+by their distance from the block's start, which is the same in every run while the block itself need not be.
 """
 
 from __future__ import annotations
@@ -13,110 +20,222 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _plain(  # type: ignore[no-untyped-def]
+    shared, extra, out, work, plain, BLOCK: tl.constexpr, VECTOR: tl.constexpr, BYTES: tl.constexpr, LONG: tl.constexpr
+):
+    element = out.dtype.element_ty
+    # (Triton's interpreter can not mask by what is loaded as a scalar.)
+    column = plain + (tl.load(work).to(tl.int64) * 16 + tl.zeros([1], tl.int64))
+    first_row = tl.load(work + 1)
+    start = tl.load(column)
+    step = tl.load(column + 1)
+    rows = tl.load(column + 2).to(tl.int32)
+    pieces = tl.load(column + 3).to(tl.int32) // VECTOR
+    kind = tl.load(column + 4)
+    distance = tl.load(column + 5)
+    table = tl.load(column + 6)
+    size = tl.load(column + 7)
+    stride = tl.load(column + 8)
+    narrow = tl.load(column + 9)
+    low = tl.load(column + 10)
+    high = tl.load(column + 11)
+    offset = tl.load(column + 12)
+    valid_from = tl.load(column + 13)
+    other = tl.load(column + 14)
+    pitch = tl.load(column + 15)
+    base = tl.where(other != 0, extra.to(tl.int64), shared.to(tl.int64)) + distance
+    piece = tl.arange(0, BLOCK // VECTOR)
+    within = piece // pieces
+    left = (piece - within * pieces) * VECTOR
+    here = (within < (BLOCK // VECTOR) // pieces) & (first_row + within < rows)
+    row = (first_row + within).to(tl.int64)
+    # Of a row that is copied, the address is known; of one that is looked up, the id says it.
+    index = tl.load((base + row * stride * 4).to(tl.pointer_type(tl.int32)), mask=here & (kind == 1), other=0).to(
+        tl.int64
+    )
+    if LONG:
+        long = tl.load((base + row * stride * 8).to(tl.pointer_type(tl.int64)), mask=here & (kind == 2), other=0)
+        long = tl.where(narrow != 0, long.to(tl.int32).to(tl.int64), long)
+        index = tl.where(kind == 2, long, index)
+    index = tl.minimum(tl.maximum(index, low), high) + offset
+    known = (index >= valid_from) & (index >= 0) & (index < size)
+    address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch * BYTES)
+    read = here & (known | (kind == 0))
+    side = tl.arange(0, VECTOR)
+    place = (address + left * BYTES).to(tl.pointer_type(element))[:, None] + side[None, :]
+    target = (out + start + row * step + left)[:, None] + side[None, :]
+    if VECTOR > 1:
+        place = tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, VECTOR])
+        target = tl.max_contiguous(tl.multiple_of(target, [1, 16]), [1, VECTOR])
+    values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+    tl.store(target, values, mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summed(  # type: ignore[no-untyped-def]
+    shared,
+    extra,
+    out,
+    work,
+    segments,
+    terms,
+    boundaries,
+    ROWS: tl.constexpr,
+    IDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SINGLE: tl.constexpr,
+    BYTES: tl.constexpr,
+    SUM: tl.constexpr,
+    LONG: tl.constexpr,
+    FLOAT: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    EDGES: tl.constexpr,
+    MODULO: tl.constexpr,
+):
+    element = out.dtype.element_ty
+    segment = segments + tl.load(work).to(tl.int64) * 12
+    row = tl.load(work + 1) + tl.arange(0, ROWS)
+    start = tl.load(segment)
+    step = tl.load(segment + 1)
+    rows = tl.load(segment + 2)
+    width = tl.load(segment + 3).to(tl.int32)
+    first_term = tl.load(segment + 4)
+    term_count = tl.load(segment + 5).to(tl.int32)
+    combiner = tl.load(segment + 6)
+    most = tl.load(segment + 7).to(tl.int32)
+    turns = tl.load(segment + 8).to(tl.int32)
+    pitch = tl.load(segment + 9)
+    skipped = tl.load(segment + 10)
+    here = row < rows
+    row = row.to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    total = tl.zeros([ROWS, WIDTH], SUM)
+    counted = tl.zeros([ROWS], tl.float32)
+    for begin in range(0, term_count * most, IDS):
+        slot = begin + tl.arange(0, IDS)[None, :]
+        number = slot // most
+        turn = (slot - number * most).to(tl.int64)
+        exists = number < term_count
+        if SINGLE:
+            term = terms + (first_term * 16 + tl.zeros([1, 1], tl.int64))
+        else:
+            term = terms + (first_term + tl.minimum(number, term_count - 1)) * 16
+        kind = tl.load(term)
+        distance = tl.load(term + 1)
+        table = tl.load(term + 2)
+        size = tl.load(term + 3)
+        stride = tl.load(term + 4)
+        count = tl.load(term + 5)
+        low = tl.load(term + 11)
+        high = tl.load(term + 12)
+        offset = tl.load(term + 13)
+        valid_from = tl.load(term + 14)
+        other = tl.load(term + 15)
+        base = tl.where(other != 0, extra.to(tl.int64), shared.to(tl.int64)) + distance
+        active = here[:, None] & exists & (turn < count)
+        place = row[:, None] * stride + turn
+        index = tl.load((base + place * 4).to(tl.pointer_type(tl.int32)), mask=active & (kind == 1), other=0).to(
+            tl.int64
+        )
+        if LONG:
+            narrow = tl.load(term + 9)
+            long = tl.load((base + place * 8).to(tl.pointer_type(tl.int64)), mask=active & (kind == 2), other=0)
+            long = tl.where(narrow != 0, long.to(tl.int32).to(tl.int64), long)
+            index = tl.where(kind == 2, long, index)
+        if EDGES:
+            value = index.to(tl.float32).to(tl.float64)
+            if FLOAT:
+                single = tl.load((base + place * 4).to(tl.pointer_type(tl.float32)), mask=active & (kind == 3), other=0)
+                value = tl.where(kind == 3, single.to(tl.float64), value)
+            if DOUBLE:
+                double = tl.load((base + place * 8).to(tl.pointer_type(tl.float64)), mask=active & (kind == 4), other=0)
+                value = tl.where(kind == 4, double, value)
+            # How many boundaries are not above the value, by halves. A NaN is above them all, as in C++'s upper_bound.
+            edges = boundaries + tl.load(term + 6)
+            edge_count = tl.load(term + 7).to(tl.int32)
+            lowest = tl.zeros([ROWS, IDS], tl.int32)
+            highest = tl.zeros([ROWS, IDS], tl.int32) + tl.maximum(edge_count, 0)
+            for _ in range(turns):
+                undecided = active & (lowest < highest)
+                middle = (lowest + highest) // 2
+                edge = tl.load(edges + middle, mask=undecided, other=0).to(tl.float64)
+                above = edge > value
+                lowest = tl.where(undecided & (above == 0), middle + 1, lowest)
+                highest = tl.where(undecided & above, middle, highest)
+            index = tl.where(edge_count >= 0, lowest.to(tl.int64), index)
+        if MODULO:
+            modulo = tl.load(term + 10)
+            rest = index % tl.maximum(modulo, 1)  # has the sign of the dividend
+            rest = tl.where(rest < 0, rest + modulo, rest)
+            index = tl.where(modulo > 0, rest, index)
+        index = tl.minimum(tl.maximum(index, low), high) + offset
+        valid = active & ((kind == 0) | (index >= valid_from))
+        counted += tl.sum(valid.to(tl.float32), 1)
+        copied = kind == 0
+        read = valid & (copied | ((index >= 0) & (index < size)))
+        address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES) + skipped * BYTES
+        rows_of_table = address.to(tl.pointer_type(element))[:, :, None] + column[None, None, :]
+        values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
+        total += tl.sum(values.to(SUM), 1)
+    if combiner != 0:
+        divisor = tl.maximum(counted, 1.0)
+        if combiner == 2:
+            divisor = tl.sqrt(divisor)
+        total = (total / divisor[:, None]).to(SUM)
+    target = out + start + (row * step)[:, None] + column[None, :]
+    tl.store(target, total.to(element), mask=here[:, None] & (column < width)[None, :])
+
+
+@triton.jit(do_not_specialize=["first_programs", "second_programs"])  # type: ignore[untyped-decorator]
 def fill_columns(  # type: ignore[no-untyped-def]
     shared,
     extra,
     out,
+    work,
+    plain,
     segments,
     terms,
     boundaries,
-    blocks,
+    first_programs,
+    second_programs,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
+    IDS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SINGLE: tl.constexpr,
+    ROWS2: tl.constexpr,
+    IDS2: tl.constexpr,
+    WIDTH2: tl.constexpr,
+    SINGLE2: tl.constexpr,
+    BYTES: tl.constexpr,
     SUM: tl.constexpr,
+    LONG: tl.constexpr,
+    FLOAT: tl.constexpr,
+    DOUBLE: tl.constexpr,
     EDGES: tl.constexpr,
     MODULO: tl.constexpr,
 ):
-    """See the module and `spec`. ROWS by WIDTH elements at a time, summed in the type SUM; EDGES and MODULO: whether any term has some."""
-    element = out.dtype.element_ty
-    segment = segments + (tl.program_id(0) // blocks) * 8
-    start = tl.load(segment)
-    step = tl.load(segment + 1)
-    rows = tl.load(segment + 2)
-    width = tl.load(segment + 3)
-    first_term = tl.load(segment + 4).to(tl.int32)
-    last_term = tl.load(segment + 5).to(tl.int32)
-    combiner = tl.load(segment + 6)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-    here = row < rows
-    row = row.to(tl.int64)
-    for left in range(0, width.to(tl.int32), WIDTH):
-        column = left + tl.arange(0, WIDTH)
-        inside = here[:, None] & (column < width)[None, :]
-        total = tl.zeros([ROWS, WIDTH], SUM)
-        counted = tl.zeros([ROWS], tl.float32)
-        for number in range(first_term, last_term):
-            term = terms + number * 16
-            kind = tl.load(term)
-            distance = tl.load(term + 1)
-            table = tl.load(term + 2)
-            size = tl.load(term + 3)
-            stride = tl.load(term + 4)
-            count = tl.load(term + 5).to(tl.int32)
-            edges = boundaries + tl.load(term + 6)
-            edge_count = tl.load(term + 7).to(tl.int32)
-            turns = tl.load(term + 8).to(tl.int32)
-            narrow = tl.load(term + 9)
-            modulo = tl.load(term + 10)
-            low = tl.load(term + 11)
-            high = tl.load(term + 12)
-            offset = tl.load(term + 13)
-            valid_from = tl.load(term + 14)
-            if tl.load(term + 15) != 0:
-                base = extra + distance
-            else:
-                base = shared + distance
-            if kind == 0:
-                copied = base.to(tl.pointer_type(element), bitcast=True)
-                values = tl.load(copied + row[:, None] * stride + column[None, :], mask=inside, other=0)
-                total += values.to(SUM)
-                counted += 1
-            else:
-                for turn in range(count):
-                    place = row * stride + turn
-                    index = tl.zeros([ROWS], tl.int64)
-                    value = tl.zeros([ROWS], tl.float64)
-                    if kind == 1:
-                        index = tl.load(base.to(tl.pointer_type(tl.int32), bitcast=True) + place, mask=here, other=0)
-                        index = index.to(tl.int64)
-                        value = index.to(tl.float32).to(tl.float64)
-                    elif kind == 2:
-                        index = tl.load(base.to(tl.pointer_type(tl.int64), bitcast=True) + place, mask=here, other=0)
-                        if narrow != 0:
-                            index = index.to(tl.int32).to(tl.int64)
-                        value = index.to(tl.float32).to(tl.float64)
-                    elif kind == 3:
-                        value = tl.load(base.to(tl.pointer_type(tl.float32), bitcast=True) + place, mask=here, other=0)
-                        value = value.to(tl.float64)
-                    else:
-                        value = tl.load(base.to(tl.pointer_type(tl.float64), bitcast=True) + place, mask=here, other=0)
-                    if EDGES:
-                        # How many boundaries are not above the value, by halves. A NaN is above them all, as in C++'s upper_bound.
-                        lowest = tl.zeros([ROWS], tl.int32)
-                        highest = tl.zeros([ROWS], tl.int32) + tl.maximum(edge_count, 0)
-                        for _ in range(turns):
-                            active = lowest < highest
-                            middle = (lowest + highest) // 2
-                            edge = tl.load(edges + middle, mask=active, other=0).to(tl.float64)
-                            above = edge > value
-                            lowest = tl.where(active & (above == 0), middle + 1, lowest)
-                            highest = tl.where(active & above, middle, highest)
-                        if edge_count >= 0:
-                            index = lowest.to(tl.int64)
-                    if MODULO:
-                        rest = index % tl.maximum(modulo, 1)  # has the sign of the dividend
-                        rest = tl.where(rest < 0, rest + modulo, rest)
-                        index = tl.where(modulo > 0, rest, index)
-                    index = tl.minimum(tl.maximum(index, low), high) + offset
-                    valid = here & (index >= valid_from)
-                    counted += valid.to(tl.float32)
-                    known = valid & (index >= 0) & (index < size)
-                    looked_up = table.to(tl.pointer_type(element)) + (index * width)[:, None] + column[None, :]
-                    values = tl.load(looked_up, mask=inside & known[:, None], other=0)
-                    total += values.to(SUM)
-        if combiner != 0:
-            divisor = tl.maximum(counted, 1.0)
-            if combiner == 2:
-                divisor = tl.sqrt(divisor)
-            total = (total / divisor[:, None]).to(SUM)
-        tl.store(out + start + row[:, None] * step + column[None, :], total.to(element), mask=inside)
+    """See the module and `describe.Tables`, whose fields the arguments are.
+
+    The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
+    plain columns (BLOCK is 0 where there are none). BYTES: of an element, which are summed in the type SUM. LONG, FLOAT, DOUBLE, EDGES,
+    MODULO: whether any ids are int64, any values float32 or float64, and whether any term has boundaries or a modulo.
+    """
+    program = tl.program_id(0)
+    mine = work + program.to(tl.int64) * 2
+    if program < first_programs:
+        if ROWS > 0:
+            _summed(
+                shared, extra, out, mine, segments, terms, boundaries,
+                ROWS, IDS, WIDTH, SINGLE, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO,
+            )  # fmt: skip
+    elif program < first_programs + second_programs:
+        if ROWS2 > 0:
+            _summed(
+                shared, extra, out, mine, segments, terms, boundaries,
+                ROWS2, IDS2, WIDTH2, SINGLE2, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO,
+            )  # fmt: skip
+    else:
+        if BLOCK > 0:
+            _plain(shared, extra, out, mine, plain, BLOCK, VECTOR, BYTES, LONG)

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
 
+from msplit.engines.cuda.columns.describe import Place, Tables, describe
 from msplit.engines.cuda.columns.kernel import fill_columns
-from msplit.engines.cuda.columns.spec import COMBINERS, Columns, Term
+from msplit.engines.cuda.columns.spec import Columns
 
-_KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
-_COPY = 0
-_WIDEST = 128
-_ELEMENTS = 512
-"""Elements of an output that a program fills, about."""
-
-Place = tuple[int, int]
-"""Where an input lies: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Tables:
-    """What the kernel reads about its columns, on the device."""
-
-    segments: Tensor
-    terms: Tensor
-    boundaries: Tensor
-    edges: bool
-    modulo: bool
-
-
-_made: weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], _Tables]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]] = weakref.WeakKeyDictionary()
 
 
 def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
@@ -57,29 +35,53 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     elif tables is None:
         for known in ({}, places):
             layout = _layout(sources, known)
-            tables = cache[_key(spec, inputs, layout)] = _describe(spec, inputs, outputs, layout)
+            tables = cache[_key(spec, inputs, layout)] = describe(spec, inputs, outputs, layout)
     assert tables is not None, "the columns were never run before they were captured"
     extra = _lay(sources, places)
-    rows = max(segment.rows for segment in spec.segments)
-    width = min(triton.next_power_of_2(max(segment.width for segment in spec.segments)), _WIDEST)
-    block = min(triton.next_power_of_2(rows), max(_ELEMENTS // width, 1))
-    blocks = triton.cdiv(rows, block)
-    wide = {torch.float64: triton.language.float64}
     somewhere = shared if shared is not None else extra
-    fill_columns[(len(spec.segments) * blocks,)](
+    assert somewhere is not None
+    other = extra if extra is not None else somewhere
+    one, two = tables.tiles
+    aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
+    fill_columns[(sum(tables.programs),)](
         somewhere,
-        extra if extra is not None else somewhere,
+        other,
         first,
+        tables.work,
+        tables.plain,
         tables.segments,
         tables.terms,
         tables.boundaries,
-        blocks,
-        ROWS=block,
-        WIDTH=width,
-        SUM=wide.get(first.dtype, triton.language.float32),
+        tables.programs[0],
+        tables.programs[1],
+        BLOCK=tables.block,
+        VECTOR=tables.vector if aligned else 1,
+        ROWS=one.rows,
+        IDS=one.ids,
+        WIDTH=one.width,
+        SINGLE=one.single,
+        ROWS2=two.rows,
+        IDS2=two.ids,
+        WIDTH2=two.width,
+        SINGLE2=two.single,
+        BYTES=first.element_size(),
+        SUM=triton.language.float64 if first.dtype == torch.float64 else triton.language.float32,
+        LONG=tables.long,
+        FLOAT=tables.floats,
+        DOUBLE=tables.doubles,
         EDGES=tables.edges,
         MODULO=tables.modulo,
     )
+
+
+def made(spec: Columns) -> list[Tables]:
+    """The tables of columns, one for each way in which their inputs were seen to lie."""
+    return list(_made.get(spec, {}).values())
+
+
+def forget() -> None:
+    """Lets go of all tables."""
+    _made.clear()
 
 
 def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:
@@ -122,62 +124,3 @@ def _lay(sources: dict[int, Tensor], places: dict[int, Place]) -> Tensor | None:
 def _key(spec: Columns, inputs: tuple[Tensor, ...], places: dict[int, Place]) -> tuple[object, ...]:
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
     return (tuple(sorted(places.items())), tuple(inputs[slot].data_ptr() for slot in sorted(tables)))
-
-
-def _describe(
-    spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], places: dict[int, Place]
-) -> _Tables:
-    origin = min(output.storage_offset() for output in outputs)
-    starts: dict[tuple[float, ...], int] = {}
-    edges: list[float] = []
-    segments: list[list[int]] = []
-    terms: list[list[int]] = []
-    for segment in spec.segments:
-        begin = outputs[segment.output].storage_offset() - origin + segment.start
-        last = len(terms) + len(segment.terms)
-        combiner = COMBINERS.index(segment.combiner)
-        segments.append([begin, segment.step, segment.rows, segment.width, len(terms), last, combiner, 0])
-        for term in segment.terms:
-            if term.boundaries is not None and term.boundaries not in starts:
-                starts[term.boundaries] = len(edges)
-                edges.extend(term.boundaries)
-            terms.append(_term(term, segment.width, inputs, places, starts))
-    device = outputs[0].device
-    return _Tables(
-        torch.tensor(segments, dtype=torch.int64).to(device),
-        torch.tensor(terms, dtype=torch.int64).to(device),
-        torch.from_numpy(np.asarray([*edges, 0.0], np.float32)).to(device),
-        bool(starts),
-        any(term.modulo for segment in spec.segments for term in segment.terms),
-    )
-
-
-def _term(
-    term: Term,
-    width: int,
-    inputs: tuple[Tensor, ...],
-    places: dict[int, Place],
-    starts: dict[tuple[float, ...], int],
-) -> list[int]:
-    source = inputs[term.source]
-    block, distance = places[term.source]
-    table = inputs[term.table] if term.table >= 0 else None
-    edges = term.boundaries
-    return [
-        _COPY if table is None else _KINDS[source.dtype],
-        distance + term.first * source.element_size(),
-        0 if table is None else table.data_ptr(),
-        0 if table is None else table.numel() // max(width, 1),
-        term.step,
-        term.count,
-        0 if edges is None else starts[edges],
-        -1 if edges is None else len(edges),
-        0 if edges is None else len(edges).bit_length(),
-        int(term.narrow),
-        term.modulo,
-        term.low,
-        term.high,
-        term.offset,
-        term.valid_from,
-        block,
-    ]

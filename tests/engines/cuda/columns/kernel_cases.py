@@ -11,26 +11,28 @@ import sys
 import numpy as np
 import torch
 
+from msplit.engines.cuda.columns import describe
 from msplit.engines.cuda.columns.launch import fill
 from msplit.engines.cuda.columns.spec import HIGHEST, LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.ops import columns as lowered
 from msplit.engines.cuda.registry import Node
 
-WIDTHS = (1, 3, 4, 8, 16, 33, 130)
+WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
 
 
-def spec_of(chance: np.random.Generator, dtype: str) -> tuple[Columns, list[torch.Tensor]]:
+def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tuple[Columns, list[torch.Tensor]]:
     """A random mixture of columns, and its inputs: ids in one block of memory, tables, tensors that are copied."""
-    rows = int(chance.choice([1, 2, 5, 64, 100]))
+    rows = int(chance.choice(some_rows))
     inputs: list[torch.Tensor] = []
     segments = []
     left = 0
     kinds = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+    even = chance.random() < 0.3  # all can move by 16 bytes
     for _ in range(int(chance.integers(1, 6))):
-        width = int(chance.choice(WIDTHS))
+        width = int(chance.choice([4, 8, 16, 64] if even else WIDTHS)) * (4 if even and dtype.endswith("16") else 1)
         terms = []
         combiner = str(chance.choice(["sum", "mean", "sqrtn"]))
-        for _ in range(int(chance.integers(1, 3))):
+        for _ in range(int(chance.choice([1, 1, 1, 2, 3, 40]))):
             if chance.random() < 0.2 and combiner == "sum":
                 inputs.append(torch.from_numpy(chance.standard_normal((rows, width))).to(getattr(torch, dtype)))
                 terms.append(Term(len(inputs) - 1, -1, step=width))
@@ -39,7 +41,7 @@ def spec_of(chance: np.random.Generator, dtype: str) -> tuple[Columns, list[torc
             size = int(chance.choice([1, 5, 100]))
             kind = str(chance.choice(list(kinds)))
             edges = None
-            if kind.startswith("float") or chance.random() < 0.3:
+            if kind.startswith("float") or chance.random() < 0.2:
                 edges = tuple(
                     float(np.float32(edge)) for edge in np.sort(chance.normal(size=int(chance.integers(0, 20))))
                 )
@@ -114,9 +116,12 @@ def main() -> None:
     device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
     chance = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     tries = int(sys.argv[1])
+    interpreted = device.type == "cpu"
     for _ in range(tries):
         dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
-        spec, inputs = spec_of(chance, dtype)
+        # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
+        describe.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
+        spec, inputs = spec_of(chance, dtype, [1, 2, 5] if interpreted else [1, 2, 5, 64, 100])
         expected = expected_of(spec, inputs)
         sources = sorted({term.source for segment in spec.segments for term in segment.terms})
         for shared in ([], sources, sources[1:]):

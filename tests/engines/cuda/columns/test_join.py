@@ -68,6 +68,17 @@ def test_what_else_is_concatenated_comes_along():
     assert kernels(grouped(build, feeds)) == ["_Columns", "_FusedMatMul"]
 
 
+def test_what_is_read_in_two_shapes_is_filled_once():
+    def build(tf, v1):
+        whole = tf.concat([tf.gather(table(7, 4), x) for x in ids_of(tf, v1, 2)], 1, name="out")
+        tf.reduce_sum(tf.reshape(whole, [-1, 2, 4]), 1, name="sum")
+
+    program = grouped(build, some_ids(2, 7), outputs=("out", "sum"))
+    assert kernels(program) == ["Sum", "_Columns"]
+    (columns,) = [step for step in program.steps if step.op.op == "_Columns"]
+    assert columns.outputs == 1
+
+
 def test_what_depends_on_a_lookup_does_not_come_along():
     def build(tf, v1):
         first, second = ids_of(tf, v1, 2)
