@@ -12,7 +12,8 @@ import numpy as np
 from msplit import formats, rules
 from msplit.api.assignment import assign, present_ids
 from msplit.api.emission import check_places
-from msplit.api.layers import Layer, Layers, layers_of
+from msplit.api.kernels import NAMES, Chooser, ends_with_auto, with_kernels
+from msplit.api.layers import Layer, Layers, auto_layer, layers_of, predicted
 from msplit.api.limits import Limits, limits
 from msplit.api.model import price
 from msplit.api.plans import runs_as_stored, stored_job
@@ -38,6 +39,7 @@ from msplit.measure.reference import Reference, load_reference, save_reference
 from msplit.measure.result import BenchResult, Settings
 from msplit.measure.run import Progress, Variant
 from msplit.measure.run import bench as measure
+from msplit.rules.auto import BEST, PLAIN, Auto
 from msplit.schedule import planfile
 
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
@@ -218,6 +220,10 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     )
     shown = _layers(variants, assignments, request) if engine is CUDA else None
     if shown is not None:
+        more = _auto(flat, (sizes, costs), request, [*variants, *shown.variants], progress)
+        shown = predicted(
+            Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes), variants
+        )
         variants += shown.variants
         notes += shown.notes
     tuned = None
@@ -232,7 +238,7 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         if request.tune is not None:
             given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
             most = max(request.streams, default=1)
-            how = replace(request.tune, kernels=_kernels(request))
+            how = replace(request.tune, kernels=_kernels(request, request.tune.kernels))
             tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
             variants += _tuned_variants(base, tuned, _one(variants), engine)
     result = measure(
@@ -315,7 +321,7 @@ def assignments_for(
     name = request.ruleset or "default"
     annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
     for streams in wanted:
-        ruleset = rules.load(name, streams=streams)
+        ruleset = with_kernels(rules.load(name, streams=streams), PLAIN)
         if annotated:
             ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
         assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
@@ -369,9 +375,38 @@ def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]]
     return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
 
 
-def _kernels(request: BenchRequest) -> tuple[str, ...]:
+def _auto(
+    flat: FlatGraph,
+    priced: tuple[Shapes, Costs],
+    request: BenchRequest,
+    variants: Sequence[Variant],
+    progress: Progress | None,
+) -> Layers:
+    """What the rule `auto` would run, where it has the last word and the user has asked for it."""
+    nothing = Layers((), (), ())
+    if request.ruleset is None:
+        return nothing
+    most = max(request.streams, default=1)
+    ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
+    names = _kernels(request, NAMES)
+    if not ends_with_auto(ruleset) or len(names) < 2:
+        return nothing
+    if not request.capture:
+        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
+    ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    chooser = Chooser(lambda: one.job, batch=request.batch, names=names, tell=progress)
+    assigned = assign(flat, ruleset, streams=most, priced=priced, kernels=chooser)
+    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
+        said = (
+            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
+        )
+        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
+    return auto_layer(one, chooser, variants)
+
+
+def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[str, ...]:
     """The ways to make kernels that may be tried."""
-    wanted = request.tune.kernels if request.tune is not None else ()
     return tuple(
         name for name in wanted if (request.fuse or "fused" not in name) and (request.group or "grouped" not in name)
     )

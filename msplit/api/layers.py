@@ -13,6 +13,7 @@ from msplit.graph import Ints
 from msplit.measure.run import Variant
 
 if TYPE_CHECKING:
+    from msplit.api.kernels import Chooser
     from msplit.engines.cuda.program import Program
 
 
@@ -24,11 +25,13 @@ class Layer:
         name: What it adds, such as ``"8 streams"`` or ``"fused"``.
         label: The variant that has it and all before it.
         before: Label of the variant without it; None for the first, and for what stands beside the others.
+        predicted_us: Simulated time of a step; None where the simulator can not tell.
     """
 
     name: str
     label: str
     before: str | None
+    predicted_us: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,10 @@ class Layers:
     layers: tuple[Layer, ...]
     variants: tuple[Variant, ...]
     notes: tuple[str, ...]
+
+
+AUTO = "auto"
+"""Name of the layer that the rule `auto` would choose of all."""
 
 
 def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, group: bool, suffix: str = "") -> Layers:
@@ -94,6 +101,54 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
         added.append(Variant(label, one.engine, alone, one.label))
         found.append(Layer("the same, 1 stream", label, None))
     return Layers(tuple(found), tuple(added), tuple(notes))
+
+
+def predicted(layers: Layers, variants: Sequence[Variant]) -> Layers:
+    """The layers with simulated times; as they are where steps can not be captured, which the simulator knows nothing of.
+
+    Args:
+        layers: The layers.
+        variants: What they name, beside what they add.
+    """
+    from msplit.engines.cuda.ways import predicted_us
+
+    jobs = {variant.label: variant.job for variant in (*variants, *layers.variants)}
+    found = []
+    for layer in layers.layers:
+        job = jobs[layer.label]
+        known = layer.predicted_us is not None or not job.options.get("capture", True) or _program(job).dynamic
+        found.append(layer if known else replace(layer, predicted_us=predicted_us(job)))
+    return replace(layers, layers=tuple(found))
+
+
+def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Layers:
+    """What the rule `auto` likes best of all kernels on all streams, where that is not measured anyway.
+
+    Args:
+        one: The variant on one stream.
+        chooser: After the rule has asked it.
+        variants: Those that are measured.
+    """
+    chosen, ways = chooser.chosen, chooser.ways
+    if ways is None:
+        return Layers((), (), ())
+    best = ways.plain.best if chosen is None else ways.favourite.best
+    where = f"on {best.streams} stream{'s' * (best.streams != 1)}"
+    over = f"predicted {ways.one_us / best.makespan_us:.2f} times one stream of plain ones"
+    said = (
+        f"auto chooses among kernels, too: {'plain' if chosen is None else chosen.planned.kernels} ones {where}, {over}"
+    )
+    if chosen is None:
+        same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
+        return Layers((), (), (f"{said}; that is {same.label}",))
+    made = chosen.planned
+    own = replace(one.job, ids=made.ids, streams=made.streams, options={**one.job.options, **made.options})
+    for variant in variants if made.streams == 1 else ():
+        if variant.engine is one.engine and variant.job.streams == 1 and _kernels(variant.job) == _kernels(own):
+            return Layers((), (), (f"{said}; that is {variant.label}",))
+    label = f"msplit, auto: {made.streams} stream{'s' * (made.streams != 1)}, {made.kernels}"
+    layer = Layer(AUTO, label, None, chosen.predicted_us)
+    return Layers((layer,), (Variant(label, one.engine, own, one.label),), (said,))
 
 
 def _label(streams: int, name: str, suffix: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msplit.api.benchmark import Bench
+from msplit.api.layers import Layer
 from msplit.measure.result import VariantResult
 from msplit.measure.stats import Ratio
 from msplit.report.document import Table
@@ -23,14 +24,25 @@ def table(found: Bench) -> Table | None:
         return None
     clock = "device" if all(variants[layer.label].device for layer in shown) else "host"
     first = shown[0].label
-    rows = []
+    simulated = all(layer.predicted_us for layer in shown)
+    rows: list[tuple[str, ...]] = []
     for layer in shown:
         variant = variants[layer.label]
         before = variant.ratio_over(layer.before, clock) if layer.before else None
         over = variant.ratio_over(first, clock) if layer.label != first else None
-        rows.append((layer.name, _time(variant, clock), _gain(before), _gain(over)))
-    columns = ("", f">{clock}", ">over the one before", ">over 1 stream")
+        if simulated:
+            said = [_predicted(gain) for gain in _gains(found, layer)]
+            rows.append((layer.name, "wrong" if variant.failed else _gain(before), said[0], _gain(over), said[1]))
+        else:
+            rows.append((layer.name, _time(variant, clock), _gain(before), _gain(over)))
+    columns: tuple[str, ...] = ("", f">{clock}", ">over the one before", ">over 1 stream")
     notes = ["times faster, in brackets: confidence interval"]
+    if simulated:
+        columns = ("", ">over the one before", ">pred.", ">over 1 stream", ">pred.")
+        notes = [
+            f"times faster by the {clock}'s clock, in brackets: confidence interval",
+            "pred.: predicted, by the simulator",
+        ]
     fused = [variants[layer.label].facts for layer in shown if "fused_groups" in variants[layer.label].facts]
     if fused:
         notes.append(_fusion(fused[0]))
@@ -38,6 +50,22 @@ def table(found: Bench) -> Table | None:
     if grouped:
         notes.append(_grouping(grouped[0], variants[first].facts))
     return Table("What each layer adds", columns, rows, "; ".join(notes))
+
+
+def _gains(found: Bench, layer: Layer) -> tuple[float | None, float | None]:
+    """Simulated gains: over the layer before, and over the first; None where there is none."""
+    times = {other.label: other.predicted_us for other in found.layers}
+    first = found.layers[0]
+
+    def over(label: str | None) -> float | None:
+        other, own = times.get(label) if label is not None else None, layer.predicted_us
+        return other / own if other and own else None
+
+    return over(layer.before), None if layer is first else over(first.label)
+
+
+def _predicted(gain: float | None) -> str:
+    return "-" if gain is None else f"{gain:.2f}"
 
 
 def _time(variant: VariantResult, clock: str) -> str:
@@ -76,5 +104,30 @@ def _grouping(facts: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 
 def payload(found: Bench) -> list[dict[str, Any]]:
-    """The layers for JSON: the variants have the figures."""
-    return [{"name": layer.name, "variant": layer.label, "before": layer.before} for layer in found.layers]
+    """The layers for JSON, predicted and measured; the variants have all other figures."""
+    variants = {variant.label: variant for variant in found.result.variants}
+    first = found.layers[0].label
+    layers = []
+    for layer in found.layers:
+        variant = variants.get(layer.label)
+        clock = "device" if variant is not None and variant.device else "host"
+        gains = [
+            variant.ratio_over(over, clock)
+            if variant is not None and over is not None and over != layer.label
+            else None
+            for over in (layer.before, first)
+        ]
+        simulated = _gains(found, layer)
+        layers.append(
+            {
+                "name": layer.name,
+                "variant": layer.label,
+                "before": layer.before,
+                "predicted_us": layer.predicted_us,
+                "predicted_gain": simulated[0],
+                "predicted_gain_over_one": simulated[1],
+                "gain": gains[0].to_dict() if gains[0] else None,
+                "gain_over_one": gains[1].to_dict() if gains[1] else None,
+            }
+        )
+    return layers
