@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,19 @@ MODELS = {
 }
 
 
+def seconds(case: Case, folder: Path) -> float:
+    """Processor time of a case: the least of three runs, since what else runs on a core slows it down, without what earlier tests left
+    in memory, which Python's collector would look through again."""
+    gc.collect()
+    gc.freeze()
+    try:
+        results = [run(case, folder) for _ in range(3)]
+    finally:
+        gc.unfreeze()
+    assert [result.problem for result in results] == [""] * 3
+    return min(result.seconds for result in results)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path) -> None:
     result = run(Case(name, MODELS[name]), tmp_path / "case")
@@ -107,6 +121,7 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert result.codes[0] == 0
 
 
+@pytest.mark.no_cover
 def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(tmp_path: Path) -> None:
     message = proto.graph_pb2.GraphDef()
     function = message.library.function.add()
@@ -119,11 +134,10 @@ def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(t
     node.attr["num"].i = 2
     function.node_def.add(name="m", op="AddN", input=["n:output:1"] * 1000)
     message.node.add(name="x", op="NoOp")
-    result = run(Case("sizes", message.SerializeToString()), tmp_path / "case")
-    assert result.problem == ""
-    assert result.seconds < 1.5
+    assert seconds(Case("sizes", message.SerializeToString()), tmp_path / "case") < 0.5
 
 
+@pytest.mark.no_cover
 def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp_path: Path) -> None:
     message = proto.graph_pb2.GraphDef()
     for name in ("f", "g"):
@@ -133,9 +147,7 @@ def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp
     message.library.function[0].node_def.add(name="n", op="g")
     message.library.function[0].node_def.add(name="m", op="AddN", input=["n:r9999:0"] * 1000)
     message.node.add(name="x", op="NoOp")
-    result = run(Case("results", message.SerializeToString()), tmp_path / "case")
-    assert result.problem == ""
-    assert result.seconds < 1.5  # 0.3 on a quiet machine
+    assert seconds(Case("results", message.SerializeToString()), tmp_path / "case") < 0.5
 
 
 FILES: dict[str, tuple[str, bytes]] = {
