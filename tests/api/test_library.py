@@ -228,6 +228,7 @@ def test_bench_verifies_and_measures() -> None:
     assert two.host is not None
     assert two.host.median > 0
     assert two.ratio_over(found.result.baseline) is not None
+    assert two.checks
     assert all(check.passed for check in two.checks)
     assert found.result.environment["command"] == ["notebook"]
     assert told

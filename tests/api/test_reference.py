@@ -42,6 +42,7 @@ def test_a_reference_of_a_batch_verifies_with_that_batch_and_without_one(batch: 
     )
     found = bench(flat, replace(request, reference=tmp_path / "four.npz", batch=batch))
     assert not found.result.failed
+    assert found.result.variants[0].checks
     assert all(check.passed for variant in found.result.variants for check in variant.checks)
     assert [note for note in found.notes if "batch" in note] == (
         [] if batch else [f"the batch is 4, as in {tmp_path / 'four.npz'}"]

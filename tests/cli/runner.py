@@ -30,8 +30,12 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """Standard output as JSON."""
-        return json.loads(self.out)
+        """Standard output as JSON, which knows no NaN and no Infinity."""
+        return json.loads(self.out, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
 
 
 def msplit(*arguments: object, columns: int = 80, **environment: str) -> Done:

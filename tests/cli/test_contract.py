@@ -57,9 +57,10 @@ def test_every_command_has_help(command: str) -> None:
     done = fine(command, "--help", columns=100)
     assert done.out.startswith(f"Usage: msplit {command} ")
     assert fine(command, "-h", columns=100).out == done.out
-    for line in done.out.splitlines():
-        option = re.match(r"  (?:-\w, )?(--[\w-]+)", line)
-        assert option is None or option[1] == "--help" or not line.rstrip().endswith(option[1]) or "  " in done.out
+    options = re.split(r"^  (?=-)", done.out.partition("\nOptions:\n")[2], flags=re.MULTILINE)[1:]
+    assert options
+    for option in options:
+        assert len(re.split(r" {2,}|\n +", option.strip(), maxsplit=1)) == 2, f"no word about {option}"
 
 
 def test_the_version() -> None:

@@ -14,7 +14,7 @@ def test_folding_keeps_together_what_was_together_and_packs_within_the_known_bou
     ids = np.array([i for i, _ in nodes], np.int32)
     cost = np.array([c for _, c in nodes])
     folded = fold_ids(ids, cost, streams)
-    assert folded.streams <= max(streams, 1) or not folded.note
+    assert folded.streams <= streams
     assert int(folded.ids.max()) < folded.streams
     for old in np.unique(ids):
         assert len(np.unique(folded.ids[ids == old])) == 1
