@@ -19,7 +19,7 @@ Place = tuple[int, int]
 """Where an input lies: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
 
 KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
-COPY = 0
+COPY, WEIGHT = 0, 5
 
 WIDEST = 128
 """Elements of a summed column's row that one program does; the rest of a longer one is another piece."""
@@ -60,7 +60,7 @@ class Tables:
 
     Attributes:
         work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
-        plain: Per plain column 16 numbers.
+        plain: Per plain column 18 numbers.
         segments: Per summed column 12 numbers.
         terms: Per term of those 16 numbers.
         boundaries: Of all buckets, float32.
@@ -73,6 +73,8 @@ class Tables:
         doubles: Likewise float64.
         edges: Whether any term has boundaries.
         modulo: Likewise.
+        weighted: Whether any term is.
+        scaled: Whether any column is.
     """
 
     work: Tensor
@@ -89,6 +91,8 @@ class Tables:
     doubles: bool
     edges: bool
     modulo: bool
+    weighted: bool
+    scaled: bool
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
     block = _block(plain)
     blocks = [_work(at, piece.segment.rows, block // piece.width) for at, piece in enumerate(plain)]
     terms = [term for segment in spec.segments for term in segment.terms]
-    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0}
+    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
     device = outputs[0].device
 
     def numbers(rows: list[list[int]], width: int) -> Tensor:
@@ -151,7 +155,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 
     return Tables(
         torch.from_numpy(np.concatenate([*work, *blocks])).to(device),
-        numbers(rows, 16),
+        numbers(rows, 18),
         numbers(segments, 12),
         numbers(maker.terms, 16),
         torch.from_numpy(np.asarray([*maker.edges, 0.0], np.float32)).to(device),
@@ -164,6 +168,8 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         torch.float64 in kinds,
         bool(maker.starts),
         any(term.modulo for term in terms),
+        any(term.weighted for term in terms),
+        any(segment.scale is not None for segment in spec.segments),
     )
 
 
@@ -227,6 +233,11 @@ def _block(pieces: Sequence[_Piece]) -> int:
     return block
 
 
+def _scale(segment: Segment) -> int:
+    """The bits of a segment's scale."""
+    return int(np.float64(1.0 if segment.scale is None else segment.scale).view(np.int64))
+
+
 def _power(number: int) -> int:
     """The power of two that is not below a number."""
     return 1 << (number - 1).bit_length()
@@ -261,7 +272,7 @@ class _Maker:
         else:
             table += skipped
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        return [*where, kind, distance, table, size, stride, term[9], *term[11:16], segment.width]
+        return [*where, kind, distance, table, size, stride, term[9], *term[11:16], segment.width, _scale(segment), 0]
 
     def summed(self, piece: _Piece) -> list[int]:
         """A summed column; adds its terms."""
@@ -271,7 +282,7 @@ class _Maker:
         turns = max(len(term.boundaries or ()).bit_length() for term in segment.terms)
         where = [self._start(piece), segment.step, segment.rows, piece.width]
         what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, turns]
-        return [*where, *what, segment.width, piece.left, 0]
+        return [*where, *what, segment.width, piece.left, _scale(segment)]
 
     def vector(self, pieces: Sequence[_Piece]) -> int:
         """Elements that plain columns can move at once, by where they lie."""
@@ -301,7 +312,7 @@ class _Maker:
             self.starts[edges] = len(self.edges)
             self.edges.extend(edges)
         return [
-            COPY if table is None else KINDS[source.dtype],
+            COPY if table is None else WEIGHT if term.weighted else KINDS[source.dtype],
             distance + term.first * source.element_size(),
             0 if table is None else table.data_ptr(),
             0 if table is None else table.numel() // max(width, 1),

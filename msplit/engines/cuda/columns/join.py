@@ -183,6 +183,8 @@ class _Parts:
             return self._combined(op, first, shape)
         if op.op == "RealDiv" and first is not None:
             return self._divided(op, first, shape)
+        if op.op == "Mul":
+            return self._scaled(op, shape)
         if op.op in _CONCATS:
             slot = _CONCATS[op.op] % len(op.inputs)
             axis = source.constants.get(op.inputs[slot])
@@ -251,10 +253,23 @@ class _Parts:
             return None
         segment = part.segments[0]
         count = sum(term.count for term in segment.terms)
-        looked_up = all(term.table >= 0 for term in segment.terms)
+        looked_up = all(term.table >= 0 for term in segment.terms) and segment.scale is None
         if segment.combiner != "sum" or not looked_up or float(divisor.reshape(-1)[0]) != _root(count, divisor.dtype):
             return None
         return replace(part, segments=[replace(segment, combiner="sqrtn")], plain=None)
+
+    def _scaled(self, op: Op, shape: tuple[int, ...]) -> _Part | None:
+        """A part times a number."""
+        slot = next((slot for slot, key in enumerate(op.inputs) if key in self._source.constants), None)
+        if slot is None:
+            return None
+        part, number = self.of.get(op.inputs[1 - slot]), self._source.constants[op.inputs[slot]]
+        if part is None or part.shape != shape or number.size != 1 or number.dtype.name != part.dtype:
+            return None
+        if any(segment.scale is not None for segment in part.segments):
+            return None
+        scale = float(number.reshape(-1)[0])
+        return replace(part, segments=[replace(segment, scale=scale) for segment in part.segments], plain=None)
 
     def _beside(self, keys: list[Key], axis: int, shape: tuple[int, ...], *, packed: bool) -> _Part | None:
         """Values side by side along an axis, which is a new one where they are packed."""
@@ -273,9 +288,44 @@ class _Parts:
                     return None
                 joined.take(self.of[key], [segment for segment in placed if segment is not None])
             elif size:
-                joined.take_copied(self._plain(key), _copied(lead, size, left, total))
+                self._lay(joined, self._plain(key), lead, size, left, total)
             left += size
         return joined if left == total or packed else None
+
+    def _lay(self, joined: _Part, key: Key, lead: int, size: int, left: int, total: int) -> None:
+        """Lays a value that is no part beside others: copied or, where it is rows of a constant times values, made there."""
+        found = self._products(key, lead, size)
+        if found is None:
+            joined.take_copied(key, _copied(lead, size, left, total))
+            return
+        op, values, rows = found
+        count, width = self._source.constants[rows].shape[-2:]
+        segments = [
+            Segment(
+                0, left + row * width, total, lead, width, (Term(0, 1, row, count, low=row, high=row, weighted=True),)
+            )
+            for row in range(count)
+        ]
+        joined.take(_Part(0, (), "", [], [values, rows], set(), list(op.covers)), segments)
+
+    def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key] | None:
+        """The values and the rows whose products a value is: one value per lookup by row number, as fields of numbers are embedded."""
+        op = self._source.ops.get(key[0])
+        slot = (
+            next((slot for slot, given in enumerate(op.inputs) if given in self._source.constants), None)
+            if op
+            else None
+        )
+        if op is None or op.op != "Mul" or slot is None:
+            return None
+        values, rows = op.inputs[1 - slot], op.inputs[slot]
+        table, shape = self._source.constants[rows], self._source.shapes[key]
+        if table.dtype.name != "float32" or table.ndim < 2 or not 0 < table.shape[-2] <= _MOST_COPIED:
+            return None
+        whole = table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size
+        if not whole or shape[-2:] != table.shape[-2:] or self._source.shapes.get(values) != (*shape[:-1], 1):
+            return None
+        return op, self._plain(values), rows
 
     def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
         """The sum of values of one shape."""
@@ -294,6 +344,7 @@ class _Parts:
                 part = self.of[key]
                 other = part.segments[0]
                 alike = (other.start, other.step, other.rows, other.width) == place and other.combiner == "sum"
+                alike = alike and other.scale is None
                 if not alike or other.start or other.step != other.width:
                     return None
                 joined.take(part, [other])

@@ -21,11 +21,22 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _plain(  # type: ignore[no-untyped-def]
-    shared, extra, out, work, plain, BLOCK: tl.constexpr, VECTOR: tl.constexpr, BYTES: tl.constexpr, LONG: tl.constexpr
+    shared,
+    extra,
+    out,
+    work,
+    plain,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BYTES: tl.constexpr,
+    SUM: tl.constexpr,
+    LONG: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     element = out.dtype.element_ty
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
-    column = plain + (tl.load(work).to(tl.int64) * 16 + tl.zeros([1], tl.int64))
+    column = plain + (tl.load(work).to(tl.int64) * 18 + tl.zeros([1], tl.int64))
     first_row = tl.load(work + 1)
     start = tl.load(column)
     step = tl.load(column + 1)
@@ -68,6 +79,13 @@ def _plain(  # type: ignore[no-untyped-def]
         place = tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, VECTOR])
         target = tl.max_contiguous(tl.multiple_of(target, [1, 16]), [1, VECTOR])
     values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+    if WEIGHTED:
+        given = (base + row * stride * BYTES).to(tl.pointer_type(element))
+        weight = tl.load(given, mask=here & (kind == 5), other=1).to(SUM)
+        values = (values.to(SUM) * weight[:, None]).to(element)
+    if SCALED:
+        scale = tl.load(column + 16).to(tl.float64, bitcast=True).to(SUM)
+        values = (values.to(SUM) * scale[:, None]).to(element)
     tl.store(target, values, mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
 
 
@@ -91,6 +109,8 @@ def _summed(  # type: ignore[no-untyped-def]
     DOUBLE: tl.constexpr,
     EDGES: tl.constexpr,
     MODULO: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     element = out.dtype.element_ty
     segment = segments + tl.load(work).to(tl.int64) * 12
@@ -176,12 +196,20 @@ def _summed(  # type: ignore[no-untyped-def]
         address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES) + skipped * BYTES
         rows_of_table = address.to(tl.pointer_type(element))[:, :, None] + column[None, None, :]
         values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
-        total += tl.sum(values.to(SUM), 1)
+        values = values.to(SUM)
+        if WEIGHTED:
+            given = (base + place * BYTES).to(tl.pointer_type(element))
+            weight = tl.load(given, mask=active & (kind == 5), other=1).to(SUM)
+            values = (values * weight[:, :, None]).to(element).to(SUM)
+        total += tl.sum(values, 1)
     if combiner != 0:
         divisor = tl.maximum(counted, 1.0)
         if combiner == 2:
             divisor = tl.sqrt(divisor)
         total = (total / divisor[:, None]).to(SUM)
+    if SCALED:
+        scale = tl.load(segment + 11).to(tl.float64, bitcast=True).to(SUM)
+        total = total.to(element).to(SUM) * scale
     target = out + start + (row * step)[:, None] + column[None, :]
     tl.store(target, total.to(element), mask=here[:, None] & (column < width)[None, :])
 
@@ -215,12 +243,15 @@ def fill_columns(  # type: ignore[no-untyped-def]
     DOUBLE: tl.constexpr,
     EDGES: tl.constexpr,
     MODULO: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """See the module and `describe.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
     plain columns (BLOCK is 0 where there are none). BYTES: of an element, which are summed in the type SUM. LONG, FLOAT, DOUBLE, EDGES,
     MODULO: whether any ids are int64, any values float32 or float64, and whether any term has boundaries or a modulo.
+    WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2
@@ -228,14 +259,14 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO,
+                ROWS, IDS, WIDTH, SINGLE, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO,
+                ROWS2, IDS2, WIDTH2, SINGLE2, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
-            _plain(shared, extra, out, mine, plain, BLOCK, VECTOR, BYTES, LONG)
+            _plain(shared, extra, out, mine, plain, BLOCK, VECTOR, BYTES, SUM, LONG, WEIGHTED, SCALED)

@@ -71,6 +71,8 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         DOUBLE=tables.doubles,
         EDGES=tables.edges,
         MODULO=tables.modulo,
+        WEIGHTED=tables.weighted,
+        SCALED=tables.scaled,
     )
 
 

@@ -32,6 +32,7 @@ class Term:
         high: See above.
         offset: See above.
         valid_from: Ids below it count for nothing (`LOWEST`: all count). Any other id that the table does not have stands for zeros.
+        weighted: The source has no ids: it is of the table's type, and its value times row `low` of the table is what is added.
     """
 
     source: int
@@ -46,6 +47,7 @@ class Term:
     high: int = HIGHEST
     offset: int = 0
     valid_from: int = LOWEST
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Segment:
         width: Elements of a row that are this column's.
         terms: What stands there.
         combiner: Of `COMBINERS`. The mean is over the ids that count, sqrtn the sum over the root of how many count; none gives 0.
+        scale: What that is multiplied by, rounded before and after; None leaves it as it is.
     """
 
     output: int
@@ -69,6 +72,7 @@ class Segment:
     width: int
     terms: tuple[Term, ...]
     combiner: str = "sum"
+    scale: float | None = None
 
     def moved(self, start: int, step: int) -> Segment:
         """The same elsewhere."""

@@ -32,7 +32,8 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
         place = torch.as_strided(
             outputs[segment.output], (segment.rows, segment.width), (segment.step, 1), segment_offset(outputs, segment)
         )
-        place.copy_(_rows(segment, inputs))
+        rows = _rows(segment, inputs)
+        place.copy_(rows if segment.scale is None else rows * segment.scale)
     return outputs
 
 
@@ -88,6 +89,8 @@ def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Ten
     chosen = torch.as_strided(source, (segment.rows, width), (term.step, 1), source.storage_offset() + term.first)
     if term.table < 0:
         return chosen, None
+    if term.weighted:
+        return chosen * inputs[term.table].reshape(-1, segment.width)[term.low], None
     ids = _ids(term, chosen)
     valid = None if term.valid_from == LOWEST else ids >= term.valid_from
     table = inputs[term.table].reshape(-1, segment.width)

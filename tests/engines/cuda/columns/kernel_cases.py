@@ -37,6 +37,11 @@ def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tu
                 inputs.append(torch.from_numpy(chance.standard_normal((rows, width))).to(getattr(torch, dtype)))
                 terms.append(Term(len(inputs) - 1, -1, step=width))
                 continue
+            if chance.random() < 0.2 and dtype == "float32":
+                inputs.append(torch.from_numpy(chance.choice([np.nan, 0.5, -3.0], (rows, 3))).to(torch.float32))
+                inputs.append(torch.from_numpy(chance.standard_normal((3, width))).to(torch.float32))
+                terms.append(Term(len(inputs) - 2, len(inputs) - 1, first=1, step=3, low=2, high=2, weighted=True))
+                continue
             count = int(chance.choice([1, 1, 2, 7]))
             size = int(chance.choice([1, 5, 100]))
             kind = str(chance.choice(list(kinds)))
@@ -74,14 +79,16 @@ def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tu
                     valid_from=int(chance.choice([LOWEST, 0])),
                 )
             )
-        segments.append((left, rows, width, tuple(terms), combiner))
+        scale = float(chance.choice([0.125, -3.0])) if chance.random() < 0.2 else None
+        segments.append((left, rows, width, tuple(terms), combiner, scale))
         left += width
     placed = tuple(
-        Segment(0, start, left, rows, width, terms, combiner) for start, rows, width, terms, combiner in segments
+        Segment(0, start, left, rows, width, terms, combiner, scale)
+        for start, rows, width, terms, combiner, scale in segments
     )
     # The last column once more, as an output of its own.
     last = segments[-1]
-    placed = (*placed, Segment(1, 0, last[2], rows, last[2], last[3], last[4]))
+    placed = (*placed, Segment(1, 0, last[2], rows, *last[2:]))
     return Columns(placed, ((rows, left), (rows, last[2])), dtype), inputs
 
 

@@ -79,6 +79,28 @@ def test_what_is_read_in_two_shapes_is_filled_once():
     assert columns.outputs == 1
 
 
+def test_fields_of_numbers_are_embedded_on_the_way():
+    def build(tf, v1):
+        numbers = v1.placeholder(tf.float32, (None, 3), name="numbers")
+        embedded = tf.expand_dims(numbers, -1) * table(3, 4)
+        rows = [tf.gather(table(7, 4), x) for x in ids_of(tf, v1, 2)]
+        tf.concat([tf.stack(rows, 1), embedded], 1, name="out")
+
+    feeds = {**some_ids(2, 7), "numbers": np.array([[1, np.nan, -2], [np.inf, 0, -0.0], *table(3, 3)], np.float32)}
+    assert kernels(grouped(build, feeds)) == ["_Columns"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_scale_behind_lookups_is_one_kernel_with_them(dtype):
+    def build(tf, v1):
+        rows = [tf.gather(table(7, 4, np.dtype(dtype)), x) for x in ids_of(tf, v1, 2)]
+        scaled = tf.stack(rows, 1, name="plain") * np.dtype(dtype).type(0.3)
+        tf.multiply(scaled, np.dtype(dtype).type(3.3), name="out")
+
+    program = grouped(build, some_ids(2, 7), outputs=("out", "plain"))
+    assert kernels(program) == ["Mul", "_Columns"]  # a second factor would be rounded otherwise
+
+
 def test_what_depends_on_a_lookup_does_not_come_along():
     def build(tf, v1):
         first, second = ids_of(tf, v1, 2)
