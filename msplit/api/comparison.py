@@ -1,4 +1,4 @@
-"""All ways to choose streams, side by side: simulated everywhere, measured where there is a GPU."""
+"""All ways to choose streams, and all ways to make kernels, side by side: simulated everywhere, measured where there is a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.api.assignment import assign
+from msplit.api.kernels import job_of
+from msplit.api.kernels import why_not as no_torch
 from msplit.api.model import price
 from msplit.api.plans import fill_ids
 from msplit.assignment import Assignment
@@ -21,7 +23,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.measure import stats
@@ -49,7 +51,8 @@ class Row:
     """One way.
 
     Attributes:
-        name: The algorithm, with its number of streams and its grain; or ``rules NAME``.
+        name: The algorithm, with its number of streams and its grain; or ``rules NAME``; with other kernels those in front, as in
+            ``fused and grouped: list-8``.
         streams: Streams that it uses.
         waits: Waits between them, before chains are lowered to the engine's steps.
         predicted_us: Simulated time.
@@ -84,6 +87,10 @@ class Compared:
         bound_us: No schedule is faster, in the simulator's terms.
         device: What measured, "" if nothing did.
         why_not: Why nothing was measured, "" if it was.
+        kernels: Each way to make kernels on its best streams, plain ones first. They are simulated over the engine's steps, and gains are
+            over plain kernels on one stream.
+        same: Ways to make kernels that change nothing.
+        no_kernels: Why there are none, "" if there are.
     """
 
     flat: FlatGraph
@@ -94,6 +101,9 @@ class Compared:
     bound_us: float
     device: str
     why_not: str
+    kernels: tuple[Row, ...] = ()
+    same: tuple[str, ...] = ()
+    no_kernels: str = ""
 
 
 def compare(
@@ -109,7 +119,7 @@ def compare(
     device: Callable[[Mapping[str, Arm]], Device] | None = None,
     tell: Callable[[str, float], None] | None = None,
 ) -> Compared:
-    """Tries every way to choose streams. Ids that are on the graph do not count.
+    """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
 
     Args:
         flat: From `load`.
@@ -119,8 +129,9 @@ def compare(
         shapes: Whole shapes by input name.
         gpu: Data sheet that prices the nodes.
         profile: What was measured on this graph, in place of the data sheet.
-        measure: Whether to measure where there are a GPU and PyTorch. This executes the model.
-        device: Makes what measures, in place of the GPU; nothing is executed then.
+        measure: Whether to measure where there are a GPU and PyTorch, and to lower the model where there is PyTorch, to learn what kernels
+            it becomes. Both execute the model, the latter once.
+        device: Makes what measures, in place of the GPU.
         tell: Told what is being done and how much of it is done.
 
     Raises:
@@ -168,7 +179,58 @@ def compare(
             rows, where = _measured(job, rows, ids, device, tell)
         except EngineError as error:
             why_not = error.what
-    return Compared(flat, costs, most, tuple(rows), auto, problem.bound_us(), where, why_not)
+    kernels, same, no_kernels = _kernels(
+        lambda: job_of(flat, costs, batch=batch, shapes=shapes, profile=profile), most, measure, device, tell
+    )
+    return Compared(flat, costs, most, tuple(rows), auto, problem.bound_us(), where, why_not, kernels, same, no_kernels)
+
+
+def _kernels(
+    job: Callable[[], Job],
+    streams: int,
+    measure: bool,
+    device: Callable[[Mapping[str, Arm]], Device] | None,
+    tell: Callable[[str, float], None] | None,
+) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
+    """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
+    if not measure:
+        return (), (), "what kernels a model becomes shows when it runs once; leave --no-measure out"
+    if (why := no_torch()) is not None:
+        return (), (), why
+    from msplit.engines.cuda.trials import GpuTrials
+    from msplit.engines.cuda.ways import ways
+
+    try:
+        made = job()
+        if device is not None:
+            made = replace(made, options={**made.options, "device": "cpu"})
+        found = ways(made, groups(made.flat, handles=False).of, streams=streams, tell=tell)
+        if found is None:
+            return (), (), "the engine launches no kernel for it"
+        if found.dynamic:
+            return (), (), _NO_GRAPH
+        rows = []
+        for way in found.ways.values():
+            best = way.best
+            name = f"{way.name}: {best.name}"
+            rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
+        arms = {name: way.arm for name, way in found.ways.items()}
+        runner = device(arms) if device is not None else GpuTrials(arms) if made.options["device"] == "cuda" else None
+        if runner is not None:
+            one = single(found.plain.arm.problem, found.plain.name)
+            trials = [way.trial() for way in found.ways.values()]
+            theirs, *ours = runner.times([one, *trials], ROUNDS)
+            for number, (trial, times) in enumerate(zip(trials, ours, strict=True)):
+                alone = trial.key() == one.key()
+                gain = None if alone else stats.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
+                memory = runner.memory(trial)
+                rows[number] = replace(rows[number], measured_us=median(times) * 1e6, gain=gain, memory=memory)
+            runner.renew()
+    except (
+        MsplitError
+    ) as error:  # an input can not be made up, an op has no lowering: candidates are shown all the same
+        return (), (), error.what
+    return tuple(rows), found.same, ""
 
 
 def _measured(

@@ -25,8 +25,16 @@ def document(found: Compared, written: Sequence[str] = ()) -> Document:
     return Document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=_facts(found),
-        tables=[Table("Candidates", columns, [_cells(row, found.auto, measured) for row in tried], note)],
-        notes=[*skipped, *_verdict(found, tried), *(written or ["Nothing was written: --compare only compares."])],
+        tables=[
+            Table("Candidates", columns, [_cells(row, found.auto, measured) for row in tried], note),
+            *([_kernels(found)] if found.kernels else []),
+        ],
+        notes=[
+            *skipped,
+            *_verdict(found, tried),
+            *_of_kernels(found),
+            *(written or ["Nothing was written: --compare only compares."]),
+        ],
     )
 
 
@@ -59,6 +67,36 @@ def _cells(row: Row, auto: str, measured: bool) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def _kernels(found: Compared) -> Table:
+    """Each way to make kernels on its best streams."""
+    measured = any(row.measured_us is not None for row in found.kernels)
+    columns = [
+        "",
+        ">streams",
+        ">waits",
+        ">predicted",
+        ">gain",
+        *([">measured", ">gain", ">memory"] if measured else []),
+    ]
+    note = "over the kernels that run, each way on its best streams; gain: over plain kernels on one stream"
+    return Table("Kernels", columns, [_cells(row, "", measured) for row in found.kernels], note)
+
+
+def _of_kernels(found: Compared) -> list[str]:
+    if not found.kernels:
+        return [f"Larger kernels are left out: {found.no_kernels}."]
+    lines = []
+    if found.same:
+        lines.append(f"The same as simpler kernels, and left out: {', '.join(found.same)}.")
+    top = min(found.kernels, key=lambda row: row.predicted_us)
+    if top is not found.kernels[0]:
+        lines.append(
+            f"With larger kernels, '{top.name}' is predicted to take {micros(top.predicted_us)}: "
+            "`msplit bench --rules auto` runs what is best of these."
+        )
+    return lines
+
+
 def _verdict(found: Compared, tried: Sequence[Row]) -> list[str]:
     auto = next(row for row in tried if row.name == found.auto)
     lines = [
@@ -87,19 +125,22 @@ def payload(found: Compared, written: Sequence[str] = ()) -> dict[str, Any]:
         "auto": found.auto,
         "measured_on": found.device or None,
         "not_measured": found.why_not or None,
-        "candidates": [
-            {
-                "name": row.name,
-                "streams": row.streams,
-                "waits": row.waits,
-                "predicted_us": None if row.skipped else row.predicted_us,
-                "predicted_gain": None if row.skipped else row.predicted_gain,
-                "measured_us": row.measured_us,
-                "gain": row.gain.to_dict() if row.gain else None,
-                "memory": row.memory,
-                "skipped": row.skipped,
-            }
-            for row in found.rows
-        ],
+        "candidates": [_row(row) for row in found.rows],
+        "kernels": [_row(row) for row in found.kernels],
+        "no_kernels": found.no_kernels or None,
         "written": list(written),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "streams": row.streams,
+        "waits": row.waits,
+        "predicted_us": None if row.skipped else row.predicted_us,
+        "predicted_gain": None if row.skipped else row.predicted_gain,
+        "measured_us": row.measured_us,
+        "gain": row.gain.to_dict() if row.gain else None,
+        "memory": row.memory,
+        "skipped": row.skipped,
     }

@@ -49,9 +49,8 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     all steps of 15 models came to 0.75 of what they took (median), and without the others' launches to 0.57. Of a node that several
     steps work on, each does an equal part.
 
-    Members of a merged step run side by side: as long as one of them, or as the device takes for all where they fill it. Each is launched
-    once: the engine has kernels of its own for merged products, which take bias, activation and summands along. (The 228 steps of the
-    unrolled LSTM in `benchmarks/kernels.md` come to 0.95 of what they took.)
+    Members of a merged step run side by side: as long as one of them, or as the device takes for all where they fill it. Where grouping
+    has made one product of several that were added up, the launches of the others and of their sum are saved.
 
     What is one kernel by construction, a fused group or the lookups of several columns, is launched once, does the operations of all,
     and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest of theirs.
@@ -75,12 +74,17 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
                 shares[number] = min(1.0, share * members)
                 moved[number] = float(costs.bytes[covers].max())
                 if members > 1:
-                    more = int(np.count_nonzero(each)) - members  # launches that a member does not need
-                    total = max(total - max(more, 0) * sheet.launch_us, members * float(each.max()))
+                    total -= _joined(each, members, sheet) * sheet.launch_us
                     moved[number] = _once(step, float(costs.bytes[covers].sum()))
                     total = max(total * max(1 / members, share), moved[number] / sheet.bytes_per_us)
                 times[number] = max(LEAST_US, total)
     return StepCosts(times, shares, moved)
+
+
+def _joined(each: Floats, members: int, sheet: Gpu) -> int:
+    """Launches that a merged step saves by adding products up inside. Products are what takes more than a launch."""
+    products, launches = (int(np.count_nonzero(each > least)) for least in (1.001 * sheet.launch_us, 0.0))
+    return max(min(2 * (products - members), launches - members), 0)
 
 
 def _is_one_kernel(op: Op) -> bool:
