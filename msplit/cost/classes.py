@@ -8,6 +8,7 @@ FREE = frozenset({
     "StopGradient", "PreventGradient", "EnsureShape", "XlaOptimizationBarrier", "GuaranteeConst", "DebugGradientIdentity",
     "DebugGradientRefIdentity", "Reshape", "ExpandDims", "Squeeze", "Bitcast", "Shape", "ShapeN", "Size", "Rank",
     "VariableShape", "BroadcastArgs", "BroadcastGradientArgs", "ConcatOffset", "VarHandleOp", "ReadVariableOp",
+    "KvVarHandleOp", "TFRA>CuckooHashTableOfTensors", "TFRA>HkvHashTableOfTensors",
     "Variable", "VariableV2", "VarIsInitializedOp", "IsVariableInitialized", "Enter", "RefEnter", "Exit", "RefExit",
     "NextIteration", "RefNextIteration", "Switch", "RefSwitch", "_SwitchN", "Merge", "RefMerge", "LoopCond", "Print",
     "PrintV2", "StringFormat", "HashTableV2", "MutableHashTableV2", "TensorListReserve", "EmptyTensorList",

@@ -108,6 +108,16 @@ def test_what_launches_nothing_costs_nothing() -> None:
     assert costs.known.all()
 
 
+def test_handles_of_custom_tables_cost_nothing() -> None:
+    flat = flatten(read(SAMPLES / "custom_op.pb"))
+    handles = [node for node, op in enumerate(flat.graph.ops) if op == "KvVarHandleOp"]
+    lookups = [node for node, op in enumerate(flat.graph.ops) if op == "KvResourceGather"]
+    costs = _costs(flat)
+    assert len(handles) == len(lookups) == 2
+    assert costs.time_us[handles].tolist() == [0.0, 0.0]
+    assert (costs.time_us[lookups] > 0).all()
+
+
 def test_what_is_random_or_reads_state_is_not_prepared_once() -> None:
     b = Builder()
     noise = b.add("RandomUniform", b.ints(4, 4), dtype="float32", T="int32")

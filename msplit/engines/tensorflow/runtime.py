@@ -202,4 +202,5 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(message).splitlines() if line.strip()]
     told = [line for line in lines if "root error(s) found" not in line and not line.startswith("Detected at node")]
     text = re.sub(r"^\(\d+\) \w+: ", "", told[0]) if told else type(error).__name__
+    text = re.sub(r" in binary running on .*", "", text)  # the machine's name, and advice on TensorFlow 1's contrib
     return text if len(text) <= 300 else text[:297] + "…"

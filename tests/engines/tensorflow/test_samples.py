@@ -59,8 +59,10 @@ def test_scattered_over_four_devices_it_equals_plain_tensorflow(name):
 def test_ops_that_tensorflow_does_not_know_are_refused_with_the_way_out():
     flat = load("custom_op.pb")
     for streams in (1, 2):
-        with pytest.raises(EngineError, match="--op-library"):
+        with pytest.raises(EngineError) as caught:
             ENGINE.build(Job(flat, np.arange(len(flat), dtype=np.int32) % streams, streams, {}))
+        assert caught.value.what.endswith("Op type not registered 'KvVarHandleOp'"), "and no advice on tf.contrib"
+        assert "--op-library" in caught.value.fix
 
 
 def digest(folder):
