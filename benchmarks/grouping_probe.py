@@ -50,7 +50,7 @@ def main() -> None:
 
     largest = {key[1:]: (key, made) for key, made in sorted(batched.chosen().items(), key=lambda item: item[0][0])}
     for key, (way, times) in largest.values():  # of the same layers in groups of several sizes, the largest group
-        members, _, tf32, activation, layer, second, _ = key
+        members, _, tf32, activation, layer, second, *_ = key
         what = f"{1 << members} x {layer[0]}x{layer[1]}x{layer[2]}{' shared' if layer[3] else ''}{' two' if second else ''} {activation}"
         others = sorted((value, other) for other, value in times.items() if other != way)
         measured = ", ".join(f"{other} {value:.1f}" for value, other in others[:2])

@@ -71,6 +71,7 @@ class Work:
         second: A layer of the members from `first` on, or None.
         first: See `second`.
         addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
+        rows_first: Whether the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
     """
 
     one: Layer
@@ -79,13 +80,23 @@ class Work:
     second: Layer | None = None
     first: int = 0
     addend: Tensor | None = None
+    rows_first: bool = False
 
     def key(self) -> tuple[Any, ...]:
         """Equal for work that takes about the same time: members are counted in powers of two."""
         tf32 = torch.backends.cuda.matmul.allow_tf32
         second = None if self.second is None else (*self.second.sizes(), self.first > 0)
         members = (len(self.one.weights) - 1).bit_length()
-        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, _is_wide(self)
+        return (
+            members,
+            self.one.x.dtype,
+            tf32,
+            self.activation,
+            self.one.sizes(),
+            second,
+            _is_wide(self),
+            self.rows_first,
+        )
 
 
 def run(work: Work) -> Tensor:
@@ -146,7 +157,7 @@ def _ways(work: Work) -> dict[str, Callable[[Work], Tensor]]:
 def by_library(work: Work) -> Tensor:
     """cuBLAS' batched product, then what follows it."""
     if work.second is None:
-        return _activated(work, _batched(work.one))
+        return _activated(work, _batched(work.one, rows_first=work.rows_first))
     other = _batched(work.second)
     if work.addend is not None:
         other = torch.cat([work.addend, other])
@@ -155,10 +166,14 @@ def by_library(work: Work) -> Tensor:
     return _activated(work, _batched(work.one) + other)
 
 
-def _batched(layer: Layer) -> Tensor:
+def _batched(layer: Layer, *, rows_first: bool = False) -> Tensor:
+    rows, out = layer.rows, None
+    if rows_first:
+        members, _, columns = layer.weights.shape
+        out = rows.new_empty((rows.shape[1], members, columns)).permute(1, 0, 2)
     if layer.bias is None:
-        return torch.bmm(layer.rows, layer.weights)
-    return torch.baddbmm(layer.bias.unsqueeze(1), layer.rows, layer.weights)
+        return torch.bmm(rows, layer.weights, out=out)
+    return torch.baddbmm(layer.bias.unsqueeze(1), rows, layer.weights, out=out)
 
 
 def _activated(work: Work, result: Tensor) -> Tensor:
@@ -213,4 +228,5 @@ def by_kernel(work: Work, tile: Any) -> Tensor:
         second=None if work.second is None else part(work.second),
         first=work.first,
         addend=addend,
+        rows_first=work.rows_first,
     )

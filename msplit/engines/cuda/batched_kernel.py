@@ -135,7 +135,7 @@ def _products(  # type: ignore[no-untyped-def]
     M, D, K, K2, first,
     x_member, x_row, x_inner, w_member, w_inner, w_column, b_member,
     x2_member, x2_row, x2_inner, w2_member, w2_inner, w2_column, b2_member,
-    a_member, a_row,
+    a_member, a_row, o_member, o_row,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
     BIAS: tl.constexpr, SECOND: tl.constexpr, BIAS2: tl.constexpr, ADDEND: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
@@ -178,7 +178,7 @@ def _products(  # type: ignore[no-untyped-def]
                 place = addend + member * a_member + rows[:, None] * a_row + columns[None, :]
                 total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
     total = _activate(total, ACTIVATION)
-    target = out + member * M * D + rows[:, None] * D + columns[None, :]
+    target = out + member * o_member + rows[:, None].to(tl.int64) * o_row + columns[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -191,6 +191,7 @@ def products(
     second: Part | None = None,
     first: int = 0,
     addend: Tensor | None = None,
+    rows_first: bool = False,
 ) -> Tensor:
     """All products of alike layers.
 
@@ -202,13 +203,17 @@ def products(
         second: Products that are added, of the members from `first` on.
         first: See `second`.
         addend: [first, rows, columns], contiguous in the last axis: added for the members before `first`.
+        rows_first: Whether the result lies in memory as [rows, members, columns].
 
     Returns:
-        [members, rows, columns], contiguous.
+        [members, rows, columns].
     """
     members, rows, inner = one.x.shape
     columns = one.weights.shape[2]
-    out = one.x.new_empty((members, rows, columns))
+    if rows_first:
+        out = one.x.new_empty((rows, members, columns)).permute(1, 0, 2)
+    else:
+        out = one.x.new_empty((members, rows, columns))
     none = out
     other = second or one
     x_row, x2_row = one.x.stride(1), other.x.stride(1)
@@ -220,6 +225,7 @@ def products(
         one.x.stride(0), x_row, one.x.stride(2), *one.weights.stride(), _member_stride(one.bias),
         other.x.stride(0), x2_row, other.x.stride(2), *other.weights.stride(), _member_stride(other.bias),
         0 if addend is None else addend.stride(0), 0 if addend is None else addend.stride(1),
+        out.stride(0), out.stride(1),
         BM=tile.rows, BD=tile.columns, BK=tile.inner,
         BIAS=one.bias is not None, SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None, ACTIVATION=ACTIVATIONS[activation],

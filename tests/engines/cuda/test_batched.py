@@ -1,5 +1,7 @@
 """The ways to compute products of alike layers give the same, whichever is chosen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,15 @@ def test_the_library(activation, shared, biases):
     x = normal(4, 6) if shared else normal(3, 4, 6)
     work = Work(Layer(x, normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
     torch.testing.assert_close(batched.run(work), expected(work))
+
+
+@pytest.mark.parametrize("activation", ["", "Relu"])
+@pytest.mark.parametrize("biases", [0, 1, 3])
+def test_rows_first(activation, biases):
+    work = Work(Layer(normal(3, 4, 6), normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
+    found = batched.run(replace(work, rows_first=True))
+    torch.testing.assert_close(found, expected(work))
+    assert found.permute(1, 0, 2).is_contiguous()
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -42,6 +42,9 @@ def test_products_with_bias_and_activation(rows, members, inner, columns, activa
     for tile in found.tiles(rows)[:2]:
         result = found.products(found.Part(x, weights, bias), tile, activation=activation)
         torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-4, atol=1e-4)
+        turned = found.products(found.Part(x, weights, bias), tile, activation=activation, rows_first=True)
+        assert turned.permute(1, 0, 2).is_contiguous()
+        torch.testing.assert_close(turned, result, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])

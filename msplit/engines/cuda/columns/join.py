@@ -96,10 +96,9 @@ def join_columns(source: Source) -> None:
 
 def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
     slots: dict[Key, int] = {}
-    ports: dict[tuple[Segment, ...], int] = {}
-    shapes: list[tuple[int, ...]] = []
+    contents: dict[tuple[Segment, ...], tuple[int, ...]] = {}  # with the shape that it is read in first
     nodes: dict[int, None] = {}
-    where: list[int] = []
+    of: list[tuple[Segment, ...]] = []
     for _, part in wanted:
         at = [slots.setdefault(key, len(slots)) for key in part.inputs]
         nodes |= dict.fromkeys(part.nodes)
@@ -111,22 +110,40 @@ def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
             )
             placed.append(replace(segment, output=0, terms=tuple(terms)))
         # What is read in two shapes (by a product, and as one vector per column) is filled once.
-        where.append(ports.setdefault(tuple(placed), len(ports)))
-        if len(ports) > len(shapes):
-            shapes.append(part.shape)
+        of.append(tuple(placed))
+        contents.setdefault(of[-1], part.shape)
+    # Outputs of one shape are one output: branches that go on alike from there find their operands stacked.
+    stacks: dict[tuple[int, ...], list[tuple[Segment, ...]]] = {}
+    for content, shape in contents.items():
+        stacks.setdefault(shape, []).append(content)
+    segments: list[Segment] = []
+    for port, (shape, members) in enumerate(stacks.items()):
+        for place, content in enumerate(members):
+            begin = place * math.prod(shape)
+            segments += [replace(segment, output=port, start=begin + segment.start) for segment in content]
+    outputs = tuple(shape if len(members) == 1 else (len(members), *shape) for shape, members in stacks.items())
     first = source.ops[min(wanted[0][1].lookups)]
-    segments = tuple(replace(segment, output=port) for placed, port in ports.items() for segment in placed)
-    spec = Columns(segments, tuple(shapes), dtype)
-    op = source.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), spec.outputs[0])
+    spec = Columns(tuple(segments), outputs, dtype)
+    op = source.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), outputs[0])
     op.covers = list(nodes)
-    for port, shape in enumerate(spec.outputs):
-        source.shapes[op.node, port] = shape
+    where: dict[tuple[Segment, ...], Key] = {}
+    for port, (shape, members) in enumerate(stacks.items()):
+        made = (op.node, port)
+        source.shapes[made], source.dtypes[made] = outputs[port], dtype
+        parts = [made]
+        if len(members) > 1:
+            attrs = {"T": dtype, "num": len(members), "axis": 0}
+            views = source.add("Unpack", first, attrs, [made], shape).node
+            parts = [(views, place) for place in range(len(members))]
+        for content, key in zip(members, parts, strict=True):
+            where[content] = key
+            source.shapes[key], source.dtypes[key] = source.shapes.get(key, shape), dtype
     names: dict[Key, Key] = {}
-    for (key, part), port in zip(wanted, where, strict=True):
-        names[key] = (op.node, port)
-        if part.shape != shapes[port]:
+    for (key, part), content in zip(wanted, of, strict=True):
+        names[key] = where[content]
+        if part.shape != contents[content]:
             sizes = source.constant(np.asarray(part.shape, np.int64))
-            names[key] = (source.add("Reshape", first, {"T": dtype}, [(op.node, port), sizes], part.shape).node, 0)
+            names[key] = (source.add("Reshape", first, {"T": dtype}, [where[content], sizes], part.shape).node, 0)
     return names
 
 

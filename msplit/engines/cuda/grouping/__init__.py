@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msplit.engines.cuda.grouping.agenda import Agenda, Group
+from msplit.engines.cuda.grouping.layout import put_rows_first
 from msplit.engines.cuda.grouping.rest import read_from_stacks
 from msplit.engines.cuda.grouping.sums import add_products
 from msplit.engines.cuda.grouping.weights import SMALL_BYTES
@@ -40,6 +41,7 @@ def group_branches(source: Source) -> list[Group]:
     source.prune()
     read_from_stacks(source, draft.weights)
     add_products(source)
+    put_rows_first(source)
     draft.weights.finish()
     _forget_constants(source)
     source.sort()
