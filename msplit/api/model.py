@@ -52,13 +52,26 @@ def load(
         with phase("flattening"), no_collection():
             return flatten(model)
     if function not in model.graph.functions:
-        near = difflib.get_close_matches(function, list(model.graph.functions), 3)
         raise LoadError(
             f"the model has no function {function!r}",
             where=str(path),
-            fix=f"did you mean {', '.join(near)}?" if near else f"it has {len(model.graph.functions)} functions",
+            fix=_others(function, list(model.graph.functions)),
         )
     return body(model, function)
+
+
+def _others(function: str, known: list[str]) -> str:
+    """What to ask for in place of a function that is not there."""
+    near = difflib.get_close_matches(function, known, 3)
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    if not known:
+        return "look at the model itself: it has no functions"
+    left = len(known) - _LISTED
+    return f"it has {', '.join(sorted(known)[:_LISTED])}{f' and {left} more' if left > 0 else ''}"
+
+
+_LISTED = 6
 
 
 def price(

@@ -475,6 +475,8 @@ def test_analyze_looks_inside_a_function_on_request():
     wrong = msplit("analyze", model, "--function", name[:-1])
     assert wrong.code == 2
     assert name in wrong.err
+    assert re.search(r"it has (__\w+, ){5}\w+ and \d+ more", msplit("analyze", model, "--function", "-").err)
+    assert "it has no functions" in msplit("analyze", SAMPLES / "while_v1.pb", "--function", "-").err
 
 
 def test_assign_writes_a_trace(tmp_path):
