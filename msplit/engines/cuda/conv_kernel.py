@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,8 +24,29 @@ from torch import Tensor
 from msplit.engines.cuda import tickets
 from msplit.engines.cuda.windows import Window
 
-Tiles = tuple[int, int, int, int, int, int]
-"""Pixels, output channels and summands of a tile; warps; stages of the pipeline; blocks that share a tile's summands."""
+
+class Tiles(NamedTuple):
+    """How the work is cut.
+
+    Attributes:
+        pixels: Of a tile.
+        results: Output channels of a tile.
+        summands: Added up at a time.
+        warps: Of a block.
+        stages: Of the pipeline of loads.
+        parts: Blocks that share a tile's summands.
+        slices: Shares of a block's summands that are added up on their own, one by each warp: then a warp waits for none of its own
+            products, and reads each operand once. 1: the warps share the tile instead. Wants the input channels side by side in the filter.
+    """
+
+    pixels: int
+    results: int
+    summands: int
+    warps: int
+    stages: int
+    parts: int = 1
+    slices: int = 1
+
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -139,6 +161,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
+    SLICES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -157,24 +180,22 @@ def _convolve(  # type: ignore[no-untyped-def]
     first_tile = 0
     first_column = 0
     first_place = 0
-    if SIBLINGS > 1:
+    if SIBLINGS:
         before = results
         results = tl.where(tile >= tile_1, results_1 * OUT, results)
         first_tile = tl.where(tile >= tile_1, tile_1, 0)
         first_column = tl.where(tile >= tile_1, before, 0)
         first_place = tl.where(tile >= tile_1, place_1, 0)
-        if SIBLINGS > 2:
-            before += results_1 * OUT
-            results = tl.where(tile >= tile_2, results_2 * OUT, results)
-            first_tile = tl.where(tile >= tile_2, tile_2, first_tile)
-            first_column = tl.where(tile >= tile_2, before, first_column)
-            first_place = tl.where(tile >= tile_2, place_2, first_place)
-        if SIBLINGS > 3:
-            before += results_2 * OUT
-            results = tl.where(tile >= tile_3, results_3 * OUT, results)
-            first_tile = tl.where(tile >= tile_3, tile_3, first_tile)
-            first_column = tl.where(tile >= tile_3, before, first_column)
-            first_place = tl.where(tile >= tile_3, place_3, first_place)
+        before += results_1 * OUT
+        results = tl.where(tile >= tile_2, results_2 * OUT, results)
+        first_tile = tl.where(tile >= tile_2, tile_2, first_tile)
+        first_column = tl.where(tile >= tile_2, before, first_column)
+        first_place = tl.where(tile >= tile_2, place_2, first_place)
+        before += results_2 * OUT
+        results = tl.where(tile >= tile_3, results_3 * OUT, results)
+        first_tile = tl.where(tile >= tile_3, tile_3, first_tile)
+        first_column = tl.where(tile >= tile_3, before, first_column)
+        first_place = tl.where(tile >= tile_3, place_3, first_place)
         out += first_place * ALIGNED
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
@@ -211,6 +232,46 @@ def _convolve(  # type: ignore[no-untyped-def]
             at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
+    elif SLICES > 1:
+        blocks = tl.cdiv(channels, SUMMANDS)
+        start_at = 0
+        end = taps * blocks
+        if SPLIT:
+            start_at = tl.program_id(2) * share
+            end = tl.minimum(end, start_at + share)
+        each: tl.constexpr = SUMMANDS // SLICES
+        own = tl.arange(0, SLICES)[:, None] * each + tl.arange(0, each)[None, :]
+        # What differs from one turn to the next are single numbers: where the window's element is, and the first channel.
+        a_at = start[None, :, None] + own[:, None, :]
+        b_at = (own * filter_c)[:, :, None] + (column_of_filter * filter_o)[None, None, :]
+        totals = tl.zeros([SLICES, PIXELS, RESULTS], tl.float32)
+        tap = start_at // blocks
+        first = (start_at - tap * blocks) * SUMMANDS
+        down = tap // kernel_w
+        right = tap - down * kernel_w
+        for _ in range(start_at, end):
+            inside = there
+            a_first = first
+            b_first = first * filter_c
+            if not POINT:
+                y = top + down * dilation_h
+                x = left + right * dilation_w
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+                a_first += down * dilation_h * step_h + right * dilation_w * step_w
+                b_first += tap * filter_tap
+            exists = own < channels - first
+            a = tl.load(data + (a_at + a_first), mask=inside[None, :, None] & exists[:, None, :], other=0)
+            b = tl.load(filter + (b_at + b_first), mask=exists[:, :, None] & wanted[None, None, :], other=0)
+            totals = tl.dot(a, b, totals, input_precision=PRECISION)
+            first += SUMMANDS
+            if not POINT:
+                done = first >= channels
+                first = tl.where(done, 0, first)
+                tap = tl.where(done, tap + 1, tap)
+                right = tl.where(done, right + 1, right)
+                down = tl.where(right == kernel_w, down + 1, down)
+                right = tl.where(right == kernel_w, 0, right)
+        total = tl.sum(totals, 0)
     else:
         blocks = tl.cdiv(channels, SUMMANDS)
         start_at = 0
@@ -364,7 +425,7 @@ def _run(
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
     out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
-    in_tile, in_columns, summands, warps, stages, parts = tiles
+    in_tile, in_columns, summands, warps, stages, parts, slices = Tiles(*tiles)
     first_tiles = [0, *accumulate(triton.cdiv(size, in_columns) for size in sizes)]
     grid = triton.cdiv(pixels, in_tile), first_tiles[-1]
     steps_in_all = summing_steps(data, filter, tiles)
@@ -392,7 +453,7 @@ def _run(
         *(size // of_out for size in sizes),
         *rest,
         *first_tiles[1:-1],
-        *rest,
+        *[_LARGEST] * len(rest),
         *places[1:-1],
         *rest,
         vertical.outputs,
@@ -423,7 +484,8 @@ def _run(
         RELU=relu,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
-        SIBLINGS=len(sizes),
+        SIBLINGS=len(sizes) > 1,
+        SLICES=slices,
         EARLY=EARLY,
         num_warps=warps,
         num_stages=stages,

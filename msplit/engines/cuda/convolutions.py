@@ -18,9 +18,16 @@ from msplit.engines.cuda.program import Op
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import TILES
 
-SIZES = ((16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 32, 32, 4, 4))
-FEW_CHANNELS = ((32, 32, 32, 4, 4), (32, 64, 32, 4, 4))
-"""Tiles that won for some shape. (Eleven were tried; every one more costs each new shape its measurement.)"""
+SIZES = (
+    (16, 32, 64, 4, 3, 1, 1),
+    (32, 32, 64, 4, 3, 1, 1),
+    (32, 32, 32, 4, 4, 1, 1),
+    (32, 32, 64, 4, 3, 1, 4),
+    (32, 32, 128, 8, 3, 1, 8),
+    (16, 32, 128, 8, 3, 1, 8),
+)
+FEW_CHANNELS = ((32, 32, 32, 4, 4, 1, 1), (32, 64, 32, 4, 4, 1, 1))
+"""Tiles that won for some shape, as `conv_kernel.Tiles`. Every one more costs each new shape its measurement."""
 
 PARTS = (2, 4, 8, 16)
 """Blocks that may share a tile's summands, where that leaves at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
@@ -60,9 +67,11 @@ def choose(
     key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
     if key not in _chosen:
-        _chosen[key] = _winner(op, arguments, [arguments[0], turned, *arguments[2:]], lowered)
+        _chosen[key] = _winner(op, arguments, turned, lowered)
     tiles = _chosen[key]
-    return (op, arguments[1]) if tiles is None else (_tiled(op, tiles), turned)
+    if tiles is None:
+        return op, arguments[1]
+    return _tiled(op, tiles), arguments[1] if tiles.slices > 1 else turned
 
 
 def worth_a_kernel(dtype: torch.dtype) -> bool:
@@ -80,32 +89,34 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     from msplit.engines.cuda import conv_kernel
 
     for size in FEW_CHANNELS if data.shape[-1] < FEW else SIZES:
-        yield (*size, 1)
-        blocks = -(-pixels // size[0]) * sum(-(-one // size[1]) for one in results)
-        steps = conv_kernel.summing_steps(data, filter, (*size, 1))
+        whole = conv_kernel.Tiles(*size)
+        yield whole
+        blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
+        steps = conv_kernel.summing_steps(data, filter, whole)
         for parts in PARTS:
             if LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts:
-                yield (*size, parts)
+                yield whole._replace(parts=parts)
 
 
 def _winner(
     op: Op,
     arguments: list[torch.Tensor],
-    tiled: list[torch.Tensor],
+    turned: torch.Tensor,
     lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
 ) -> Tiles | None:
     library = lowered(op)
     expected = library(*arguments)[0]
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     fastest: tuple[float, Tiles, Callable[[], Any]] | None = None
-    results = int(tiled[1].shape[3])
-    for tiles in candidates(tiled[0], tiled[1], expected.numel() // max(results, 1), [results]):
-        function = lowered(_tiled(op, tiles))
-        if float((function(*tiled)[0] - expected).abs().max()) > SAME * largest:
+    data, filter, *rest = arguments
+    results = int(filter.shape[3])
+    for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
+        function, weights = lowered(_tiled(op, tiles)), filter if tiles.slices > 1 else turned
+        if float((function(data, weights, *rest)[0] - expected).abs().max()) > SAME * largest:
             continue
 
-        def call(function: Callable[..., Any] = function) -> Any:
-            return function(*tiled)
+        def call(function: Callable[..., Any] = function, weights: torch.Tensor = weights) -> Any:
+            return function(data, weights, *rest)
 
         time = contest.milliseconds(call)
         if fastest is None or time < fastest[0]:

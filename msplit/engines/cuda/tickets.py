@@ -15,6 +15,9 @@ import torch
 SUPPLY = 1 << 22
 """Counters per device: 16 MiB."""
 
+_ALIGNED = 4
+"""Counters in 16 bytes: a kernel is compiled anew for a pointer that is not a multiple of them."""
+
 _supplies: dict[torch.device, torch.Tensor] = {}
 _taken: dict[torch.device, int] = {}
 
@@ -30,6 +33,7 @@ def take(device: torch.device, count: int) -> torch.Tensor | None:
             _taken[device] = 0
             torch.cuda.synchronize(device)
         return torch.zeros(count, dtype=torch.int32, device=device)
+    count += -count % _ALIGNED
     taken = _taken.get(device, SUPPLY)
     if taken + count > SUPPLY:
         return None

@@ -42,7 +42,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tiles", [(16, 32, 64, 4, 3, 1), (32, 32, 32, 4, 4, 1), (32, 32, 32, 4, 4, 4)])
+@pytest.mark.parametrize(
+    "tiles", [(16, 32, 64, 4, 3), (32, 32, 32, 4, 4), (32, 32, 32, 4, 4, 4), (32, 32, 64, 4, 3, 2, 4)]
+)
 def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
     from msplit.engines.cuda import conv_kernel
 
@@ -82,6 +84,101 @@ def test_half_precision_and_what_is_not_a_number():
     found = conv_kernel.convolve(data, filter, frames, tiles, relu=True)
     assert found[0, 3:6, 3:6].isnan().all()
     assert found.isnan().sum() == 9 * 16
+
+
+@pytest.mark.parametrize("sizes", [(40,), (48, 64, 16), (24, 7), (5, 33, 32, 64), (192, 128, 128)])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("tiles", [(32, 32, 64, 4, 3, 1), (16, 32, 64, 4, 3, 3, 4), (32, 32, 128, 8, 3, 1, 8)])
+def test_siblings_are_convolved_like_each_alone(sizes, kernel, tiles, monkeypatch):
+    from msplit.engines.cuda import conv_kernel
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.manual_seed(0)
+    pad = kernel[0] // 2
+    frames = (frame(9, kernel[0], 1, 1, pad, pad), frame(7, kernel[1], 1, 1, pad, pad))
+    data = torch.randn(2, 9, 7, 192, device="cuda")
+    filter = torch.randn(*kernel, 192, sum(sizes), device="cuda")
+    filter = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    for bias, relu in ((torch.randn(sum(sizes), device="cuda"), True), (None, False)):
+        found = conv_kernel.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu)
+        wanted = expected(data, filter, frames, bias, None, relu).split(sizes, 3)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.is_contiguous()
+            # In TF32, whose operands have 11 bits.
+            torch.testing.assert_close(one.double(), other, rtol=2e-2, atol=3e-3 * float(other.abs().max()))
+
+
+def test_siblings_in_half_precision_and_what_is_not_a_number():
+    from msplit.engines.cuda import conv_kernel
+
+    frames = (frame(8, 1, 1, 1, 0, 0), frame(8, 1, 1, 1, 0, 0))
+    data = torch.randn(1, 8, 8, 256, device="cuda", dtype=torch.float16)
+    filter = torch.randn(1, 1, 256, 80, device="cuda", dtype=torch.float16) / 16
+    filter = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    data[0, 4, 4, 0] = float("nan")
+    for tiles in ((16, 32, 64, 4, 3, 2), (32, 32, 128, 4, 3, 1, 4)):
+        found = conv_kernel.convolve_siblings(data, filter, frames, tiles, None, (48, 32), relu=True)
+        wanted = expected(data, filter, frames, None, None, True).split((48, 32), 3)
+        for one, other in zip(found, wanted, strict=True):
+            assert one[0, 4, 4].isnan().all()
+            assert one.isnan().sum() == one.shape[-1]
+            torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
+def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
+    """The block that is done last adds up all parts in one order; counters are back at zero for the next run."""
+    from msplit.engines.cuda import conv_kernel, tickets
+
+    frames = (frame(17, 3, 1, 1, 1, 1), frame(17, 3, 1, 1, 1, 1))
+    data = torch.randn(1, 17, 17, 192, device="cuda")
+    filter = torch.randn(3, 3, 192, 64, device="cuda").permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    tiles = (32, 32, 64, 4, 3, 8, 4)
+    first = conv_kernel.convolve(data, filter, frames, tiles)
+    streams = [torch.cuda.Stream() for _ in range(8)]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=streams[0]):
+        made = []
+        for stream in streams[1:]:
+            stream.wait_stream(streams[0])
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                made += [conv_kernel.convolve(data, filter, frames, tiles) for _ in range(5)]
+        for stream in streams[1:]:
+            streams[0].wait_stream(stream)
+    for _ in range(50):
+        for one in made:
+            one.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, first) for one in made)
+    assert not tickets.take(data.device, 1).any()
+    assert not tickets._supplies[data.device].any()
+
+
+def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
+    from msplit.engines.cuda.executable import precision
+    from msplit.engines.cuda.sibling_contest import decide_on, measured
+    from msplit.engines.cuda.siblings import find_siblings
+    from tests.engines.cuda.test_siblings import block, source_of
+
+    graph = block()
+    x = graph.placeholder("x", [1, 17, 17, 256])
+    flat = graph.finish([graph.conv(x, 256, size) for size in (48, 64, 96)])
+    source = source_of(flat, {"x": torch.randn(1, 17, 17, 256).numpy()})
+    decide = decide_on(torch.device("cuda"))
+    (members,) = find_siblings(source)
+    with precision(True):
+        assert decide(source, members) is None
+    count = len(measured())
+    with precision(False):
+        tiles = decide(source, members)
+        assert decide(source, members) == tiles
+    assert len(measured()) == count + 1
+    times = next(reversed(measured().values()))
+    assert times is not None
+    assert (tiles is not None) == times.wins()
+    assert 0 < times.merged < times.one_by_one_loaded
 
 
 def test_a_slow_library_loses_and_the_numbers_stay(monkeypatch):

@@ -58,6 +58,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "Conv3D": prepare_filter,
     "Conv2DBackpropInput": prepare_filter,
     "_FusedConv2D": prepare_filter,
+    "_SiblingConv2D": prepare_filter,
     "DepthwiseConv2dNative": prepare_depthwise_filter,
     "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
 }
