@@ -79,7 +79,7 @@ class _Part:
 def join_columns(source: Source) -> None:
     """Changes a source, whose shapes are known, in place."""
     parts = _Parts(source)
-    for op in source.ops.values():
+    for op in list(source.ops.values()):
         parts.visit(op)
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
@@ -91,7 +91,7 @@ def join_columns(source: Source) -> None:
     if names:
         source.rename(names)
         source.prune()
-        source.sort()
+    source.sort()
 
 
 def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
@@ -209,9 +209,26 @@ class _Parts:
             return None if axis is None else self._beside(keys, int(axis) % len(shape), shape, packed=False)
         if op.op == "Pack":
             return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
+        if op.op == "AddN":
+            self._split(op, shape)
         if op.op in ("AddN", "AddV2", "Add"):
             return self._added(op.inputs, shape)
         return None
+
+    def _split(self, op: Op, shape: tuple[int, ...]) -> None:
+        """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
+        source = self._source
+        computed = [key for key in op.inputs if key not in self.of and self._plain(key) not in self._fed]
+        rest = [key for key in op.inputs if key not in computed]
+        part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
+        if part is None:
+            return
+        inner = source.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape)
+        source.dtypes[inner.node, 0] = part.dtype
+        self.of[inner.node, 0] = part
+        self._stage[inner.node] = part.stage + 1
+        op.inputs = [(inner.node, 0), *computed]
+        op.attrs = {**op.attrs, "N": len(op.inputs)}
 
     def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
         source = self._source

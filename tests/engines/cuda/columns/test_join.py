@@ -90,6 +90,19 @@ def test_fields_of_numbers_are_embedded_on_the_way():
     assert kernels(grouped(build, feeds)) == ["_Columns"]
 
 
+def test_a_sum_of_lookups_does_not_wait_for_what_is_computed():
+    def build(tf, v1):
+        dense = v1.placeholder(tf.float32, (None, 4), name="dense")
+        rows = [tf.gather(table(7, 3), x) for x in ids_of(tf, v1, 3)]
+        tf.add_n([rows[0], tf.matmul(dense, table(4, 3)), *rows[1:]], name="out")
+
+    program = grouped(build, {**some_ids(3, 7), "dense": table(5, 4)})
+    assert kernels(program) == ["AddN", "MatMul", "_Columns"]
+    numbers = {step.op.op: number for number, step in enumerate(program.steps)}
+    (columns,) = [step for step in program.steps if step.op.op == "_Columns"]
+    assert not {key[0] for key in columns.inputs} & {program.steps[numbers["MatMul"]].op.node}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_scale_behind_lookups_is_one_kernel_with_them(dtype):
     def build(tf, v1):
