@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.attrs import PickedAttrs
@@ -16,7 +17,7 @@ from msplit.flatten.needed import ancestors, fed_entirely, restricted, without_i
 from msplit.flatten.regions import find_regions
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.formats.model import Model
-from msplit.graph import CONTROL, Graph, Ints
+from msplit.graph import CONTROL, FunctionRef, Graph, Ints
 
 
 def flatten(model: Model) -> FlatGraph:
@@ -43,31 +44,10 @@ def flatten(model: Model) -> FlatGraph:
     else:
         keep = np.ones(len(graph), np.bool_)
     calls = {node: called for node, called in find_calls(graph, graph.functions).items() if keep[node]}
-    named_in = [(fed.name, *at) for fed, at in zip(model.inputs, inputs, strict=True)]
-    named_out = [output.name for output in model.outputs]
     if calls:
-        fed_calls = [graph.names[node] for node, _ in inputs if node in calls]
-        if fed_calls:
-            raise LoadError(
-                f"{fed_calls[0]} is a function call and can not be fed",
-                where=str(model.path),
-                fix="feed a placeholder instead",
-            )
-        # A call without results can be fetched to be run, as a train step is.
-        run = [at for at in outputs if at[1] == 0 and at[0] in calls and not graph.functions[calls[at[0]].name].results]
-        missing = [
-            f"the output {graph.names[node]}:{port} does not exist: {calls[node].name} has fewer results"
-            for node, port in outputs
-            if node in calls and (node, port) not in run and port >= len(graph.functions[calls[node].name].results)
-        ]
-        if missing:
-            raise GraphError(missing, where=str(model.path))
-        no_parameters = np.full(len(graph), -1, np.int32)
-        results = [(node, CONTROL if (node, port) in run else port) for node, port in outputs]
-        root = split(graph, keep, no_parameters, calls, results, [*targets, *(node for node, _ in run)], ())
-        return _from_inlined(model, root, named_in, named_out, None)
-    tensors_in = tuple(Tensor(*fed) for fed in named_in)
-    tensors_out = tuple(Tensor(name, *at) for name, at in zip(named_out, outputs, strict=True))
+        return _with_calls(model, graph, keep, calls, inputs, outputs, targets)
+    tensors_in = tuple(Tensor(*fed) for fed in _names_in(model, inputs))
+    tensors_out = tuple(Tensor(output.name, *at) for output, at in zip(model.outputs, outputs, strict=True))
     if keep.all():
         nodes = np.arange(len(graph), dtype=np.int32)
         return _finish(
@@ -94,6 +74,42 @@ def flatten(model: Model) -> FlatGraph:
         _renumbered(tensors_out, number),
         tuple(int(number[target]) for target in targets),
     )
+
+
+def _names_in(model: Model, inputs: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
+    return [(fed.name, *at) for fed, at in zip(model.inputs, inputs, strict=True)]
+
+
+def _with_calls(
+    model: Model,
+    graph: Graph,
+    keep: NDArray[np.bool_],
+    calls: Mapping[int, FunctionRef],
+    inputs: list[tuple[int, int]],
+    outputs: list[tuple[int, int]],
+    targets: list[int],
+) -> FlatGraph:
+    """The flat view of a graph that calls functions."""
+    fed_calls = [graph.names[node] for node, _ in inputs if node in calls]
+    if fed_calls:
+        raise LoadError(
+            f"{fed_calls[0]} is a function call and can not be fed",
+            where=str(model.path),
+            fix="feed a placeholder instead",
+        )
+    # A call without results can be fetched to be run, as a train step is.
+    run = [at for at in outputs if at[1] == 0 and at[0] in calls and not graph.functions[calls[at[0]].name].results]
+    missing = [
+        f"the output {graph.names[node]}:{port} does not exist: {calls[node].name} has fewer results"
+        for node, port in outputs
+        if node in calls and (node, port) not in run and port >= len(graph.functions[calls[node].name].results)
+    ]
+    if missing:
+        raise GraphError(missing, where=str(model.path))
+    no_parameters = np.full(len(graph), -1, np.int32)
+    results = [(node, CONTROL if (node, port) in run else port) for node, port in outputs]
+    root = split(graph, keep, no_parameters, calls, results, [*targets, *(node for node, _ in run)], ())
+    return _from_inlined(model, root, _names_in(model, inputs), [output.name for output in model.outputs], None)
 
 
 def body(model: Model, function_name: str) -> FlatGraph:

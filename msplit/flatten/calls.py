@@ -213,9 +213,7 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
     """
     found: dict[str, Body] = {}
     active = acting((called.name for called in root.calls.values()), functions)
-    sizes: dict[str, int] = {}
-    characters: dict[str, int] = {}
-    depths: dict[str, int] = {}
+    inlined: dict[str, _Inlined] = {}
     chain: list[str] = []
     on_chain: set[str] = set()
     # Depth first without recursion: (function or None for the root, what it still has to call).
@@ -238,46 +236,70 @@ def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[st
                 stack.append((callee, found[callee], _callees(found[callee])))
             continue
         stack.pop()
-        # A call may add an input join, an output join and an identity per result.
-        size = len(body.ordinary) + sum(
-            2 + len(found[called.name].results) + sizes[called.name] for called in body.calls.values()
-        )
-        most = MAX_NODES
+        whole = _Inlined.of(body, found, inlined)
         if name is None:
             there = len(root.graph) + sum(len(called.graph) for called in found.values())
-            most = min(MAX_NODES, max(FREE_NODES, MAX_GROWTH * there))
-        if size > most:
+            whole.check("the functions", min(MAX_NODES, max(FREE_NODES, MAX_GROWTH * there)), where)
+            whole.check_names(where)
+        else:
+            whole.check(f"the function {name}", MAX_NODES, where)
+            inlined[name] = whole
+            on_chain.remove(chain.pop())
+    return found
+
+
+@dataclass(frozen=True)
+class _Inlined:
+    """What a body becomes when all that it calls is inlined.
+
+    Attributes:
+        size: Number of nodes, at most.
+        characters: Length of their names, which hold those of all calls around them, at most.
+        depth: How many calls are inside each other.
+    """
+
+    size: int
+    characters: int
+    depth: int
+
+    @classmethod
+    def of(cls, body: Body, bodies: Mapping[str, Body], inlined: Mapping[str, _Inlined]) -> _Inlined:
+        """By what its callees become."""
+        names = body.graph.names
+        size, depth = len(body.ordinary), 0
+        characters = sum(len(names[node]) for node in body.ordinary.tolist())
+        for call, called in body.calls.items():
+            inside = inlined[called.name]
+            # A call may add an input join, an output join and an identity per result.
+            nodes = 2 + len(bodies[called.name].results) + inside.size
+            size += nodes
+            characters += nodes * (len(names[call]) + 1) + inside.characters
+            depth = max(depth, inside.depth + 1)
+        return cls(size, characters, depth)
+
+    def check(self, what: str, most: int, where: str) -> None:
+        """Refuses more than `most` nodes, and calls nested deeper than `MAX_DEPTH`."""
+        if self.size > most:
             raise LoadError(
-                f"inlining {'the functions' if name is None else 'the function ' + name} makes {size:,} nodes; msplit takes {most:,}",
+                f"inlining {what} makes {self.size:,} nodes; msplit takes {most:,}",
                 where=where,
                 fix="functions that call each other many times over grow with every level: export the model with fewer levels",
             )
-        names = body.graph.names
-        length = sum(len(names[node]) for node in body.ordinary.tolist()) + sum(
-            (2 + len(found[called.name].results) + sizes[called.name]) * (len(names[call]) + 1)
-            + characters[called.name]
-            for call, called in body.calls.items()
-        )
-        if name is None and length > max(FREE_CHARACTERS, MAX_NAME * size):
+        if self.depth > MAX_DEPTH:
             raise LoadError(
-                f"the names of inlined nodes, which hold those of all calls around them, would have {length:,} characters",
-                where=where,
-                fix="export the model with shorter names, or with fewer functions inside each other",
-            )
-        depth = max((depths[called.name] + 1 for called in body.calls.values()), default=0)
-        if depth > MAX_DEPTH:
-            raise LoadError(
-                f"functions are called {depth:,} deep; msplit takes {MAX_DEPTH:,}",
+                f"functions are called {self.depth:,} deep; msplit takes {MAX_DEPTH:,}",
                 where=where,
                 fix="export the model with fewer functions inside each other",
             )
-        if name is not None:
-            sizes[name] = size
-            characters[name] = length
-            depths[name] = depth
-            chain.pop()
-            on_chain.remove(name)
-    return found
+
+    def check_names(self, where: str) -> None:
+        """Refuses names that are longer than a graph of this size needs."""
+        if self.characters > max(FREE_CHARACTERS, MAX_NAME * self.size):
+            raise LoadError(
+                f"the names of inlined nodes, which hold those of all calls around them, would have {self.characters:,} characters",
+                where=where,
+                fix="export the model with shorter names, or with fewer functions inside each other",
+            )
 
 
 def _shortened(chain: list[str], most: int = 8) -> list[str]:
