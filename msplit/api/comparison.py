@@ -194,7 +194,7 @@ def _kernels(
 ) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
     """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
     if not measure:
-        return (), (), "what kernels a model becomes shows when it runs once; leave --no-measure out"
+        return (), (), "only running the model once shows what kernels it becomes; leave --no-measure out"
     if (why := no_torch()) is not None:
         return (), (), why
     from msplit.engines.cuda.trials import GpuTrials
