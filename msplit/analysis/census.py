@@ -62,7 +62,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class FunctionSize:
-    """A function of the library and how many nodes it has."""
+    """A function of the library by its name, and how many nodes its body has: parameters do not count, and calls are not inlined."""
 
     name: str
     nodes: int
@@ -70,7 +70,7 @@ class FunctionSize:
 
 @dataclass(frozen=True, eq=False)
 class RegionSize:
-    """A region with its nodes and the time of its kernels."""
+    """A region, its nodes in the flat graph, and the time of their kernels in a row, in µs."""
 
     region: Region
     nodes: Ints
@@ -79,7 +79,7 @@ class RegionSize:
 
 @dataclass(frozen=True)
 class TableUse:
-    """An embedding table, how many lookups look into it, and the time of the columns that do."""
+    """An embedding table, how many lookups look into it, and the time of the columns that do, in µs."""
 
     table: Table
     lookups: int

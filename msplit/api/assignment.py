@@ -179,7 +179,11 @@ def _chooser(
 
 
 def present_ids(flat: FlatGraph) -> Ints:
-    """The ids that the file holds; 0 where a node has none."""
+    """The ids that the file holds, int32 per node of the flat graph; 0 where a node has none.
+
+    Raises:
+        AssignError: What a node has is no 32-bit integer.
+    """
     ids = np.zeros(len(flat), np.int32)
     for node in flat.graph.nodes_with(formats.STREAM_ID):
         value = flat.graph.attrs[node].get(formats.STREAM_ID, 0)

@@ -142,7 +142,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """Type and shape of an input."""
+    """Type and shape of an input: `dtype` is a name such as ``"float32"``, and all sizes are known."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -28,7 +28,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One output of one node of a flat graph, with the name the user knows it by."""
+    """Output `port` of one node of a flat graph, with the name the user knows it by."""
 
     name: str
     node: int

@@ -272,7 +272,10 @@ def _list(value: Any) -> tuple[Any, ...]:
 
 
 def tensor_value(proto: Any) -> TensorValue:
-    """A TensorProto as a constant that decodes itself on demand. Sizes that it does not say are 0."""
+    """A TensorProto as a constant that decodes itself on demand. Sizes that it does not say are 0.
+
+    Nothing is raised here: `TensorValue.load` raises a LoadError where the constant is damaged or does not say its shape.
+    """
     name = dtype_name(proto.dtype)
     declared = proto.tensor_shape
     shape = tuple([dim.size for dim in declared.dim])  # a list: every constant of a graph comes by here

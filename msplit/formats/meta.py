@@ -71,6 +71,9 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     Args:
         meta: A MetaGraphDef.
         with_variables: Whether variables' initializers are among them (they are not where a checkpoint holds the values).
+
+    Raises:
+        LoadError: A collection of variables is damaged.
     """
     from msplit import proto
 

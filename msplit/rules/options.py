@@ -191,7 +191,13 @@ class Options:
         return key
 
     def stream_file(self, name: str, file: str) -> tuple[streamfile.Entry, ...]:
-        """The patterns of a stream file that an option names, relative to the rules file."""
+        """The patterns of a stream file that an option names, relative to the rules file.
+
+        A file that can not be read is noted as a problem of the rules file, and has no patterns.
+
+        Raises:
+            RulesError: A line of it is malformed, or its stream is out of range.
+        """
         line = self._lines[name]
         folder = self.reading.folder
         path = Path(file) if folder is None else folder / file

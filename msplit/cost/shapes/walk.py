@@ -60,7 +60,13 @@ _CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, A
 
 @dataclass(frozen=True)
 class Bound:
-    """What is known about an argument of a function at a call."""
+    """What is known about an argument or a result of a function at a call.
+
+    Attributes:
+        shape: Its shape.
+        value: Its elements, where they are known and few.
+        handle: What it refers to, where it is a handle of a variable, a list or an array.
+    """
 
     shape: Shape
     value: Value | None = None
@@ -154,7 +160,13 @@ class State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a node with functions gives."""
+    """What a node that runs functions gives.
+
+    Attributes:
+        outputs: What is known about each of its outputs.
+        bodies: By attribute or branch, the function that it runs, and what the pass over it found.
+        turns: How often a loop runs its body; None where that is not known, or the node is no loop.
+    """
 
     outputs: list[Bound]
     bodies: dict[str, tuple[Graph, Result]]

@@ -62,7 +62,11 @@ class Arm:
         return trial.point.plan(self.problem, self.prepared.program.dag)
 
     def bounds(self) -> StepBounds:
-        """What limits every plan of these kernels."""
+        """What limits every plan of these kernels, in µs.
+
+        Raises:
+            ValueError: The job has no costs.
+        """
         if self.job.costs is None:
             raise ValueError("bounds need costs")
         static = bounds(self.job.flat, self.job.costs)

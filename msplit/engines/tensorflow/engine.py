@@ -52,7 +52,11 @@ class TensorFlowEngine:
         return "GPU" if runtime.has_gpu() and not job.options.get("cpu") else "CPU"
 
     def build(self, job: Job) -> Executable:
-        """Makes a session for a job. See `Engine`."""
+        """Makes a session for a job. See `Engine`.
+
+        Raises:
+            EngineError: TensorFlow is not installed, there is no such option, or XLA is asked for on several streams.
+        """
         missing = self.unavailable()
         if missing:
             raise EngineError(missing)
