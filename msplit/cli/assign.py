@@ -98,7 +98,7 @@ def command(
     if compare:
         from msplit.api.comparison import compare as side_by_side
 
-        with progress.told() as tell:
+        with progress.reporting() as tell:
             compared = side_by_side(
                 flat,
                 streams=streams,
@@ -125,7 +125,7 @@ def command(
             notes += report.notes
         for kind, path in emits:
             api.emit(assigned, kind, path, force=force)
-            written.append(f"Written: {path}, as {kind}.")
+            written.append(f"Written: {path}, as {kind}{assignment.about_plan(assigned) if kind == 'plan' else ''}.")
         if trace is not None:
             _write_trace(assigned, trace, force)
             written.append(f"Written: {trace}, the simulated timeline.")

@@ -165,7 +165,7 @@ def command(
         timelines=trace is not None,
         command=("msplit", *sys.argv[1:]),
     )
-    with progress.told() as tell:
+    with progress.reporting() as tell:
         found = bench(flat, request, progress=tell)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:

@@ -110,7 +110,7 @@ def command(
         else formats.read(against, tags=tags, signature=signature, inputs=inputs, outputs=outputs)
     )
     report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
-    _show(style, report, settings, verbose=options.told("verbose"))
+    _show(style, report, settings, verbose=options.is_set("verbose"))
     return int(report.failed and not exit_zero)
 
 

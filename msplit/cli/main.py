@@ -105,8 +105,8 @@ def _verbosity() -> list[click.Option]:
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    told = ctx.find_root().ensure_object(dict)
-    told[param.name] = told.get(param.name, False) or value
+    flags = ctx.find_root().ensure_object(dict)
+    flags[param.name] = flags.get(param.name, False) or value
 
 
 def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -116,7 +116,9 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         from msplit.cli import options, progress
 
-        with progress.shown(quiet=options.told("quiet"), verbose=options.told("verbose") or options.told("debug")):
+        with progress.shown(
+            quiet=options.is_set("quiet"), verbose=options.is_set("verbose") or options.is_set("debug")
+        ):
             return callback(*args, **kwargs)
 
     return wrapped

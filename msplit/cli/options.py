@@ -189,7 +189,7 @@ def load(
     )
 
 
-def told(option: str) -> bool:
+def is_set(option: str) -> bool:
     """Whether `quiet`, `verbose` or `debug` was asked for, before the command or behind it."""
     return bool((click.get_current_context().find_root().obj or {}).get(option))
 
@@ -199,7 +199,7 @@ def note(text: str) -> None:
     from msplit.cli import progress
 
     progress.clear()
-    if not told("quiet"):
+    if not is_set("quiet"):
         click.echo(text, err=True)
 
 

@@ -65,7 +65,7 @@ def command(
         grids=not no_grids,
         op_libraries=tuple(op_libraries),
     )
-    with progress.told() as tell:
+    with progress.reporting() as tell:
         found, notes = profile(flat, request, progress=tell)
     formats.write_bytes_atomic(output, profile_file.dumps(found).encode(), force=force)
     _, static = api.price(flat, batch=batch, shapes=found.shapes)

@@ -154,10 +154,10 @@ def clear() -> None:
 
 
 @contextmanager
-def told() -> Iterator[Callable[[str, float], None]]:
+def reporting() -> Iterator[Callable[[str, float], None]]:
     """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else.
 
-    Within `shown`, such as in every command: `with progress.told() as tell: bench(..., progress=tell)`.
+    Within `shown`, such as in every command: `with progress.reporting() as tell: bench(..., progress=tell)`.
     """
     listener = progress.present()
     now: list[str] = []
