@@ -76,6 +76,17 @@ def document(
     )
 
 
+def about_plan(assigned: Assigned) -> str:
+    """What a plan file holds beside order and waits, as the end of a sentence."""
+    if assigned.kernels is None:
+        return ""
+    planned = assigned.kernels.planned
+    return (
+        f" for {planned.kernels} kernels, with {plural(planned.groups, 'group')} of nodes that share one; "
+        "`msplit bench --plan` runs it"
+    )
+
+
 def claims(assigned: Assigned) -> dict[str, int]:
     """GPU nodes that each rule decided, in the order of the rules."""
     found = assigned.outcome.assignment
@@ -214,6 +225,22 @@ def explanation(assigned: Assigned, name: str) -> dict[str, Any]:
     }
 
 
+def _kernels(assigned: Assigned) -> dict[str, Any] | None:
+    """The kernels that the ids are made for; None for plain ones."""
+    chosen = assigned.kernels
+    if chosen is None:
+        return None
+    return {
+        "kernels": chosen.planned.kernels,
+        "algorithm": chosen.algorithm,
+        "streams": chosen.planned.streams,
+        "groups": chosen.planned.groups,
+        "predicted_us": chosen.predicted_us,
+        "plain_on_one_stream_us": chosen.one_us,
+        "plain_on_streams_us": chosen.streams_us,
+    }
+
+
 def payload(
     assigned: Assigned,
     *,
@@ -242,6 +269,7 @@ def payload(
             "once_per_stream": plan.merged_waits,
             "records": plan.records,
         },
+        "kernels": _kernels(assigned),
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
         "remarks": list(assigned.outcome.remarks),

@@ -127,6 +127,31 @@ def test_every_layer_is_told_over_the_one_before_and_over_one_stream() -> None:
     assert [layer["variant"] for layer in benchmark.payload(GRAPH, found)["layers"]] == [ONE, TWO, FUSED.label]
 
 
+def test_gains_are_told_as_they_were_predicted_and_as_they_were_measured() -> None:
+    layers = tuple(replace(layer, predicted_us=us) for layer, us in zip(LAYERS, (24.0, 8.0, 5.0), strict=True))
+    found = Bench(replace(RESULT, variants=(BASE, FAST, FUSED)), "cuda", "asked for", (), layers=layers)
+    shown = to_markdown(benchmark.document(GRAPH, found)).splitlines()
+    start = shown.index("**What each layer adds**")
+    assert shown[start + 2] == "|  | over the one before | pred. | over 1 stream | pred. |"
+    assert shown[start + 4 : start + 7] == [
+        "| 1 stream | - | - | - | - |",
+        "| 2 streams | 2.00 (1.90–2.10) | 3.00 | 2.00 (1.90–2.10) | 3.00 |",
+        "| fused | 1.02 (no difference) | 1.60 | 4.00 (3.90–4.10) | 4.80 |",
+    ]
+    told = benchmark.payload(GRAPH, found)["layers"]
+    assert [(layer["predicted_us"], layer["predicted_gain"]) for layer in told] == [
+        (24.0, None),
+        (8.0, 3.0),
+        (5.0, 1.6),
+    ]
+    assert told[2]["predicted_gain_over_one"] == 4.8
+    assert [layer["gain"] and layer["gain"]["value"] for layer in told] == [None, 2.0, 1.02]
+    assert told[2]["gain_over_one"]["value"] == 4.0
+    out = StringIO()
+    to_terminal(benchmark.document(GRAPH, found), Console(file=out, width=80, highlight=False))
+    assert max(len(line) for line in out.getvalue().splitlines()) <= 80
+
+
 @pytest.mark.parametrize(
     ("low", "high", "builds", "said"),
     [
