@@ -100,4 +100,4 @@ def test_fused_bound_counts_weights_inputs_and_outputs_once_and_of_a_table_only_
     # A gather's bytes are its rows twice and its ids: that is all that is known of what it read of the table.
     assert row_bytes + product_bytes + output <= unique <= 2 * row_bytes + product_bytes + output + 3 * 64 * 4
     assert unique < costs.bytes.sum()
-    assert np.argmax(costs.time_us) == first or costs.time_us.max() < 3
+    assert np.argmax(costs.time_us) == first
