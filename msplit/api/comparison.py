@@ -13,7 +13,7 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.api.assignment import assign
-from msplit.api.kernels import job_of
+from msplit.api.kernels import job_of, with_kernels
 from msplit.api.kernels import why_not as no_torch
 from msplit.api.model import price
 from msplit.api.plans import fill_ids
@@ -30,7 +30,7 @@ from msplit.measure import stats
 from msplit.measure.inputs import make_inputs
 from msplit.progress import phase
 from msplit.rules import RuleSet
-from msplit.rules.auto import Auto
+from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import Context
 from msplit.schedule.candidates import ONE
 from msplit.schedule.choose import best, choose
@@ -141,6 +141,7 @@ def compare(
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams)
     ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+    ruleset = with_kernels(ruleset, PLAIN)  # its row stands among those of plain kernels
     most = streams or ruleset.streams or STREAMS
     sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
     context = Context(flat, costs, most)
