@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.disjoint import DisjointSets
 from msplit.errors import GraphError
 from msplit.graph import CONTROL, Edges, Graph, Ints
 
@@ -175,22 +176,14 @@ def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints)
     leads_inside[stays] = True
     joins = leads_inside[edges.src] & (outermost[edges.src] >= 0) & (outermost[edges.src] == outermost[edges.dst])
     members = np.flatnonzero(outermost >= 0).tolist()
-    leader = {node: node for node in members}
-
-    def find(node: int) -> int:
-        while leader[node] != node:
-            leader[node] = leader[leader[node]]
-            node = leader[node]
-        return node
-
+    parts = DisjointSets(len(graph))
     for source, target in zip(edges.src[joins].tolist(), edges.dst[joins].tolist(), strict=True):
-        a, b = find(source), find(target)
-        leader[max(a, b)] = min(a, b)
+        parts.join(source, target)
     number: dict[int, int] = {}
     result = np.full(len(graph), -1, np.int32)
     split_names: list[str] = []
     for node in members:
-        first = find(node)
+        first = parts.find(node)
         if first not in number:
             number[first] = len(split_names)
             split_names.append(names[int(outermost[node])])

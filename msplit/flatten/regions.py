@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from msplit import optable
+from msplit.disjoint import DisjointSets
 from msplit.flatten.control_flow import conds, frames
 from msplit.flatten.flat import Region
 from msplit.graph import CONTROL, Graph, Ints
@@ -72,24 +73,15 @@ def _variables(graph: Graph) -> Iterable[tuple[str, list[int]]]:
 
 def _union(count: int, members: list[tuple[int, int]], candidates: list[Region]) -> tuple[Ints, tuple[Region, ...]]:
     """Joins candidates that share a node. The first candidate of a joined region gives it its kind and name."""
-    leader = list(range(len(candidates)))
-
-    def find(region: int) -> int:
-        while leader[region] != region:
-            leader[region] = leader[leader[region]]
-            region = leader[region]
-        return region
-
+    joined = DisjointSets(len(candidates))
     owner: dict[int, int] = {}
     for node, region in members:
-        other = owner.setdefault(node, region)
-        a, b = find(other), find(region)
-        leader[max(a, b)] = min(a, b)
+        joined.join(owner.setdefault(node, region), region)
     result = np.full(count, -1, np.int32)
     number: dict[int, int] = {}
     regions: list[Region] = []
     for node in sorted(owner):
-        chosen = find(owner[node])
+        chosen = joined.find(owner[node])
         if chosen not in number:
             number[chosen] = len(regions)
             regions.append(candidates[chosen])

@@ -194,33 +194,20 @@ def in_top_k(node: Node) -> Outputs:
 
 
 @shape_function(
-    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear"
+    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear", "ScaleAndTranslate",
+    "ResizeNearestNeighborGrad",
 )  # fmt: skip
 def resize(node: Node) -> Outputs:
-    """[batch, height, width, channels] with a new height and width."""
+    """[batch, height, width, channels] with a new height and width, which are a value."""
     shape = node.shape(0) or (None,) * 4
     height, width = node.ints(1) or (None, None)
     return ((shape[0], height, width, shape[3]),)
-
-
-@shape_function("ScaleAndTranslate")
-def scale_and_translate(node: Node) -> Outputs:
-    """[batch, height, width, channels] with a new height and width."""
-    return resize(node)
 
 
 @shape_function("ResizeBilinearGrad", "ResizeBicubicGrad")
 def resize_gradient(node: Node) -> Outputs:
     """The shape of the image that was resized."""
     return (node.shape(1),)
-
-
-@shape_function("ResizeNearestNeighborGrad")
-def resize_nearest_gradient(node: Node) -> Outputs:
-    """The height and width are a value."""
-    shape = node.shape(0) or (None,) * 4
-    height, width = node.ints(1) or (None, None)
-    return ((shape[0], height, width, shape[3]),)
 
 
 @shape_function("CropAndResize")

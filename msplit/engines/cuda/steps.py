@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.disjoint import DisjointSets
 from msplit.engines.cuda.fusion.contract import FUSED
 from msplit.engines.cuda.program import Op, Program
 from msplit.graph import Ints
@@ -132,25 +133,16 @@ def ties(program: Program, groups: Ints) -> Ints:
         group = int(groups[node]) if node < len(groups) else -1
         return [count + node] if group < 0 else [group, count + node]
 
-    leader = list(range(len(program.steps)))
+    tied = DisjointSets(len(program.steps))
     first: dict[int, int] = {}  # group, or count of groups + node -> a launching step that works for it
     for number, step in enumerate(program.steps):
         for key in [key for node in step.op.covers for key in keys(node)] if step.launches else ():
-            one, other = _find(leader, first.setdefault(key, number)), _find(leader, number)
-            leader[max(one, other)] = min(one, other)
+            tied.join(first.setdefault(key, number), number)
     launching = np.asarray([step.launches for step in program.steps], np.bool_)
-    found = np.asarray([_find(leader, number) for number in range(len(leader))], np.int32)
+    found = np.asarray([tied.find(number) for number in range(len(program.steps))], np.int32)
     for number in np.flatnonzero(~launching).tolist():  # what launches nothing goes with the rest of its node
         beside = [first[key] for key in keys(program.steps[number].op.covers[0]) if key in first]
         found[number] = found[beside[0]] if beside else number
-    alone = np.bincount(found[launching], minlength=len(leader))[found] < 2
+    alone = np.bincount(found[launching], minlength=len(program.steps))[found] < 2
     tie = np.unique(np.where(alone, -1, found), return_inverse=True)[1] - int(alone.any())
     return np.asarray(tie, np.int32)
-
-
-def _find(leader: list[int], number: int) -> int:
-    """The first of those that are tied to a step (union-find; paths are halved on the way)."""
-    while leader[number] != number:
-        leader[number] = leader[leader[number]]
-        number = leader[number]
-    return number

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from msplit import optable
+from msplit.disjoint import DisjointSets
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Edges, Ints
@@ -264,35 +265,24 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
     """
     count = len(flat)
     places = np.where(flat.host, HOST, ids).astype(np.int32)
-    parent = list(range(count))
-
-    def root(v: int) -> int:
-        while parent[v] != v:
-            parent[v] = parent[parent[v]]
-            v = parent[v]
-        return v
-
-    def join(u: int, v: int) -> None:
-        a, b = root(u), root(v)
-        parent[max(a, b)] = min(a, b)
-
+    together = DisjointSets(count)
     bound = binding_edges(flat)
     handles = {u for u, _ in bound}
     tied = handles | {v for _, v in bound}
     for u, v in bound:
-        join(u, v)
+        together.join(u, v)
     storage: dict[Any, int] = {}
     for v in sorted(handles):
         shared = _storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
         if shared is not None:
-            join(storage.setdefault(shared, v), v)
+            together.join(storage.setdefault(shared, v), v)
     first: dict[int, int] = {}
     regions = flat.region.tolist()
     for v in np.flatnonzero((flat.region >= 0) & ~flat.host).tolist():
-        join(first.setdefault(regions[v], v), v)
+        together.join(first.setdefault(regions[v], v), v)
     members: dict[int, list[int]] = {}
     for v in sorted(tied | set(np.flatnonzero((flat.region >= 0) & ~flat.host).tolist())):
-        members.setdefault(root(v), []).append(v)
+        members.setdefault(together.find(v), []).append(v)
     for group in members.values():
         holders = [v for v in group if v in handles]
         leader = min(holders, key=lambda v: (flat.graph.level[v], v)) if holders else group[0]
