@@ -46,7 +46,7 @@ class Kernels:
             costs: Cost of each node.
             order: Its canonical order, if that is known already.
         """
-        order = canonical(flat, costs.time_us) if order is None else order
+        order = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
         number = np.empty(len(flat), np.int32)
         number[order] = np.arange(len(flat), dtype=np.int32)
         dag = Dag.of(len(flat), number[flat.graph.edges.src], number[flat.graph.edges.dst])

@@ -109,15 +109,15 @@ class Auto:
 
     def problem(self, context: Context, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
-        machine = Machine.of_costs(context.costs)
+        machine, order = Machine.of_costs(context.costs), context.order_after(assignment)
         if self.wait_us is not None:
             machine = replace(machine, wait_us=self.wait_us)
         return Problem.from_flat(
             context.flat,
             context.costs,
-            tie=_by_order(groups(context.flat, handles=False).of, context.order),
+            tie=_by_order(groups(context.flat, handles=False).of, order),
             pin=np.where(assignment.ids == UNASSIGNED, -1, assignment.ids),
-            order=context.order,
+            order=order,
             machine=machine,
         )
 

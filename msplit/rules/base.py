@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 from msplit.analysis.order import canonical
-from msplit.assignment import Assignment
+from msplit.assignment import UNASSIGNED, Assignment
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
@@ -65,7 +65,14 @@ class Context:
     @cached_property
     def order(self) -> Ints:
         """All nodes in an order that depends neither on names nor on the file; decides between equals."""
-        return canonical(self.flat, self.costs.time_us)
+        return canonical(self.flat, self.costs.time_us, self.costs.share, self.costs.bytes)
+
+    def order_after(self, assignment: Assignment) -> Ints:
+        """Likewise, and of copies those that an assignment treats alike: it tells apart what is alike otherwise."""
+        if not (assignment.ids != UNASSIGNED).any():
+            return self.order
+        costs = self.costs
+        return canonical(self.flat, costs.time_us, costs.share, costs.bytes, assignment.ids)
 
 
 @dataclass(frozen=True)

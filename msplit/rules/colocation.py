@@ -52,7 +52,7 @@ class Colocation:
             return assignment, ()
         rank = _ranks(assignment)[claimed]
         place = np.empty(len(context.flat), np.int32)
-        place[context.order] = np.arange(len(context.flat), dtype=np.int32)
+        place[context.order_after(assignment)] = np.arange(len(context.flat), dtype=np.int32)
         claimed = claimed[np.lexsort((place[claimed], rank, of[claimed]))]
         self._refuse_two_manual_ids(claimed, of, assignment, context)
         winning_groups, first = np.unique(of[claimed], return_index=True)

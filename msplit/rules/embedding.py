@@ -85,7 +85,7 @@ class Embedding:
         self, found: tuple[Column, ...], targets: list[int], context: Context, assignment: Assignment
     ) -> list[int]:
         place = np.empty(len(context.flat), np.int64)
-        place[context.order] = np.arange(len(context.flat))
+        place[context.order_after(assignment)] = np.arange(len(context.flat))
         weights = [float(f"{self._weight(column):.{_DIGITS}g}") for column in found]
         # A column that an earlier rule placed, by one of its lookups, stays together there.
         streams = [

@@ -82,8 +82,6 @@ def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory
     path = tmp_path_factory.getbasetemp() / "model"
     found = assigned(path, graph_def, name)
     assert assigned(path, reordered(graph_def, random.Random(seed)), name) == found
-    if name == "auto":
-        return  # its search may end elsewhere where names break a tie between copies: 2 of 281 graphs
     other = assigned(path, renamed(graph_def, random.Random(seed)), name)
     assert (other is None) == (found is None)
     if other is not None and found is not None:
