@@ -5,8 +5,8 @@
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `costs` (static against measured costs, simulated against measured time), `hand` (PyTorch's own CUDA graphs of the
-same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one job at a time; what is compared is always measured by
-one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs
+same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one job at a time, on processor cores of its own; what is
+compared is always measured by one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs
 printed under OUT/jobs.
 """
 
@@ -114,8 +114,8 @@ def main() -> None:
         if job.step in steps:
             waiting.put(job)
     workers = [
-        threading.Thread(target=work, args=(waiting, arguments.graphs.resolve(), arguments.out.resolve(), gpu))
-        for gpu in range(arguments.gpus)
+        threading.Thread(target=work, args=(waiting, arguments.graphs.resolve(), arguments.out.resolve(), gpu, own))
+        for gpu, own in enumerate(shares(sorted(os.sched_getaffinity(0)), arguments.gpus))
     ]
     for worker in workers:
         worker.start()
@@ -126,8 +126,15 @@ def main() -> None:
     print(text)
 
 
-def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int) -> None:
+def shares(cores: list[int], count: int) -> list[set[int]]:
+    """Processor cores for each GPU: jobs that disturb each other's host side would measure that."""
+    size = max(len(cores) // max(count, 1), 1)
+    return [set(cores[number * size :][:size] or cores) for number in range(count)]
+
+
+def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int, cores: set[int]) -> None:
     """Runs jobs on one GPU until none is left."""
+    os.sched_setaffinity(0, cores)  # of this thread, and of the processes that it starts
     while True:
         try:
             job = waiting.get_nowait()
