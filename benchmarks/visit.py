@@ -6,8 +6,8 @@
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `costs` (static against measured costs, simulated against measured time), `hand` (PyTorch's own CUDA graphs of the
 same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one job at a time, on processor cores of its own; what is
-compared is always measured by one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs
-printed under OUT/jobs.
+compared is always measured by one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time,
+OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
 from __future__ import annotations
