@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from msplit.cost.shapes.registry import shape_text
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
@@ -48,7 +49,7 @@ def fit(
             continue
         option = "--shape" if batch is None or spec.name in shapes else f"--batch {batch}"
         raise LoadError(
-            f"the reference has input {spec.name!r} of shape {_written(has)}, {option} asks for {_written(wanted)}",
+            f"the reference has input {spec.name!r} of shape {shape_text(has)}, {option} asks for {shape_text(wanted)}",
             where=str(path),
             fix=f"leave {option.split()[0]} out, then the file says it; or make a reference of these shapes: "
             f"msplit bench MODEL {option if ' ' in option else '--shape …'} --save-reference FILE.npz",
@@ -102,10 +103,6 @@ def _of_file(flat: FlatGraph, reference: Reference) -> tuple[int | None, Shapes]
 
 def _agree(has: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     return len(has) == len(wanted) and all(b is None or a == b for a, b in zip(has, wanted, strict=True))
-
-
-def _written(shape: tuple[int | None, ...]) -> str:
-    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 def _listed(names: set[str]) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from msplit import optable
 from msplit.cost.shapes.inputs import Fed, input_shapes
+from msplit.cost.shapes.registry import shape_text
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
@@ -161,7 +162,7 @@ def load_input(
         fits = len(shape) == array.ndim and all(w is None or w == h for w, h in zip(shape, array.shape, strict=True))
         if not fits:
             raise LoadError(
-                f"input {name!r} has shape {_shape_text(shape)}, the file {_shape_text(array.shape)}",
+                f"input {name!r} has shape {shape_text(shape)}, the file {shape_text(array.shape)}",
                 where=where,
                 fix="save an array of that shape, where ? may be anything",
             )
@@ -233,7 +234,3 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"
-
-
-def _shape_text(shape: Sequence[int | None]) -> str:
-    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from msplit.analysis.alike import NearlyAlike
 from msplit.api.analysis import Analysis
 from msplit.report.document import Table
-from msplit.report.text import count, micros, more, shorten
+from msplit.report.text import count, dimensions, micros, more, shorten
 
 _NAME_WIDTH = 30
 _SHORT_WIDTH = 20
@@ -71,12 +70,8 @@ def _difference(found: Analysis, one: NearlyAlike) -> str:
     mine, theirs = one.branches[0][one.differs], one.like[one.differs]
     sizes = [found.shapes.shape(node) for node in (mine, theirs)]
     if sizes[0] != sizes[1]:
-        return f"{ops[mine]} {_sizes(sizes[0])}, not {_sizes(sizes[1])}"
+        return f"{ops[mine]} {dimensions(sizes[0])}, not {dimensions(sizes[1])}"
     return f"{ops[mine]} reads other sizes"
-
-
-def _sizes(shape: Sequence[int | None] | None) -> str:
-    return "×".join(str(size) for size in shape or ()) or "scalar"
 
 
 def payload(found: Analysis) -> dict[str, Any]:

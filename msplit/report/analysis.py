@@ -10,7 +10,19 @@ import numpy as np
 from msplit.api.analysis import Analysis
 from msplit.report import alike
 from msplit.report.document import Document, Table
-from msplit.report.text import count, heading, micros, more, operations, percent, plural, ratio, shorten, size
+from msplit.report.text import (
+    count,
+    dimensions,
+    heading,
+    micros,
+    more,
+    operations,
+    percent,
+    plural,
+    ratio,
+    shorten,
+    size,
+)
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
@@ -114,12 +126,7 @@ def _antichain(found: Analysis) -> str:
 def _endpoints(endpoints: Any) -> str:
     shown = []
     for endpoint in endpoints[:6]:
-        shape = (
-            "?"
-            if endpoint.shape is None
-            else "×".join("?" if s is None else str(s) for s in endpoint.shape) or "scalar"
-        )
-        shown.append(f"{endpoint.name} {endpoint.dtype} {shape}".strip())
+        shown.append(f"{endpoint.name} {endpoint.dtype} {dimensions(endpoint.shape)}".strip())
     rest = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
     return "; ".join(shown) + rest if shown else "none"
 

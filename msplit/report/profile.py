@@ -11,7 +11,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Document, Table
-from msplit.report.text import count, heading, micros, percent, plural, shorten
+from msplit.report.text import count, dimensions, heading, micros, percent, plural, shorten
 
 _FEW = 12
 
@@ -48,7 +48,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
         ("device", str(found.device)),
         (
             "inputs",
-            ", ".join(f"{name} {'×'.join(map(str, one.shape))}" for name, one in list(found.inputs.items())[:4]),
+            ", ".join(f"{name} {dimensions(one.shape)}" for name, one in list(found.inputs.items())[:4]),
         ),
         ("settings", found.precision + (f", convolutions {found.layout}" if found.layout != "none" else "")),
         ("measured", f"{found.measured} of {plural(len(found.steps), 'step')}, {plural(len(found.kernels), 'kind')}"),
@@ -103,7 +103,7 @@ def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[s
 
 
 def _sizes(found: Profile, kind: int) -> str:
-    shapes = ["×".join(map(str, shape)) or "scalar" for _, shape, _ in found.kernels[kind].inputs]
+    shapes = [dimensions(shape) for _, shape, _ in found.kernels[kind].inputs]
     return ", ".join(shapes[:2]) + (", …" if len(shapes) > 2 else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ def ratio(value: float) -> str:
 def plural(number: int, noun: str, many: str | None = None) -> str:
     """ "1 node", "2 nodes", "2 branches"."""
     return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
+
+
+def dimensions(shape: Sequence[int | None] | None) -> str:
+    """Sizes of a tensor: "?×224×224×3", "scalar" of no axes, "?" of an unknown number of them."""
+    return "?" if shape is None else "×".join("?" if size is None else str(size) for size in shape) or "scalar"
 
 
 def more(left: int, option: str, noun: str = "") -> str:

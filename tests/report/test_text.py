@@ -165,3 +165,7 @@ def test_what_a_table_leaves_out() -> None:
     assert text.more(1, "--all", "node") == "and 1 more node (--all)"
     assert text.more(1234, "--all") == "and 1,234 more (--all)"
     assert text.more(0, "--all", "node") == ""
+
+
+def test_sizes_of_tensors() -> None:
+    assert [text.dimensions(shape) for shape in ((None, 4), (), None)] == ["?×4", "scalar", "?"]

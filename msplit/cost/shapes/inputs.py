@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msplit.cost.shapes.registry import Shape, merge, plain_shape
+from msplit.cost.shapes.registry import Shape, merge, plain_shape, shape_text
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -91,7 +91,7 @@ def _attribute(flat: FlatGraph, tensor: Tensor) -> Shape:
 def _checked(tensor: Tensor, stated: Shape, given: tuple[int | None, ...]) -> Shape:
     if any(size is not None and size < 0 for size in given):
         raise MsplitError(
-            f"input {tensor.name!r} is given the shape {_written(given)}, which has a negative size",
+            f"input {tensor.name!r} is given the shape {shape_text(given)}, which has a negative size",
             fix="write sizes of at least 0",
         )
     if stated is None:
@@ -101,14 +101,10 @@ def _checked(tensor: Tensor, stated: Shape, given: tuple[int | None, ...]) -> Sh
     )
     if not agrees:
         raise MsplitError(
-            f"input {tensor.name!r} has the shape {_written(stated)} in the graph and is given {_written(given)}",
+            f"input {tensor.name!r} has the shape {shape_text(stated)} in the graph and is given {shape_text(given)}",
             fix=f"give {len(stated)} sizes that agree with it, where ? may be anything",
         )
     return merge(given, stated)
-
-
-def _written(shape: tuple[int | None, ...]) -> str:
-    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 def _listed(names: list[str]) -> str:

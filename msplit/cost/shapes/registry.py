@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Shape = tuple[int | None, ...] | None
+
 Outputs = tuple[Shape, ...]
 Value = NDArray[Any]
 """A small static tensor: int64 or float64, with `UNKNOWN` (or NaN) for elements that are not known."""
@@ -130,6 +131,11 @@ class Node:
     def handle(self, index: int = 0) -> Handle | None:
         """What an input refers to, or None."""
         return self.handles[index] if index < len(self.handles) else None
+
+
+def shape_text(shape: Sequence[int | None]) -> str:
+    """A shape in a message: "[?, 224, 224, 3]"."""
+    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 ShapeFunction = Callable[[Node], Outputs]
