@@ -102,9 +102,11 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
         if running:
             # Real time per virtual time of what runs now. Written out: this is most of what scheduling a large graph takes.
             many = len(running)
-            rate = used_sms if used_sms > used_bandwidth else used_bandwidth
-            if rate < 1.0:
-                rate = 1.0
+            rate = 1.0  # and no less, even where a damaged profile's demands are not numbers
+            if used_sms > rate:
+                rate = used_sms
+            if used_bandwidth > rate:
+                rate = used_bandwidth
             if many > 1:
                 starts = 1.0 + crowd * used_issue * (many - 1) / many
                 if starts > rate:
