@@ -108,7 +108,7 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
         streams = [label for label in own if label.endswith("streams")]
         plain = min(streams, key=lambda label: micros(own[label]) or 1e99, default=None)
         layers = {
-            kind: [label for label in own if label.endswith(f", {kind}")]
+            kind: [label for label in own if label.endswith(f", {kind}") and not label.startswith("auto")]
             for kind in ("fused", "fused and grouped", "grouped")
         }
         many = {kind: next((label for label in labels if "streams" in label), None) for kind, labels in layers.items()}
