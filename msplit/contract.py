@@ -19,12 +19,9 @@ def topological_numbers(dag: Dag) -> Ints:
         ValueError: The graph has a cycle.
     """
     count = len(dag)
-    dst = dag.dst()
-    if bool((dag.src < dst).all()):
+    if bool((dag.src < dag.dst()).all()):
         return np.arange(count, dtype=np.int32)
-    by_src = np.argsort(dag.src, kind="stable")
-    out_start = np.searchsorted(dag.src[by_src], np.arange(count + 1)).tolist()
-    out_dst = dst[by_src].tolist()
+    out_start, out_dst = (column.tolist() for column in dag.consumers())
     waiting = np.diff(dag.start).tolist()
     order = [node for node in range(count) if waiting[node] == 0]
     for node in order:

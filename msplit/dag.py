@@ -41,3 +41,9 @@ class Dag:
     def dst(self) -> Ints:
         """The consumer of each edge."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.start))
+
+    def consumers(self) -> tuple[Ints, Ints]:
+        """(start, dst): the consumers of node u are ``dst[start[u]:start[u + 1]]``, ascending. Sorts the edges anew each time."""
+        order = np.argsort(self.src, kind="stable")
+        start = np.searchsorted(self.src[order], np.arange(len(self) + 1)).astype(np.int32)
+        return start, self.dst()[order]

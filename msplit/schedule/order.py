@@ -39,9 +39,7 @@ def upward_rank(dag: Dag, weights: NDArray[np.float64], order: Ints) -> NDArray[
 def topological(dag: Dag, key: NDArray[np.float64] | None = None) -> Ints:
     """A topological order: among ready nodes the one with the largest key first, ties by number (Kahn's algorithm with a heap)."""
     count = len(dag)
-    out_order = np.argsort(dag.src, kind="stable")
-    out_start = np.searchsorted(dag.src[out_order], np.arange(count + 1)).tolist()
-    out_dst = dag.dst()[out_order].tolist()
+    out_start, out_dst = (column.tolist() for column in dag.consumers())
     waiting = np.diff(dag.start).tolist()
     # Nodes by key, then by number: a heap of places in this order is faster than one of pairs.
     by_key = np.arange(count) if key is None else np.argsort(-key, kind="stable")

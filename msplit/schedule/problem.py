@@ -169,9 +169,7 @@ class Problem:
     @cached_property
     def consumers(self) -> tuple[Ints, Ints]:
         """(start, dst): the consumers of block u are ``dst[start[u]:start[u + 1]]``, ascending."""
-        order = np.argsort(self.dag.src, kind="stable")
-        start = np.searchsorted(self.dag.src[order], np.arange(len(self) + 1)).astype(np.int32)
-        return start, self.dag.dst()[order]
+        return self.dag.consumers()
 
     @cached_property
     def rank(self) -> Floats:

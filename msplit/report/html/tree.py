@@ -112,9 +112,7 @@ def _twins(state: _State) -> Ints:
     """Per node the first with the same producers, the same consumers and the same stream."""
     dag = state.dag
     start, src = dag.start.tolist(), dag.src.tolist()
-    by_src = np.argsort(dag.src, kind="stable")
-    out_start = np.searchsorted(dag.src[by_src], np.arange(len(dag) + 1)).tolist()
-    out = dag.dst()[by_src].tolist()
+    out_start, out = (column.tolist() for column in dag.consumers())
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
     leader = [
         first.setdefault(
