@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.contract import Blocks, Kernels
+from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs, Floats
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
@@ -62,9 +63,12 @@ class Branches:
         return np.sort(kernels.node[np.isin(self.blocks.of, self.members(branch)) & (kernels.time_us > 0)])
 
 
-def branches_of(flat: FlatGraph, costs: Costs) -> Branches:
-    """The branches of a graph's kernels, in the canonical order; found once."""
-    return remembered(flat, "branches", (costs,), lambda: find(Blocks.from_kernels(Kernels.of(flat, costs))))
+def branches_of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Branches:
+    """The branches of a graph's kernels, in a given order of nodes or the canonical one; found once."""
+    chosen = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
+    return remembered(
+        flat, "branches", (costs, chosen), lambda: find(Blocks.from_kernels(Kernels.of(flat, costs, chosen)))
+    )
 
 
 def find(blocks: Blocks) -> Branches:

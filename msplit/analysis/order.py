@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +35,22 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
     Returns:
         A topological order of all nodes.
     """
-    return remembered(flat, "canonical order", (weights, *further), lambda: _canonical(flat, weights, further))
+    alike = remembered(flat, "roots", (weights,), lambda: _roots(flat, weights))
+    if all(len(roots) == 1 for roots in alike):
+        further = ()  # there are no copies
+
+    def find() -> Ints:
+        return _walk(flat, _one_by_one(flat, alike, weights, further))
+
+    return remembered(flat, "canonical order", (weights, *further), find)
 
 
-def _canonical(flat: FlatGraph, weights: Floats | None, further: Sequence[NDArray[np.generic]]) -> Ints:
+def _walk(flat: FlatGraph, roots: list[int]) -> Ints:
     graph = flat.graph
     starts, sources = graph.in_start.tolist(), graph.edges.src.tolist()
     place = list(starts[:-1])
     seen = [False] * len(graph)
     order: list[int] = []
-    roots = _roots(flat, weights, further)
     stack: list[int] = []
     for root in roots:
         if seen[root]:
@@ -65,8 +72,8 @@ def _canonical(flat: FlatGraph, weights: Floats | None, further: Sequence[NDArra
     return np.asarray(order, dtype=np.int32)
 
 
-def _roots(flat: FlatGraph, weights: Floats | None, further: Sequence[NDArray[np.generic]]) -> list[int]:
-    """What the walk starts from: outputs and targets, then whatever else has no consumer."""
+def _roots(flat: FlatGraph, weights: Floats | None) -> list[list[int]]:
+    """What the walk starts from: outputs and targets, then whatever else has no consumer. Those that have equal colours together."""
     graph = flat.graph
     wanted = {output.node for output in flat.outputs} | set(flat.targets)
     ends = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
@@ -74,18 +81,27 @@ def _roots(flat: FlatGraph, weights: Floats | None, further: Sequence[NDArray[np
     found = [*wanted, *(end for end in ends if end not in wanted)]
     coarse = {node: (node not in wanted, -levels[node], graph.ops[node], inputs[node]) for node in found}
     if len(set(coarse.values())) == len(found):
-        return sorted(found, key=coarse.__getitem__)
-    colour = remembered(flat, "colours", (weights,), lambda: colours(flat, weights))
-    fine = {node: (*coarse[node], colour[node], *(column[node] for column in further)) for node in found}
-    by_colour = [list(alike) for _, alike in groupby(sorted(found, key=fine.__getitem__), key=fine.__getitem__)]
-    if len(by_colour) == len(found):
-        return [root for (root,) in by_colour]
-    return _one_by_one(flat, by_colour, Cells(flat, colour, (_listed(len(graph), wanted), *further)))
+        return [[root] for root in sorted(found, key=coarse.__getitem__)]
+    colour = _colours(flat, weights)
+    fine = {node: (*coarse[node], colour[node]) for node in found}
+    return [list(alike) for _, alike in groupby(sorted(found, key=fine.__getitem__), key=fine.__getitem__)]
 
 
-def _one_by_one(flat: FlatGraph, by_colour: list[list[int]], cells: Cells) -> list[int]:
+def _colours(flat: FlatGraph, weights: Floats | None) -> list[int]:
+    return remembered(flat, "colours", (weights,), lambda: colours(flat, weights))
+
+
+def _one_by_one(
+    flat: FlatGraph, by_colour: list[list[int]], weights: Floats | None, further: Sequence[NDArray[np.generic]]
+) -> list[int]:
     """Roots of which some may be copies of each other: whichever of these is first decides which of their companions are."""
+    if all(len(roots) == 1 for roots in by_colour):
+        return [root for (root,) in by_colour]
     names = flat.graph.names
+    wanted = np.zeros(len(names), bool)
+    wanted[[output.node for output in flat.outputs]] = True
+    wanted[list(flat.targets)] = True
+    cells = Cells(flat, _colours(flat, weights), (wanted, *further))
 
     def key(root: int) -> tuple[bool, int, int, str, int]:
         """Companions of what was singled out before others of their kind, in the order in which they were told apart."""
@@ -93,7 +109,7 @@ def _one_by_one(flat: FlatGraph, by_colour: list[list[int]], cells: Cells) -> li
         return (cell < cells.even, cell, len(names[root]), names[root], root)
 
     order = []
-    for alike in by_colour:
+    for alike in _parted(by_colour, further):
         left = set(alike)
         waiting = [key(root) for root in alike]
         heapify(waiting)
@@ -113,7 +129,12 @@ def _one_by_one(flat: FlatGraph, by_colour: list[list[int]], cells: Cells) -> li
     return order
 
 
-def _listed(count: int, nodes: set[int]) -> NDArray[np.bool_]:
-    listed = np.zeros(count, bool)
-    listed[list(nodes)] = True
-    return listed
+def _parted(by_colour: list[list[int]], further: Sequence[NDArray[np.generic]]) -> Iterator[list[int]]:
+    """Roots of equal colours, by what else tells them apart."""
+
+    def labels(root: int) -> list[Any]:
+        return [column[root] for column in further]
+
+    for alike in by_colour:
+        for _, equal in groupby(sorted(alike, key=labels), key=labels):
+            yield list(equal)

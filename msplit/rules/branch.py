@@ -41,7 +41,7 @@ class Branch:
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node that launches a kernel."""
-        branches = branches_of(context.flat, context.costs)
+        branches = branches_of(context.flat, context.costs, context.order_after(assignment))
         if len(branches) == 0:
             return assignment, (Remark(self.key, "no-gain", "no node launches a kernel"),)
         pinned = _pins(branches, assignment)
