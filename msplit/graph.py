@@ -7,7 +7,7 @@ slot -1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -230,6 +230,14 @@ class Graph:
         """Consumers of a node, one entry per edge."""
         return self.out_dst[self.out_start[node] : self.out_start[node + 1]]
 
+    def ancestors(self, nodes: Iterable[int]) -> NDArray[np.bool_]:
+        """Per node whether some of these depend on it by data or control edges. They do on themselves."""
+        return _reached(self.in_start, self.edges.src, nodes)
+
+    def descendants(self, nodes: Iterable[int]) -> NDArray[np.bool_]:
+        """Per node whether it depends on some of these by data or control edges. They do on themselves."""
+        return _reached(self.out_start, self.out_dst, nodes)
+
     def inputs(self, node: int) -> list[tuple[int, int]]:
         """The data inputs of a node as (producer, port), by slot."""
         edges = self.edges
@@ -277,6 +285,21 @@ def _named_functions(attrs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, 
 
 def _starts(sorted_nodes: Ints, count: int) -> Ints:
     return np.searchsorted(sorted_nodes, np.arange(count + 1)).astype(np.int32)
+
+
+def _reached(start: Ints, ends: Ints, roots: Iterable[int]) -> NDArray[np.bool_]:
+    starts, targets = start.tolist(), ends.tolist()
+    found = bytearray(len(starts) - 1)
+    stack = list(roots)
+    for root in stack:
+        found[root] = 1
+    while stack:
+        node = stack.pop()
+        for target in targets[starts[node] : starts[node + 1]]:
+            if not found[target]:
+                found[target] = 1
+                stack.append(target)
+    return np.frombuffer(found, dtype=np.bool_)
 
 
 def _levels(in_start: Ints, out_start: Ints, out_dst: Ints) -> Ints:

@@ -13,7 +13,7 @@ from msplit.flatten.calls import Body, acting, bodies, body_of, check_arity, fin
 from msplit.flatten.control_flow import check_acyclic, cut_back_edges
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.flatten.inline import Inlined, inline
-from msplit.flatten.needed import ancestors, fed_entirely, restricted, without_inputs
+from msplit.flatten.needed import fed_entirely, restricted, without_inputs
 from msplit.flatten.regions import find_regions
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.formats.model import Model
@@ -40,7 +40,7 @@ def flatten(model: Model) -> FlatGraph:
     if edges is not graph.edges:
         graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, edges, graph.functions)
     if outputs or targets:
-        keep = ancestors(graph, [*(node for node, _ in outputs), *targets, *(node for node, _ in inputs)])
+        keep = graph.ancestors([*(node for node, _ in outputs), *targets, *(node for node, _ in inputs)])
     else:
         keep = np.ones(len(graph), np.bool_)
     calls = {node: called for node, called in find_calls(graph, graph.functions).items() if keep[node]}
@@ -165,7 +165,7 @@ def _from_inlined(
     graph = Graph(flat.names, flat.ops, flat.devices, flat.attrs, flat.edges, functions)
     place_in = [(name, int(root.place[node]), port) for name, node, port in inputs]
     wanted = [*(node for node, _ in flat.results), *flat.finals, *(node for _, node, _ in place_in), *flat.effects]
-    keep = ancestors(graph, wanted) if flat.results or flat.finals else np.ones(len(graph), np.bool_)
+    keep = graph.ancestors(wanted) if flat.results or flat.finals else np.ones(len(graph), np.bool_)
     edges, number = restricted(graph.edges, keep)
     nodes = np.flatnonzero(keep).astype(np.int32)
     picked = nodes.tolist()
@@ -179,7 +179,7 @@ def _from_inlined(
     )
     names, owner, origin = _origins(model, flat, nodes, inside)
     # What has to run but leads to nothing that is fetched is a target of its own.
-    reached = ancestors(graph, [*(node for node, _ in flat.results), *flat.finals])
+    reached = graph.ancestors([*(node for node, _ in flat.results), *flat.finals])
     targets = [*flat.finals, *(effect for effect in flat.effects if not reached[effect])]
     return _finish(
         model,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit import optable
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.needed import ancestors, has_effect, is_stateful
+from msplit.flatten.needed import has_effect, is_stateful
 from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 
 MAX_NODES = 20_000_000
@@ -155,7 +155,7 @@ def body_of(function: Function, functions: Mapping[str, Function], active: Actin
         if (calls[node].name in active.effects if node in calls else has_effect(op))
     ]
     effects = sorted({*effects, *_unknown_controls(function, functions)})
-    keep = ancestors(graph, [*(node for node, _ in results), *function.control_results, *effects])
+    keep = graph.ancestors([*(node for node, _ in results), *function.control_results, *effects])
     parameter = np.full(len(graph), -1, dtype=np.int32)
     for number, argument in enumerate(function.parameters):
         parameter[argument.node] = number

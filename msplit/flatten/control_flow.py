@@ -193,13 +193,5 @@ def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints)
 
 def _downstream(graph: Graph, roots: Sequence[int]) -> list[int]:
     """Nodes that some nodes reach, themselves included, producers first."""
-    found = np.zeros(len(graph), np.bool_)
-    found[list(roots)] = True
-    stack = list(roots)
-    while stack:
-        for target in graph.successors(stack.pop()).tolist():
-            if not found[target]:
-                found[target] = True
-                stack.append(target)
-    order: list[int] = graph.topological[found[graph.topological]].tolist()
+    order: list[int] = graph.topological[graph.descendants(roots)[graph.topological]].tolist()
     return order

@@ -67,23 +67,6 @@ def has_effect(op: str) -> bool:
     return is_stateful(op) and op not in _NO_EFFECT
 
 
-def ancestors(graph: Graph, roots: Iterable[int]) -> NDArray[np.bool_]:
-    """Nodes that some nodes depend on by data or control edges, themselves included."""
-    starts = graph.in_start.tolist()
-    sources = graph.edges.src.tolist()
-    found = bytearray(len(graph))
-    stack = list(roots)
-    for root in stack:
-        found[root] = 1
-    while stack:
-        node = stack.pop()
-        for source in sources[starts[node] : starts[node + 1]]:
-            if not found[source]:
-                found[source] = 1
-                stack.append(source)
-    return np.frombuffer(found, dtype=np.bool_)
-
-
 def restricted(edges: Edges, keep: NDArray[np.bool_]) -> tuple[Edges, Ints]:
     """Edges between kept nodes in the numbering of those nodes, and that numbering (-1 for nodes that are left out)."""
     number = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
@@ -121,5 +104,5 @@ def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]], roots: Iterable[t
         crossing[out[edges.port[out] == port]] = True
     rest = Edges(edges.src[~crossing], edges.port[~crossing], edges.dst[~crossing], edges.slot[~crossing])
     without = Graph(graph.names, graph.ops, graph.devices, graph.attrs, rest)
-    runs = ancestors(without, [node for node, port in roots if (node, port) not in given])
+    runs = without.ancestors([node for node, port in roots if (node, port) not in given])
     return sorted(node for node in nodes if not runs[node])

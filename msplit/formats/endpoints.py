@@ -163,7 +163,7 @@ def guessed(graph: Graph) -> Endpoints:
     origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
     sinks = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
     if origins:
-        reached = _reached(graph, origins)
+        reached = graph.descendants(origins)
         sinks = [node for node in sinks if reached[node]] or sinks
     outputs = [node for node in sinks if graph.ops[node] not in _NOISE and has_outputs(graph, node)]
     targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
@@ -182,23 +182,6 @@ def _ports_shown(graph: Graph, node: int) -> int:
     if graph.ops[node].startswith(_FIRST_PORT_ONLY):
         return 1
     return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
-
-
-def _reached(graph: Graph, origins: Sequence[int]) -> bytearray:
-    """Which nodes depend on some origin, through data or control."""
-    starts = graph.out_start.tolist()
-    targets = graph.out_dst.tolist()
-    seen = bytearray(len(graph))
-    stack = list(origins)
-    for node in stack:
-        seen[node] = 1
-    while stack:
-        node = stack.pop()
-        for target in targets[starts[node] : starts[node + 1]]:
-            if not seen[target]:
-                seen[target] = 1
-                stack.append(target)
-    return seen
 
 
 def _only_feeds_saver(graph: Graph, node: int) -> bool:
