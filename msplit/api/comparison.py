@@ -129,8 +129,8 @@ def compare(
         shapes: Whole shapes by input name.
         gpu: Data sheet that prices the nodes.
         profile: What was measured on this graph, in place of the data sheet.
-        measure: Whether to measure where there are a GPU and PyTorch, and to lower the model where there is PyTorch, to learn what kernels
-            it becomes. Both execute the model, the latter once.
+        measure: Whether to measure, and to lower the model to learn what kernels it becomes, where there are a GPU and PyTorch. This
+            executes the model.
         device: Makes what measures, in place of the GPU.
         tell: Told what is being done and how much of it is done.
 
@@ -198,6 +198,8 @@ def _kernels(
         return (), (), "only running the model once shows what kernels it becomes; leave --no-measure out"
     if (why := no_torch()) is not None:
         return (), (), why
+    if device is None and (why := ENGINE.unavailable()):
+        return (), (), f"only running the model on a GPU shows what kernels it becomes; {why}"
     from msplit.engines.cuda.trials import GpuTrials
     from msplit.engines.cuda.ways import ways
 
@@ -216,17 +218,16 @@ def _kernels(
             name = f"{way.name}: {best.name}"
             rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
         arms = {name: way.arm for name, way in found.ways.items()}
-        runner = device(arms) if device is not None else GpuTrials(arms) if made.options["device"] == "cuda" else None
-        if runner is not None:
-            one = single(found.plain.arm.problem, found.plain.name)
-            trials = [way.trial() for way in found.ways.values()]
-            theirs, *ours = runner.times([one, *trials], ROUNDS)
-            for number, (trial, times) in enumerate(zip(trials, ours, strict=True)):
-                alone = trial.key() == one.key()
-                gain = None if alone else stats.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
-                memory = runner.memory(trial)
-                rows[number] = replace(rows[number], measured_us=median(times) * 1e6, gain=gain, memory=memory)
-            runner.renew()
+        runner = device(arms) if device is not None else GpuTrials(arms)
+        one = single(found.plain.arm.problem, found.plain.name)
+        trials = [way.trial() for way in found.ways.values()]
+        theirs, *ours = runner.times([one, *trials], ROUNDS)
+        for number, (trial, times) in enumerate(zip(trials, ours, strict=True)):
+            alone = trial.key() == one.key()
+            gain = None if alone else stats.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
+            memory = runner.memory(trial)
+            rows[number] = replace(rows[number], measured_us=median(times) * 1e6, gain=gain, memory=memory)
+        runner.renew()
     except (
         MsplitError
     ) as error:  # an input can not be made up, an op has no lowering: candidates are shown all the same

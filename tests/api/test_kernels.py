@@ -209,11 +209,13 @@ def test_rules_that_choose_kernels_give_plain_variants_the_streams_of_plain_kern
 
 
 def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
+    from msplit.engines.cuda.trials import SimulatedTrials
+
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    found = compare(flat, streams=3, batch=2)
+    found = compare(flat, streams=3, batch=2, device=SimulatedTrials)
     assert [row.name.split(":")[0] for row in found.kernels] == ["plain", "fused", "grouped", "fused and grouped"]
     assert found.kernels[-1].predicted_us < found.kernels[1].predicted_us < found.kernels[0].predicted_us
-    assert all(row.measured_us is None and row.streams <= 3 for row in found.kernels)
+    assert all(row.streams <= 3 for row in found.kernels)
     payload = json.loads(json.dumps(candidates.payload(found)))
     assert [row["name"] for row in payload["kernels"]] == [row.name for row in found.kernels]
     out = StringIO()
@@ -233,6 +235,14 @@ def test_compare_measures_ways_to_make_kernels_beside_one_stream() -> None:
     assert grouped.gain is not None
     assert grouped.gain.value == pytest.approx(grouped.predicted_gain)
     assert plain.gain is not None
+
+
+@pytest.mark.skipif(ENGINE.unavailable() is None, reason="there is a GPU here")
+def test_compare_without_a_gpu_never_runs_the_model(monkeypatch) -> None:
+    monkeypatch.setattr(ENGINE, "prepared", lambda *_: pytest.fail("lowered"))
+    found = compare(api.load(SAMPLES / "mmoe_small.pb"), streams=3)
+    assert found.kernels == ()
+    assert "on a GPU" in found.no_kernels
 
 
 def test_compare_that_is_not_to_run_the_model_says_what_it_leaves_out(best: Path, monkeypatch) -> None:
