@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.staging import Block, copy_of
+from msplit.engines.cuda.host_copy import copy_of
+from msplit.engines.cuda.staging import Block
 from msplit.engines.cuda.triton_here import can_compile
 
 _CAN_POLL = platform.machine() in ("x86_64", "AMD64")

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
+from msplit.engines.cuda import host_copy
 from msplit.engines.cuda.tensors import dtype_name, numpy_dtype
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.errors import EngineError
@@ -19,8 +20,6 @@ from msplit.errors import EngineError
 _ALIGNMENT = 256
 _SMALL_BYTES = 1 << 14
 """Inputs up to this size lie gap-free beside others of their type, so that one call copies all of them."""
-_PARALLEL_BYTES = 1 << 18
-"""Arrays from this size on are copied by several threads."""
 _ENGINE_BYTES = 1 << 12
 """Up to this size the GPU's copy engine brings inputs sooner than a kernel does."""
 
@@ -128,7 +127,7 @@ class Inputs:
             ] != group.dtypes:
                 self._refuse(arrays, group)
             if len(sources) == 1:
-                _copy(sources[0], self.block.arrays[group.names[0]])
+                host_copy.copy(sources[0], self.block.arrays[group.names[0]])
                 continue
             # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
             try:
@@ -144,23 +143,6 @@ class Inputs:
                     f"input {name} was prepared as {place.dtype} {place.shape}, not {source.dtype} {source.shape}",
                     fix="shapes are fixed when the graph is captured: prepare one executable per shape",
                 )
-
-
-def copy_of(source: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous array's own copy, by several threads where it is large."""
-    if source.nbytes < _PARALLEL_BYTES:
-        return source.copy()
-    target = np.empty_like(source)
-    _copy(source, target)
-    return target
-
-
-def _copy(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copies an array into a contiguous one, by PyTorch's threads where it is large and PyTorch can see it."""
-    if target.nbytes < _PARALLEL_BYTES or not (source.flags.c_contiguous and source.flags.writeable):
-        np.copyto(target, source)
-    else:
-        torch.from_numpy(target.reshape(-1).view(np.uint8)).copy_(torch.from_numpy(source.reshape(-1).view(np.uint8)))
 
 
 def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:
