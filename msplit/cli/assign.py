@@ -118,21 +118,11 @@ def command(
     notes: list[str] = []
     warnings: list[str] = []
     if not dry_run:
-        if output is not None:
-            report, conflicts = api.save(flat, assigned.ids, output, costs=assigned.costs, force=force)
-            written.append(f"Written: {report.path}, {plural(report.set, 'stream id')} set or changed.")
-            warnings += assignment.conflict_warnings(conflicts)
-            notes += report.notes
-        for kind, path in emits:
-            api.emit(assigned, kind, path, force=force)
-            written.append(f"Written: {path}, as {kind}{assignment.about_plan(assigned) if kind == 'plan' else ''}.")
-        if trace is not None:
-            _write_trace(assigned, trace, force)
-            written.append(f"Written: {trace}, the simulated timeline.")
+        written, notes, warnings = _write(assigned, output, emits, trace, force=force)
     if compared is not None:
         from msplit.report import candidates
 
-        shown, found = compared, [*notes, *written]
+        shown, found = compared, [*warnings, *notes, *written]
         options.show(style, "assign", candidates.document(shown, found), lambda: candidates.payload(shown, found))
         return
     if explained is not None:
@@ -156,6 +146,34 @@ def command(
         ),
         lambda: assignment.payload(assigned, written=written, notes=notes, warnings=warnings, diff=diff),
     )
+
+
+def _write(
+    assigned: Assigned, output: Path | None, emits: Sequence[tuple[str, Path]], trace: Path | None, *, force: bool
+) -> tuple[list[str], list[str], list[str]]:
+    """Writes what was asked for.
+
+    Returns:
+        What was written, notes on it, and warnings.
+    """
+    from msplit import api
+    from msplit.report import assignment
+
+    written: list[str] = []
+    notes: list[str] = []
+    warnings: list[str] = []
+    if output is not None:
+        report, conflicts = api.save(assigned.flat, assigned.ids, output, costs=assigned.costs, force=force)
+        written.append(f"Written: {report.path}, {plural(report.set, 'stream id')} set or changed.")
+        warnings += assignment.conflict_warnings(conflicts)
+        notes += report.notes
+    for kind, path in emits:
+        api.emit(assigned, kind, path, force=force)
+        written.append(f"Written: {path}, as {kind}{assignment.about_plan(assigned) if kind == 'plan' else ''}.")
+    if trace is not None:
+        _write_trace(assigned, trace, force)
+        written.append(f"Written: {trace}, the simulated timeline.")
+    return written, notes, warnings
 
 
 def _write_trace(assigned: Assigned, path: Path, force: bool) -> None:
