@@ -14,10 +14,10 @@ from msplit.flatten.flat import FlatGraph
 
 Hashes = NDArray[np.uint64]
 
-BUDGET = 1_000_000
+BUDGET = 100_000
 """Links that may be looked at on trial for one graph: a limit in work, so that results do not depend on the machine."""
 
-LARGEST = 5_000_000
+LARGEST = 200_000
 """A set is not tried where its members times the graph's links are more."""
 
 _INPUT, _CONSUMER, _MEMBER = (np.uint64(number) for number in (1, 2, 3))

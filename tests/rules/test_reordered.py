@@ -1,18 +1,21 @@
-"""The order of the file never changes a stream; other names swap at most the streams of copies."""
+"""The order of the file never changes a stream; other names swap the streams of copies, and nothing else."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from msplit import proto, rules
+from msplit.analysis.order import canonical
 from msplit.analysis.structure import colours
 from msplit.cost import estimate, infer
 from msplit.errors import MsplitError
@@ -31,11 +34,17 @@ DRAWN = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # graphs of many nodes shrink for minutes
 )
 
-Streams = dict[str, tuple[int, int]]
+
+@dataclass(frozen=True)
+class Found:
+    """What the rules make of a graph: per node its colour and its stream, and the streams in the canonical order."""
+
+    streams: dict[str, tuple[int, int]]
+    in_order: list[int]
 
 
-def assigned(path: Path, graph_def: Any, name: str) -> Streams | None:
-    """Per node its colour and its stream; None where the rules contradict the graph."""
+def assigned(path: Path, graph_def: Any, name: str) -> Found | None:
+    """What a rule set makes of a graph; None where the rules contradict it."""
     path.write_bytes(graph_def.SerializeToString())
     flat = flatten(read(path))
     costs = estimate(flat, infer(flat))
@@ -43,7 +52,10 @@ def assigned(path: Path, graph_def: Any, name: str) -> Streams | None:
         found = rules.assign(flat, costs, rules.load(name))
     except MsplitError:
         return None
-    return dict(zip(flat.graph.names, zip(colours(flat, costs.time_us), found.ids.tolist(), strict=True), strict=True))
+    manual = np.asarray([flat.graph.attrs[node].get("_stream_id", -1) for node in range(len(flat))], np.int64)
+    order = canonical(flat, costs.time_us, costs.share, costs.bytes, manual)
+    by_name = zip(flat.graph.names, zip(colours(flat, costs.time_us), found.ids.tolist(), strict=True), strict=True)
+    return Found(dict(by_name), found.ids[order].tolist())
 
 
 def reordered(graph_def: Any, source: random.Random) -> Any:
@@ -85,7 +97,8 @@ def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory
     other = assigned(path, renamed(graph_def, random.Random(seed)), name)
     assert (other is None) == (found is None)
     if other is not None and found is not None:
-        assert Counter(other.values()) == Counter(found.values())
+        assert Counter(other.streams.values()) == Counter(found.streams.values())
+        assert other.in_order == found.in_order
 
 
 def test_a_node_with_inputs_from_two_loops_belongs_to_the_first_of_them(tmp_path: Path) -> None:
