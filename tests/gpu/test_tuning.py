@@ -54,7 +54,9 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
     assert found.limits.source == "measured"
     tuned = found.tuned
     assert tuned is not None
-    if tuned.gain is None:
+    if tuned.gain is None:  # one stream it stays, which the smallest models may deserve
+        assert tuned.streams == 1
+        assert name != "mmoe_small.pb"
         return
     assert tuned.gain.low > 1
     measured = next(variant for variant in found.result.variants if variant.label.startswith("msplit, tuned"))
