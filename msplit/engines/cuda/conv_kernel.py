@@ -35,8 +35,6 @@ class Tiles(NamedTuple):
         warps: Of a block.
         stages: Of the pipeline of loads.
         parts: Blocks that share a tile's summands.
-        slices: Shares of a block's summands that are added up on their own, one by each warp: then a warp waits for none of its own
-            products, and reads each operand once. 1: the warps share the tile instead. Wants the input channels side by side in the filter.
     """
 
     pixels: int
@@ -45,7 +43,6 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     parts: int = 1
-    slices: int = 1
 
 
 _LARGEST = 2**31 - 1
@@ -54,13 +51,10 @@ _LARGEST = 2**31 - 1
 _NARROW = 16
 """With fewer input channels than this, a tile sums over several of the window's elements at once."""
 
-_MOST_PARTS = 16
+_MOST_PARTS = 8
 
 MOST_SIBLINGS = 4
 """Convolutions that one kernel does."""
-
-EARLY = False
-"""Whether a kernel may start while the one before it ends (programmatic dependent launch): it waits before it reads its data."""
 
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
@@ -68,40 +62,10 @@ _ALIGNED = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-_SIZES = [
-    "pixels",
-    "height",
-    "width",
-    "channels",
-    "results",
-    "results_1",
-    "results_2",
-    "results_3",
-    "tile_1",
-    "tile_2",
-    "tile_3",
-    "place_1",
-    "place_2",
-    "place_3",
-    "rows",
-    "columns",
-    "kernel_w",
-    "taps",
-    "stride_h",
-    "stride_w",
-    "dilation_h",
-    "dilation_w",
-    "before_h",
-    "before_w",
-    "step_n",
-    "step_h",
-    "step_w",
-    "filter_tap",
-    "filter_c",
-    "filter_o",
-    "share",
-    "parts",
-]
+_SIZES = (  # noqa: SIM905 (a line for each is too many to read)
+    "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
+    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts"
+).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
 
@@ -122,12 +86,6 @@ def _convolve(  # type: ignore[no-untyped-def]
     results_1,
     results_2,
     results_3,
-    tile_1,
-    tile_2,
-    tile_3,
-    place_1,
-    place_2,
-    place_3,
     rows,
     columns,
     kernel_w,
@@ -161,11 +119,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
-    SLICES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
     results *= OUT
@@ -180,22 +134,20 @@ def _convolve(  # type: ignore[no-untyped-def]
     first_tile = 0
     first_column = 0
     first_place = 0
-    if SIBLINGS:
-        before = results
-        results = tl.where(tile >= tile_1, results_1 * OUT, results)
-        first_tile = tl.where(tile >= tile_1, tile_1, 0)
-        first_column = tl.where(tile >= tile_1, before, 0)
-        first_place = tl.where(tile >= tile_1, place_1, 0)
-        before += results_1 * OUT
-        results = tl.where(tile >= tile_2, results_2 * OUT, results)
-        first_tile = tl.where(tile >= tile_2, tile_2, first_tile)
-        first_column = tl.where(tile >= tile_2, before, first_column)
-        first_place = tl.where(tile >= tile_2, place_2, first_place)
-        before += results_2 * OUT
-        results = tl.where(tile >= tile_3, results_3 * OUT, results)
-        first_tile = tl.where(tile >= tile_3, tile_3, first_tile)
-        first_column = tl.where(tile >= tile_3, before, first_column)
-        first_place = tl.where(tile >= tile_3, place_3, first_place)
+    if SIBLINGS:  # a sibling that is not there has no output channels, and begins behind the last tile
+        next_tile = tl.cdiv(results, RESULTS)
+        next_column = results
+        next_place = tl.cdiv(pixels * results, ALIGNED)
+        for sibling in tl.static_range(3):
+            size = (results_1 if sibling == 0 else (results_2 if sibling == 1 else results_3)) * OUT
+            own = tile >= next_tile
+            results = tl.where(own, size, results)
+            first_tile = tl.where(own, next_tile, first_tile)
+            first_column = tl.where(own, next_column, first_column)
+            first_place = tl.where(own, next_place, first_place)
+            next_tile += tl.cdiv(size, RESULTS)
+            next_column += size
+            next_place += tl.cdiv(pixels * size, ALIGNED)
         out += first_place * ALIGNED
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
@@ -209,8 +161,6 @@ def _convolve(  # type: ignore[no-untyped-def]
     there = pixel < pixels
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     if NARROW:
         count = taps * channels
         start_at = 0
@@ -232,46 +182,6 @@ def _convolve(  # type: ignore[no-untyped-def]
             at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
-    elif SLICES > 1:
-        blocks = tl.cdiv(channels, SUMMANDS)
-        start_at = 0
-        end = taps * blocks
-        if SPLIT:
-            start_at = tl.program_id(2) * share
-            end = tl.minimum(end, start_at + share)
-        each: tl.constexpr = SUMMANDS // SLICES
-        own = tl.arange(0, SLICES)[:, None] * each + tl.arange(0, each)[None, :]
-        # What differs from one turn to the next are single numbers: where the window's element is, and the first channel.
-        a_at = start[None, :, None] + own[:, None, :]
-        b_at = (own * filter_c)[:, :, None] + (column_of_filter * filter_o)[None, None, :]
-        totals = tl.zeros([SLICES, PIXELS, RESULTS], tl.float32)
-        tap = start_at // blocks
-        first = (start_at - tap * blocks) * SUMMANDS
-        down = tap // kernel_w
-        right = tap - down * kernel_w
-        for _ in range(start_at, end):
-            inside = there
-            a_first = first
-            b_first = first * filter_c
-            if not POINT:
-                y = top + down * dilation_h
-                x = left + right * dilation_w
-                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
-                a_first += down * dilation_h * step_h + right * dilation_w * step_w
-                b_first += tap * filter_tap
-            exists = own < channels - first
-            a = tl.load(data + (a_at + a_first), mask=inside[None, :, None] & exists[:, None, :], other=0)
-            b = tl.load(filter + (b_at + b_first), mask=exists[:, :, None] & wanted[None, None, :], other=0)
-            totals = tl.dot(a, b, totals, input_precision=PRECISION)
-            first += SUMMANDS
-            if not POINT:
-                done = first >= channels
-                first = tl.where(done, 0, first)
-                tap = tl.where(done, tap + 1, tap)
-                right = tl.where(done, right + 1, right)
-                down = tl.where(right == kernel_w, down + 1, down)
-                right = tl.where(right == kernel_w, 0, right)
-        total = tl.sum(totals, 0)
     else:
         blocks = tl.cdiv(channels, SUMMANDS)
         start_at = 0
@@ -368,7 +278,7 @@ def convolve(
     Returns:
         NHWC, contiguous.
     """
-    return _run(data, filter, frames, tiles, bias, side, (int(filter.shape[3]),), relu)[0]
+    return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
 
 
 def convolve_siblings(
@@ -379,6 +289,7 @@ def convolve_siblings(
     bias: Tensor | None,
     sizes: Sequence[int],
     *,
+    side: Tensor | None = None,
     relu: bool = False,
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
@@ -390,24 +301,12 @@ def convolve_siblings(
         tiles: How the work is cut.
         bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
+        side: Of the result's shape; for one convolution only.
         relu: Cut the results off below zero.
 
     Returns:
         A tensor per convolution: NHWC, contiguous, parts of one block of memory.
     """
-    return _run(data, filter, frames, tiles, bias, None, sizes, relu)
-
-
-def _run(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None,
-    side: Tensor | None,
-    sizes: Sequence[int],
-    relu: bool,
-) -> list[Tensor]:
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
@@ -425,9 +324,8 @@ def _run(
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
     out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
-    in_tile, in_columns, summands, warps, stages, parts, slices = Tiles(*tiles)
-    first_tiles = [0, *accumulate(triton.cdiv(size, in_columns) for size in sizes)]
-    grid = triton.cdiv(pixels, in_tile), first_tiles[-1]
+    in_tile, in_columns, summands, warps, stages, parts = Tiles(*tiles)
+    grid = triton.cdiv(pixels, in_tile), sum(triton.cdiv(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
     share = triton.cdiv(steps_in_all, parts)
     parts = triton.cdiv(steps_in_all, share)
@@ -437,7 +335,6 @@ def _run(
         partial = counters = out
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
-    rest = [0] * (MOST_SIBLINGS - len(sizes))
     _convolve[(*grid, parts)](
         data,
         flat,
@@ -451,11 +348,7 @@ def _run(
         width,
         channels // of_in,
         *(size // of_out for size in sizes),
-        *rest,
-        *first_tiles[1:-1],
-        *[_LARGEST] * len(rest),
-        *places[1:-1],
-        *rest,
+        *[0] * (MOST_SIBLINGS - len(sizes)),
         vertical.outputs,
         horizontal.outputs,
         horizontal.kernel,
@@ -485,11 +378,8 @@ def _run(
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
-        SLICES=slices,
-        EARLY=EARLY,
         num_warps=warps,
         num_stages=stages,
-        **({"launch_pdl": True} if EARLY else {}),
     )
     shape = (images, vertical.outputs, horizontal.outputs)
     if len(sizes) == 1:

@@ -8,6 +8,7 @@ tiled kernel is taken where it is faster both alone and eight side by side (see 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,20 @@ from msplit.engines.cuda.program import Op
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import TILES
 
-SIZES = (
-    (16, 32, 64, 4, 3, 1, 1),
-    (32, 32, 64, 4, 3, 1, 1),
-    (32, 32, 32, 4, 4, 1, 1),
-    (32, 32, 64, 4, 3, 1, 4),
-    (32, 32, 128, 8, 3, 1, 8),
-    (16, 32, 128, 8, 3, 1, 8),
-)
-FEW_CHANNELS = ((32, 32, 32, 4, 4, 1, 1), (32, 64, 32, 4, 4, 1, 1))
-"""Tiles that won for some shape, as `conv_kernel.Tiles`. Every one more costs each new shape its measurement."""
+Cuts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
-PARTS = (2, 4, 8, 16)
-"""Blocks that may share a tile's summands, where that leaves at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
+SINGLE: Cuts = (
+    ((16, 32, 64, 4, 3), (1, 2, 4, 8)),
+    ((32, 32, 32, 4, 4), (1,)),
+    ((32, 32, 64, 4, 3), (4, 8)),
+)
+FEW_CHANNELS: Cuts = (((32, 32, 32, 4, 4), (1,)), ((32, 64, 32, 4, 4), (1,)))
+SIBLINGS: Cuts = (((32, 32, 64, 4, 3), (1, 2, 4)), ((64, 64, 64, 4, 4), (1, 2, 4)))
+"""Tiles that won for some shape, each as `conv_kernel.Tiles` begins, with the numbers of parts that won. Every tile more costs a user's
+first run a second or two of compiling, once with one part and once with several, and each new shape its measurement.
+
+Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
+
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
@@ -71,7 +73,7 @@ def choose(
     tiles = _chosen[key]
     if tiles is None:
         return op, arguments[1]
-    return _tiled(op, tiles), arguments[1] if tiles.slices > 1 else turned
+    return _tiled(op, tiles), turned
 
 
 def worth_a_kernel(dtype: torch.dtype) -> bool:
@@ -88,13 +90,13 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
     from msplit.engines.cuda import conv_kernel
 
-    for size in FEW_CHANNELS if data.shape[-1] < FEW else SIZES:
+    cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < FEW else SINGLE
+    for size, shares in cuts:
         whole = conv_kernel.Tiles(*size)
-        yield whole
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv_kernel.summing_steps(data, filter, whole)
-        for parts in PARTS:
-            if LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts:
+        for parts in shares:
+            if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
                 yield whole._replace(parts=parts)
 
 
@@ -111,13 +113,9 @@ def _winner(
     data, filter, *rest = arguments
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
-        function, weights = lowered(_tiled(op, tiles)), filter if tiles.slices > 1 else turned
-        if float((function(data, weights, *rest)[0] - expected).abs().max()) > SAME * largest:
+        call = functools.partial(lowered(_tiled(op, tiles)), data, turned, *rest)
+        if float((call()[0] - expected).abs().max()) > SAME * largest:
             continue
-
-        def call(function: Callable[..., Any] = function, weights: torch.Tensor = weights) -> Any:
-            return function(data, weights, *rest)
-
         time = contest.milliseconds(call)
         if fastest is None or time < fastest[0]:
             fastest = time, tiles, call

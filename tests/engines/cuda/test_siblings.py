@@ -18,7 +18,7 @@ from msplit.engines.cuda.windows import SIBLINGS
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
-TILES = (32, 32, 64, 4, 3, 1, 1)
+TILES = (32, 32, 64, 4, 3, 1)
 
 
 class Block(_Graph):
@@ -185,3 +185,4 @@ def test_one_kernel_must_win_alone_on_streams_and_under_load():
     assert wins.wins()
     for worse in ({"merged": 7}, {"loaded": 25}, {"one_by_one": 5}, {"beside": 4.5}):
         assert not replace(wins, **worse).wins()
+    assert replace(wins, beside=5).wins(), "members of their own must fork and join, too"
