@@ -6,11 +6,12 @@ idle, and bias and activation are further kernels. Each shape is timed once per 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,16 @@ from msplit.engines.cuda import contest
 from msplit.engines.cuda.ops.activation import activate
 from msplit.engines.cuda.triton_here import can_compile
 
+if TYPE_CHECKING:
+    from msplit.engines.cuda.batched_kernel import Tile
+
 _ALPHA = 0.20000000298023224
 _TILED = (torch.float32, torch.float16, torch.bfloat16)
+
+_LARGEST = 2**31
+
+TILE = "_tile"
+"""Attribute that an engine gives a product which runs in our own kernel: `batched_kernel.Tile`. Absent: the library runs it."""
 
 SECONDS = 60.0
 """What a process spends on measuring and on compiling what it measures; what is left then is chosen by rule."""
@@ -99,6 +108,43 @@ class Work:
         )
 
 
+def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Work | None:
+    """One layer as work of one member; None where more follows it than a bias and an activation.
+
+    Args:
+        data: [rows, inner].
+        weights: [inner, columns].
+        steps: What follows, as TensorFlow's `fused_ops` names it.
+        rest: Their inputs.
+    """
+    biased = tuple(steps[:1]) == ("BiasAdd",)
+    follow = steps[1:] if biased else steps
+    if len(rest) != biased or len(follow) > 1 or any(step in ("BiasAdd", "Add", "FusedBatchNorm") for step in follow):
+        return None
+    return Work(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
+
+
+def may_round(dtype: torch.dtype) -> bool:
+    """Whether products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+
+
+def is_spent() -> bool:
+    """Whether the time for measuring is up."""
+    return _spent[0] > SECONDS
+
+
+@contextlib.contextmanager
+def spending() -> Iterator[None]:
+    """Counts what is measured inside."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _spent[0] += time.perf_counter() - began
+
+
 def run(work: Work) -> Tensor:
     """The result: [members, rows, columns]."""
     return _way(work)(work)
@@ -124,19 +170,20 @@ def _way(work: Work) -> Callable[[Work], Tensor]:
 def _measure(key: tuple[Any, ...], work: Work, ways: Mapping[str, Callable[[Work], Tensor]]) -> str:
     """The fastest way; the first one, the library's, where others are not clearly faster."""
     holder = next(iter(ways))
-    if _spent[0] > SECONDS:
+    if is_spent():
         own = [name for name in ways if name.startswith("triton")]
         return own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else holder
-    began = time.perf_counter()
     times: dict[str, float] = {}
-    for name, way in ways.items():
-        try:
-            times[name] = contest.milliseconds(functools.partial(way, work)) * 1e3 / contest.CALLS
-        except Exception:  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
-            if not times:
-                raise
+    with spending():
+        for name, way in ways.items():
+            try:
+                times[name] = contest.milliseconds(functools.partial(way, work)) * 1e3 / contest.CALLS
+            except (
+                Exception
+            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+                if not times:
+                    raise
     _measured[key] = times
-    _spent[0] += time.perf_counter() - began
     best = min(times, key=lambda name: times[name])
     return best if times[best] < contest.MARGIN * times[holder] else holder
 
@@ -145,13 +192,31 @@ def _ways(work: Work) -> dict[str, Callable[[Work], Tensor]]:
     ways: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
     if _is_wide(work):
         ways["wide"] = by_wide_product
-    if can_compile() and work.one.x.dtype in _TILED:
-        from msplit.engines.cuda import batched_kernel as kernel
-
-        if work.activation in kernel.ACTIVATIONS:
-            for tile in kernel.tiles(work.one.rows.shape[1]):
-                ways[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
+    for tile in tiles(work):
+        ways[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
     return ways
+
+
+def tiles(work: Work) -> list[Tile]:
+    """Tiles of our own kernel that are worth trying; none where it can not do the work."""
+    if not can_compile() or work.one.x.dtype not in _TILED:
+        return []
+    from msplit.engines.cuda import batched_kernel as kernel
+
+    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, (work.one, work.second or work.one))):
+        return []
+    members, inner, columns = work.one.weights.shape
+    rows = work.one.rows.shape[1]
+    return list(kernel.candidates(members, rows, inner, columns, split=work.second is None))
+
+
+def _fits(layer: Layer) -> bool:
+    """Whether there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
+    for one in (layer.rows[:1], layer.weights[:1]):
+        extent = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
+        if not one.numel() or extent >= _LARGEST:
+            return False
+    return True
 
 
 def by_library(work: Work) -> Tensor:
@@ -210,8 +275,8 @@ def by_wide_product(work: Work) -> Tensor:
     return result.view(len(layer.x), members, columns).permute(1, 0, 2)
 
 
-def by_kernel(work: Work, tile: Any) -> Tensor:
-    """Our own kernel, with a tile from `batched_kernel.tiles`."""
+def by_kernel(work: Work, tile: Tile) -> Tensor:
+    """Our own kernel, with a tile from `tiles`."""
     from msplit.engines.cuda import batched_kernel as kernel
 
     def part(layer: Layer) -> Any:

@@ -1,37 +1,172 @@
-"""Memory layout of the constant operand of a matrix product, chosen by measurement.
+"""Which kernel runs a matrix product with constant weights, and how these lie in memory: chosen by measurement.
 
 TensorFlow keeps weights as (inputs, outputs). cuBLAS has other kernels for the transposed layout, up to a third faster or slower
-depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5), with no rule that a page
-could hold. So each shape is timed both ways once per process, alone and eight side by side: what is faster alone often fills more of
+depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5). Where a product has few rows,
+cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and GELU only: there our own kernel (`batched_kernel`)
+competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
+float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. No rule that a page could hold
+says which is faster. So each shape is timed once per process, alone and eight side by side: what is faster alone often fills more of
 the GPU, and then streams gain nothing (the products of an LSTM take 4.3 µs or, transposed, 2.8; on ten streams the whole takes 2.9 ms
-or 4.0). Only what is faster both ways is transposed.
+or 4.0). Only what is faster both ways replaces the library with the weights as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msplit.engines.cuda import contest
+from msplit.engines.cuda import batched, contest
+from msplit.engines.cuda.batched import TILE
+from msplit.engines.cuda.program import Op
 
-_transposed: dict[tuple[Any, ...], bool] = {}
+if TYPE_CHECKING:
+    from msplit.engines.cuda.batched_kernel import Tile
+
+SAME = 5e-3
+"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
+
+Lowered = Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]]
+"""What runs an op; takes its inputs."""
 
 
-def lay_out(call: Callable[..., Any], arguments: list[torch.Tensor], what: tuple[Any, ...]) -> torch.Tensor:
-    """The weights, the same values and logical shape, laid out as the product runs faster.
+@dataclass(frozen=True)
+class Choice:
+    """How products of one kind run.
+
+    Attributes:
+        tile: Of our own kernel; None: the library, or for grouped products what `batched` chose.
+        turned: Whether the weights lie with the summands of an output side by side.
+        times: µs, alone, of what was measured.
+    """
+
+    tile: Tile | None
+    turned: bool
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+_chosen: dict[tuple[Any, ...], Choice] = {}
+
+
+def chosen() -> Mapping[tuple[Any, ...], Choice]:
+    """Every choice of this process. A key begins with the op, its fused ops and the shapes of data and weights."""
+    return dict(_chosen)
+
+
+def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> tuple[Op, torch.Tensor]:
+    """The op as it runs fastest, itself or with `TILE`, and its weights, the same values and logical shape, as they then lie in memory.
 
     Args:
-        call: The product; takes `arguments`.
-        arguments: Its inputs, on a CUDA device; the weights are the second.
-        what: What beside shapes and types tells one kind of product from another.
+        op: A MatMul, _FusedMatMul or _GroupedMatMul whose second input is constant.
+        arguments: Its inputs, on a CUDA device.
+        lowered: What runs an op.
+        movable: Nothing else reads the weights as they lie now.
     """
     data, weights = arguments[0], arguments[1]
+    movable = movable and _inner_axis(op) is not None
+    if op.op == "_GroupedMatMul" and not movable:
+        return op, weights
+    attrs = tuple(op.attrs.get(name) for name in ("transpose_a", "transpose_b", "activation", "rows_first"))
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    key = (*what, tuple(data.shape), data.stride(), tuple(weights.shape), weights.dtype, tf32)
-    turned = weights.t().contiguous().t()
-    if key not in _transposed:
-        others = [data, turned, *arguments[2:]]
-        _transposed[key] = contest.beats(lambda: call(*others), lambda: call(*arguments))
-    return turned if _transposed[key] else weights
+    key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
+    key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
+    free = _chosen.get(key)
+    if free is None or not (movable or weights.shape[-1] == 1 or free.turned == _is_turned(op, weights)):
+        if not movable:
+            key = (*key, weights.stride())
+        if key not in _chosen:
+            _chosen[key] = _contest(op, arguments, lowered, movable=movable)
+    choice = _chosen[key]
+    if choice.turned and movable:
+        weights = _turned(op, weights)
+    return op if choice.tile is None else _tiled(op, choice.tile), weights
+
+
+def _tiled(op: Op, tile: Tile) -> Op:
+    return Op(op.node, op.name, op.op, {**op.attrs, TILE: tile}, op.inputs, op.covers, op.members)
+
+
+def _inner_axis(op: Op) -> int | None:
+    """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
+    if op.op != "_GroupedMatMul":
+        return None if op.attrs.get("transpose_b") else 0
+    layers = op.attrs["layers"]
+    if len(layers) > 1 or layers[0].get("transpose"):
+        return None
+    return 0 if layers[0].get("wide") else 1
+
+
+def _turned(op: Op, weights: torch.Tensor) -> torch.Tensor:
+    axis = _inner_axis(op)
+    assert axis is not None
+    if weights.dim() == 3 and axis == 0:  # side by side: each member's transposed matrix by itself is one block then
+        return weights.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return weights.movedim(axis, -1).contiguous().movedim(-1, axis)
+
+
+def _is_turned(op: Op, weights: torch.Tensor) -> bool:
+    axis = _inner_axis(op)
+    return axis is not None and weights.stride(axis) == 1 and weights.stride(-1) != 1
+
+
+def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
+    times: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> float:
+        call()  # a grouped product chooses its kernel when it first runs
+        times[name] = contest.milliseconds(call) * 1e3 / contest.CALLS
+        return times[name]
+
+    library, others = lowered(op), list(arguments)
+    if movable:
+        others[1] = _turned(op, arguments[1])
+
+    def as_it_lies() -> Any:
+        return library(*arguments)
+
+    def turned() -> Any:
+        return library(*others)
+
+    timed("library", as_it_lies)
+    turns = movable and timed("library, turned", turned) < contest.MARGIN * times["library"]
+    turns = turns and contest.beats(turned, as_it_lies)
+    held = turned if turns else as_it_lies
+    if op.op == "_GroupedMatMul" or batched.is_spent():
+        return Choice(None, turns, times)
+    expected = held()[0]
+    most = SAME * float(expected.abs().max()) if expected.numel() else 0.0
+    fastest: tuple[float, Tile, Callable[[], Any]] | None = None
+    with batched.spending():
+        for tile in _tiles(op, others):
+            call = _bound(lowered(_tiled(op, tile)), others)
+            try:
+                if not float((call()[0] - expected).abs().max()) <= most:
+                    continue
+                time = timed(f"triton {tile}", call)
+            except (
+                Exception
+            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+                continue
+            if fastest is None or time < fastest[0]:
+                fastest = time, tile, call
+        if fastest is not None and contest.beats(fastest[2], held):
+            return Choice(fastest[1], movable, times)
+    return Choice(None, turns, times)
+
+
+def _bound(function: Callable[..., Any], arguments: list[torch.Tensor]) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:
+    """Tiles of our own kernel that may compute this product."""
+    data, weights, *rest = arguments
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+    data = data.t() if op.attrs.get("transpose_a") else data
+    weights = weights.t() if op.attrs.get("transpose_b") else weights
+    work = batched.dense(data, weights, steps, rest)
+    if work is None:
+        return []
+    return [tile for tile in batched.tiles(work) if tile.exact or batched.may_round(data.dtype)]

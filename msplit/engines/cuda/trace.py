@@ -111,20 +111,15 @@ class _Tracer:
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
         function: Callable[..., tuple[torch.Tensor, ...]]
         function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
+        fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
-        if self.measures and self._is_constant_product(op, arguments):
-            what = (op.op, op.attrs.get("fused_ops"), op.attrs.get("transpose_a"))
-            self.constants[op.inputs[1]] = arguments[1] = products.lay_out(function, arguments, what)
-        elif self.measures and self._is_constant_convolution(op):
+        if self.measures and not unknown:
 
             def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
                 return functools.partial(_invoke, lowering, op, bound, (), len(op.inputs), self.nchw)
 
-            library = op
-            op, arguments[1] = convolutions.choose(op, arguments, lowered, keep_filter=op.inputs[1] in self.shared)
-            if op is not library:
-                function = lowered(op)
-                self.constants[op.inputs[1]] = arguments[1]
+            op = self._choose(op, arguments, lowered, fresh=fresh)
+            function = lowered(op)
         results = function(*arguments)
         number = len(self.steps)
         if lowering.dynamic or unknown or (varying and lowering.shape_only):
@@ -147,23 +142,38 @@ class _Tracer:
             else:
                 self.shapes[key] = tuple(result.shape)
 
-    def _is_constant_product(self, op: Op, arguments: list[torch.Tensor]) -> bool:
-        return (
-            self.device.type == "cuda"
-            and op.op in ("MatMul", "_FusedMatMul")
-            and not op.attrs.get("transpose_b")
-            and op.inputs[1] in self.constants
-            and op.inputs[1] not in self.made_by
-            and arguments[1].is_contiguous()
-        )
+    def _choose(
+        self,
+        op: Op,
+        arguments: list[torch.Tensor],
+        lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+        *,
+        fresh: bool,
+    ) -> Op:
+        """The op with the kernel that measures fastest, its constant weights or filter laid out for it.
 
-    def _is_constant_convolution(self, op: Op) -> bool:
+        Args:
+            op: What is to run.
+            arguments: Its inputs; changed.
+            lowered: What runs an op.
+            fresh: Nothing has read its second input before, so that it may come to lie in another way.
+        """
+        weights = op.inputs[1] if len(op.inputs) > 1 else None
+        if weights is None or weights not in self.constants:
+            return op
+        if op.op in ("MatMul", "_FusedMatMul", "_GroupedMatMul"):
+            op, arguments[1] = products.choose(op, arguments, lowered, movable=fresh)
+        elif self._is_nhwc_convolution(op):
+            keep = weights in self.shared
+            op, arguments[1] = convolutions.choose(op, arguments, lowered, keep_filter=keep)
+        else:
+            return op
+        self.constants[weights] = arguments[1]
+        return op
+
+    def _is_nhwc_convolution(self, op: Op) -> bool:
         return (
-            self.device.type == "cuda"
-            and not self.nchw
-            and op.op in ("Conv2D", "_FusedConv2D")
-            and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
-            and op.inputs[1] in self.constants
+            not self.nchw and op.op in ("Conv2D", "_FusedConv2D") and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
         )
 
     def dtypes(self, op: Op) -> dict[Key, str]:
@@ -209,6 +219,7 @@ def _invoke(
     count: int,
     nchw: bool,
     *tensors: torch.Tensor,
+    into: Mapping[int, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Calls a lowering with its bound inputs in place; inputs that it wants on the host but that only the run knows are read back."""
     rest = iter(tensors)
@@ -216,7 +227,7 @@ def _invoke(
         bound[slot] if slot in bound else to_numpy(next(rest)) if slot in unknown else next(rest)
         for slot in range(count)
     ]
-    return as_tuple(call(lowering, op, arguments, nchw=nchw))
+    return as_tuple(call(lowering, op, arguments, nchw=nchw, into=into))
 
 
 def infer(

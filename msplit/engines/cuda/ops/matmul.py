@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda import batched
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
 from msplit.engines.cuda.tensors import torch_dtype
 
@@ -15,13 +16,35 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 @lowering("MatMul")
 def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, each transposed first where the node says so."""
-    return product(a.t() if node.get("transpose_a") else a, b.t() if node.get("transpose_b") else b)
+    a = a.t() if node.get("transpose_a") else a
+    b = b.t() if node.get("transpose_b") else b
+    return product_in_tiles(node, a, b, (), ()) if batched.TILE in node.attrs else product(a, b)
+
+
+def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
+    """A product and what follows it in our own kernel, which an engine chose for this node (`batched.TILE`)."""
+    work = batched.dense(a, b, steps, rest)
+    assert work is not None, "internal error: a kernel was chosen that can not do this"
+    return batched.by_kernel(work, node.attrs[batched.TILE])[0]
 
 
 @lowering("BatchMatMul", "BatchMatMulV2")
 def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """The product of the last two axes, over batch axes that broadcast; an operand may be adjoint."""
-    return product(x.mH if node.get("adj_x") else x, y.mH if node.get("adj_y") else y)
+    x = x.mH if node.get("adj_x") else x
+    y = y.mH if node.get("adj_y") else y
+    if x.is_cuda and x.dim() > 2 and x.shape[:-2] == y.shape[:-2] and x.dtype == y.dtype and batched.may_round(x.dtype):
+        return _batched_product(x, y)
+    return product(x, y)
+
+
+def _batched_product(x: Tensor, y: Tensor) -> Tensor:
+    """As `product`, by whatever measures faster: for small matrices the library may take kernels without tensor cores."""
+    try:
+        left, right = x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])
+    except RuntimeError:  # the batch axes are no single axis as they lie
+        return product(x, y)
+    return batched.run(batched.Work(batched.Layer(left, right))).view(*x.shape[:-1], y.shape[-1])
 
 
 @lowering("BatchMatMulV3")
