@@ -93,10 +93,10 @@ def test_every_step_gives_the_outputs_of_its_own_inputs(build, streams, capture)
         np.testing.assert_array_equal(found["f_half"], inputs(seed)["f"].astype(np.float16))
 
 
-@pytest.mark.parametrize("way", ["rounds", "processor"])
+@pytest.mark.parametrize("way", ["patience", "processor"])
 def test_a_host_that_does_not_look_for_long_lets_cuda_wait(build, monkeypatch, way):
-    if way == "rounds":
-        monkeypatch.setattr(delivery, "_ROUNDS", 1)
+    if way == "patience":
+        monkeypatch.setattr(delivery, "_PATIENCE", 0)
     else:
         monkeypatch.setattr(delivery, "_CAN_POLL", False)
     executable = build()
