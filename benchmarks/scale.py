@@ -230,13 +230,14 @@ def table(record: dict[str, Any]) -> str:
         "| --- " + "| ---: " * 12 + "|",
     ]
     for row in record["rows"]:
-        made = row["rules"]
+        made = row.get("rules", {})  # without, what other parts measured is shown
+        nodes = made.get("nodes") or next(iter(row[part]["nodes"] for part in PARTS if part in row))
         auto, check, tensorflow = (row.get(name, {}).get(name) for name in ("auto", "check", "tensorflow"))
-        whole = [sum(made[name][place] for name in ("load", "analyze", "assign")) for place in (0, 1)]
+        whole = [sum(made[name][place] for name in ("load", "analyze", "assign")) for place in (0, 1)] if made else None
         lines.append(
-            f"| {row['kind']} | {made['nodes']:,} | {cell(made['load'])} | {cell(made['analyze'])} | {cell(made['assign'])} "
+            f"| {row['kind']} | {nodes:,} | {cell(made.get('load'))} | {cell(made.get('analyze'))} | {cell(made.get('assign'))} "
             f"| {cell(whole)} "
-            f"| {peak(made['assign'])} | {cell(auto)} | {peak(auto)} | {cell(check)} | {cell(made['save'])} "
+            f"| {peak(made.get('assign'))} | {cell(auto)} | {peak(auto)} | {cell(check)} | {cell(made.get('save'))} "
             f"| {cell(tensorflow)} | {peak(tensorflow)} |"
         )
     lines += ["", "Growth: processor time and memory of load + analyze + assign per node (µs, KB).", ""]
@@ -247,7 +248,7 @@ def table(record: dict[str, Any]) -> str:
     for kind in dict.fromkeys(row["kind"] for row in record["rows"]):
         cells = []
         for row in record["rows"]:
-            if row["kind"] == kind:
+            if row["kind"] == kind and "rules" in row:
                 made = row["rules"]
                 total = sum(made[name][0] for name in ("load", "analyze", "assign"))
                 cells.append(f"{total / made['nodes'] * 1e6:.0f}, {made['assign'][2] / made['nodes'] * 1024:.1f}")
