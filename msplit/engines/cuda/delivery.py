@@ -17,8 +17,6 @@ from msplit.engines.cuda.triton_here import can_compile
 
 _CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """These processors see memory change in the order in which it was written: with the new number, the outputs are there."""
-_let_others_run = select.poll().poll
-"""With 0 as its argument: lets go of the interpreter's lock and comes back at once."""
 _LOOKS = 16
 """How often the host looks, 0.6 µs in all, before it lets go of the interpreter's lock."""
 _PATIENCE = 1e-3
@@ -46,6 +44,7 @@ class Outputs:
         self._delivery: Any = None
         self._sources: list[torch.Tensor] = []
         self._number = 0
+        self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
         if captured and device.type == "cuda" and can_compile():
             from msplit.engines.cuda.copy_kernel import Delivery
 
@@ -87,13 +86,13 @@ class Outputs:
         """
         if self._delivery is None or not _CAN_POLL:
             return False
-        number, expected = self._delivery.number, self._number
+        number, expected, look_up = self._delivery.number, self._number, self._look_up
         end = time.perf_counter() + _PATIENCE
         while True:
             for _ in range(_LOOKS):
                 if number[0] == expected:
                     return True
-            _let_others_run(0)
+            look_up(0)
             if time.perf_counter() > end:
                 return False
 
