@@ -2,15 +2,18 @@
 
     python benchmarks/step_probe.py GRAPHS [--models towers:128,inception_v3:1:8] [--rounds 12] [--micro-only]
 
-GRAPHS is made by `benchmarks/models.py`. Needs no TensorFlow. All ways run in one process and take turns; times are medians in µs. A
-model is fused and grouped, on one stream or as many as its third part says. "before" copies each output by a kernel of its own, checks and
-joins inputs by NumPy, launches and waits through PyTorch; each following way changes one thing more.
+GRAPHS is made by `benchmarks/models.py`. Needs no TensorFlow; run it on a quiet machine. All ways run in one process and take turns; times
+are medians in µs. A model is fused and grouped, on one stream or as many as its third part says; Inception, which takes a minute to build,
+only if it is asked for. "before" copies each output by a kernel of its own, checks and joins inputs by NumPy, launches and waits through
+PyTorch; each following way changes one thing more, and the last one is what ships.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
@@ -30,16 +31,13 @@ import models
 from msplit import api, rules
 from msplit.api.model import price
 from msplit.engines.base import Job
-from msplit.engines.cuda import copy_kernel, delivery, executable
+from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy
 from msplit.engines.cuda.engine import CudaEngine, executable_for, plan_for
 from msplit.engines.cuda.replay import Replay
-from msplit.engines.cuda.staging import _tensor
 from msplit.measure.inputs import make_inputs
 
-MODELS = "towers:128:1,mmoe:128:1,deepfm:1:8,inception_v3:1:8"
+MODELS = "towers:128:1,mmoe:128:1,deepfm:1:8"
 GPU = torch.device("cuda")
-CHUNK = 1 << 17
-"""Bytes of a large input that are filled before the device may fetch them, where it is launched before they are filled."""
 
 Step = Callable[[], Any]
 
@@ -53,7 +51,7 @@ def main() -> None:
     parser.add_argument("--micro-only", action="store_true")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    for part in (launches, numbers, fetches):
+    for part in (launches, numbers, host_copies):
         attempt(part.__name__, part)
     for wanted in () if arguments.micro_only else arguments.models.split(","):
         name, batch, streams = (*wanted.split(":"), "1", "1")[:3]
@@ -129,54 +127,31 @@ def launches() -> None:
     show("  the call that launches alone", found)
 
 
-@triton.jit
-def _deliver_store(pieces, finished, number, BLOCK: tl.constexpr):
-    piece = pieces + tl.program_id(0) * 3
-    source = tl.load(piece).to(tl.pointer_type(tl.int32))
-    target = tl.load(piece + 1).to(tl.pointer_type(tl.int32))
-    place = tl.arange(0, BLOCK)
-    exists = place < tl.load(piece + 2)
-    count = tl.load(finished) + 1
-    tl.store(finished, count)
-    tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
-    tl.debug_barrier()
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; @p st.release.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,l",
-        [number.to(tl.int64), count],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-class StoreDelivery(copy_kernel.Delivery):
-    """The number is stored instead of exchanged."""
-
-    def issue(self) -> None:
-        if len(self._pieces) > 1:
-            super().issue()
-        else:
-            _deliver_store[(1,)](self._pieces, self._finished, self._number, BLOCK=copy_kernel._BLOCK)
-
-
 def numbers() -> None:
-    """A kernel and an output of some bytes: how the host learns that it is there."""
+    """A kernel and outputs of some bytes: how the host learns that they are there. Up to four go by arguments, more by a table."""
     some = torch.zeros(1024, device=GPU)
-    for size in (4, 4000, 400_000):
-        source = torch.zeros(size // 4, device=GPU)
-        host = torch.zeros(size // 4).pin_memory()
-        seen = copy_kernel.seen_by(GPU, host)
-        plain = captured(lambda seen=seen, source=source: (some.add_(1), copy_kernel.copy(source, seen)))
-        ways: dict[str, Step] = {"copied, CUDA waits": lambda plain=plain: (plain.start(), plain.finish())}
-        for label, made in (("exchanged", copy_kernel.Delivery), ("stored", StoreDelivery)):
-            given = made([size], GPU)
-            graph = captured(lambda given=given: (some.add_(1), given.issue()))
-            given.aim([source.data_ptr()], [host.data_ptr()])
-            torch.cuda.synchronize()
-            ways[f"number {label}"] = watcher(graph, given)
-            ways[f"{label}, CUDA waits"] = lambda graph=graph: (graph.start(), graph.finish())
-        show(f"kernel and {size} B out", race(ways, 6))
+    for count, size in ((1, 4), (1, 4000), (2, 512), (4, 512), (5, 512), (1, 400_000), (2, 400_000)):
+        sources = [torch.zeros(size // 4, device=GPU) for _ in range(count)]
+        hosts = [torch.zeros(size // 4).pin_memory() for _ in range(count)]
+        seen = [copy_kernel.seen_by(GPU, host) for host in hosts]
+        addresses = [source.data_ptr() for source in sources]
+
+        def copied(sources: Any = sources, seen: Any = seen) -> None:
+            some.add_(1)
+            for source, host in zip(sources, seen, strict=True):
+                copy_kernel.copy(source, host)
+
+        plain = captured(copied)
+        given = copy_kernel.Delivery([size] * count, [host.data_ptr() for host in hosts], GPU)
+        graph = captured(lambda given=given, addresses=addresses: (some.add_(1), given.issue(addresses)))
+        given.aim(addresses)
+        torch.cuda.synchronize()
+        ways: dict[str, Step] = {
+            "copied one by one, CUDA waits": lambda plain=plain: (plain.start(), plain.finish()),
+            "one kernel, CUDA waits": lambda graph=graph: (graph.start(), graph.finish()),
+            "one kernel and its number": watcher(graph, given),
+        }
+        show(f"kernel and {count} x {size} B out", race(ways, 6))
 
 
 def watcher(graph: Replay, given: copy_kernel.Delivery) -> Step:
@@ -194,27 +169,16 @@ def watcher(graph: Replay, given: copy_kernel.Delivery) -> Step:
     return step
 
 
-def fetches() -> None:
-    """Inputs to the device and a kernel: by which words and in how large pieces."""
-    some = torch.zeros(1024, device=GPU)
-    for size in (512, 4096, 20_480, 1 << 20):
-        host = torch.zeros(size, dtype=torch.uint8).pin_memory()
-        device = torch.zeros(size, dtype=torch.uint8, device=GPU)
-        ways: dict[str, Step] = {}
-        graph = captured(lambda host=host, device=device: (device.copy_(host, non_blocking=True), some.add_(1)))
-        ways["copy engine"] = lambda graph=graph: (graph.start(), graph.finish())
-        for word in (torch.uint8, torch.int64):
-            seen = copy_kernel.seen_by(GPU, host.view(word))
-            there = device.view(seen.dtype)
-            for block in (512, 1024, 2048):
-
-                def body(seen: Any = seen, there: Any = there, block: int = block) -> None:
-                    some.add_(1)
-                    copy_kernel._copy[(triton.cdiv(seen.numel(), block),)](seen, there, seen.numel(), BLOCK=block)
-
-                graph = captured(body)
-                ways[f"{word.itemsize} B x {block}"] = lambda graph=graph: (graph.start(), graph.finish())
-        show(f"{size} B in and a kernel", race(ways, 4))
+def host_copies() -> None:
+    """Large arrays on the host: one thread, and what ships."""
+    for megabytes in (1, 4, 16, 64):
+        source, target = np.ones(megabytes << 20, np.uint8), np.zeros(megabytes << 20, np.uint8)
+        ways: dict[str, Step] = {
+            "one thread": lambda source=source, target=target: np.copyto(target, source),
+            "ours": lambda source=source, target=target: host_copy.copy(source, target),
+            "read": lambda source=source: host_copy.copy_of(source),
+        }
+        show(f"{megabytes} MB on the host", race(ways, 3, 10))
 
 
 # Whole steps
@@ -271,95 +235,6 @@ class OldOutputs(delivery.Outputs):
         return False
 
 
-class StoreOutputs(delivery.Outputs):
-    """The number is stored."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._delivery.__class__ = StoreDelivery
-        self._delivery.issue()
-
-
-class DirectInputs(executable.Inputs):
-    """The device reads the host's memory where it uses it."""
-
-    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        super().__init__(like, device)
-        self.kept = copy_kernel.seen_by(device, self.block.host).view(torch.uint8)
-        self.on_device = {name: _tensor(self.kept, self.block.starts[name], tensor) for name, tensor in like.items()}
-
-    def to_device(self) -> None:
-        """Nothing to copy."""
-
-
-@triton.jit
-def _fetch(source, target, count, gates, finished, programs, per_gate, BLOCK: tl.constexpr, PATIENCE: tl.constexpr):
-    wanted = tl.load(finished) // programs + 1
-    gate = gates + tl.program_id(0) // per_gate
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tries = 0
-    while (tl.load(gate, volatile=True) < wanted) & (tries < PATIENCE):
-        tries += 1
-    tl.debug_barrier()
-    exists = place < count
-    tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
-
-
-class EarlyInputs(executable.Inputs):
-    """The graph is launched first; what fetches the inputs waits until they are filled."""
-
-    finished: Any = None
-    programs = 1
-
-    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        super().__init__(like, device)
-        size = self.block.host.numel()
-        self.chunk = CHUNK if len(self._groups) == 1 and size > CHUNK else size
-        self.gates = torch.zeros(-(-size // self.chunk), dtype=torch.int64).pin_memory()
-        self.gate = memoryview(self.gates.numpy())
-        self.seen_gates = copy_kernel.seen_by(device, self.gates)
-        self.words = copy_kernel.seen_by(device, self.block.host.view(torch.int64))
-
-    def to_device(self) -> None:
-        if not torch.cuda.is_current_stream_capturing():
-            super().to_device()
-            return
-        block = 2048 if len(self.gates) > 1 else 512
-        count = self.words.numel()
-        _fetch[(triton.cdiv(count, block),)](
-            self.words,
-            self._device.view(torch.int64),
-            count,
-            self.seen_gates,
-            self.finished,
-            self.programs,
-            self.chunk // 8 // block if len(self.gates) > 1 else 1 << 30,
-            BLOCK=block,
-            PATIENCE=200_000,
-        )
-
-    def fill_and_open(self, arrays: Any, number: int) -> None:
-        """Fills, and lets the device fetch."""
-        if len(self.gates) == 1:
-            self.fill(arrays)
-            self.gate[0] = number
-            return
-        (group,) = self._groups
-        source = memoryview(group.take(arrays)[0].reshape(-1)).cast("B")
-        for chunk, start in enumerate(range(0, len(group.memory), self.chunk)):
-            group.memory[start : start + self.chunk] = source[start : start + self.chunk]
-            self.gate[chunk] = number
-        self.gate[len(self.gates) - 1] = number
-
-
-class EarlyOutputs(delivery.Outputs):
-    """Tells the inputs where steps are counted."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        EarlyInputs.finished, EarlyInputs.programs = self._delivery._finished, len(self._delivery._pieces)
-
-
 def step_of(made: Any, feeds: Any, *, direct: bool = True, poll: bool = True, old_fill: bool = False) -> Step:
     """A step with some ways switched off."""
     graph = made._graphs[True]
@@ -370,23 +245,6 @@ def step_of(made: Any, feeds: Any, *, direct: bool = True, poll: bool = True, ol
         delivery._CAN_POLL = poll
         made._inputs.old = old_fill
         return made.step(feeds)
-
-    return step
-
-
-def early_step(made: Any, feeds: Any) -> Step:
-    """Launches, fills, waits, reads."""
-
-    def step() -> Any:
-        delivery._CAN_POLL = True
-        outputs = made._outputs
-        outputs.expect()
-        made._graphs[True].start()
-        made._inputs.fill_and_open(feeds, outputs._number)
-        if not outputs.arrived():
-            made._graphs[True].finish()
-            outputs.settle()
-        return outputs.read()
 
     return step
 
@@ -409,18 +267,14 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
     kinds: dict[str, tuple[type, type]] = {
         "old": (OldInputs, OldOutputs),
         "new": (OldInputs, delivery.Outputs),
-        "store": (OldInputs, StoreOutputs),
-        "direct": (DirectInputs, delivery.Outputs),
-        "early": (EarlyInputs, EarlyOutputs),
     }
     wanted: dict[str, Any] = {}
     for kind, pair in kinds.items():
         try:
             executable.Inputs, executable.Outputs = pair  # type: ignore[misc]
             made = executable_for(job, prepared, plan)
-            step = early_step(made, feeds) if kind == "early" else lambda made=made: made.step(feeds)
             for _ in range(3):
-                found = step()
+                found = made.step(feeds)
             wanted = wanted or found
             bad = [key for key in wanted if not np.array_equal(wanted[key], found[key])]
             print(f"  {kind}: outputs {'differ: ' + ', '.join(bad[:3]) if bad else 'agree'}", flush=True)
@@ -436,14 +290,8 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
         "+ joined inputs": step_of(old, feeds),
         "+ one kernel out": step_of(new, feeds, poll=False),
         "+ number": step_of(new, feeds),
+        "launch": new.launch,
     }
-    if "store" in built:
-        ways["number stored"] = step_of(built["store"], feeds)
-    if "direct" in built:
-        ways["inputs read where used"] = step_of(built["direct"], feeds)
-    if "early" in built:
-        ways["launched before filled"] = early_step(built["early"], feeds)
-    ways["launch"] = new.launch
     inputs, outputs = sum(value.nbytes for value in feeds.values()), sum(value.nbytes for value in wanted.values())
     print(
         f"{name} batch {batch}, {streams} streams: {len(feeds)} inputs {inputs} B, {len(wanted)} outputs {outputs} B, "
@@ -451,10 +299,30 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
         f"device {np.median(new.device_times(300)) * 1e6:.1f}"
     )
     show(" host", race(ways, arguments.rounds))
+    show(" beside busy processes", busy(lambda: new.step(feeds)))
     show(" parts before", parts(old, feeds, direct=False, old_fill=True))
     show(" parts now", parts(new, feeds))
     for made in built.values():
         made.close()
+
+
+def busy(step: Step, seconds: float = 1.5) -> dict[str, float]:
+    """µs of a step while as many other processes as there are processors never stop."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    delivery._CAN_POLL = True
+    times = []
+    try:
+        time.sleep(0.5)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    return {f"{share} %": float(np.percentile(times, share)) * 1e6 for share in (50, 90, 99)}
 
 
 def parts(made: Any, feeds: Any, *, direct: bool = True, old_fill: bool = False) -> dict[str, float]:
