@@ -120,7 +120,7 @@ def _releases(
         if last is not None:
             releases.setdefault(last, []).extend(keys)
             freed[last] = freed.get(last, 0) + program.steps[owner].bytes
-    peak = 0
+    peak = sum(step.bytes for step in program.steps if not step.launches)  # held during the whole run
     for members in known.members:
         live = highest = 0
         for step in members:

@@ -34,6 +34,7 @@ def _pool(  # type: ignore[no-untyped-def]
     columns,
     before_h,
     before_w,
+    step,
     KERNEL_H: tl.constexpr,
     KERNEL_W: tl.constexpr,
     STRIDE_H: tl.constexpr,
@@ -44,7 +45,8 @@ def _pool(  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = place < total
     channel = place % channels
-    rest = place // channels
+    pixel = place // channels
+    rest = pixel
     column = rest % columns
     rest = rest // columns
     row = rest % rows
@@ -68,7 +70,7 @@ def _pool(  # type: ignore[no-untyped-def]
                 found = tl.maximum(found, value, propagate_nan=tl.PropagateNan.ALL)
     if MEAN:
         found = (found / count).to(data.dtype.element_ty)
-    tl.store(out + place, found, mask=exists)
+    tl.store(out + pixel * step + channel, found, mask=exists)
 
 
 def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
@@ -84,20 +86,21 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
     )
 
 
-def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False) -> Tensor:
+def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False, into: Tensor | None = None) -> Tensor:
     """The largest element of each window, NaN where there is one; or the mean of its elements.
 
     Args:
         data: NHWC, contiguous, on a GPU.
         frames: The windows along height and width.
         mean: The mean instead of the largest.
+        into: Where the result goes: channels of a larger, contiguous tensor. None: into new memory.
 
     Returns:
-        NHWC, contiguous.
+        NHWC; contiguous, or `into`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
-    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels))
+    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels)) if into is None else into
     total = out.numel()
     if total:
         _pool[(triton.cdiv(total, _BLOCK),)](
@@ -111,6 +114,7 @@ def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False) -> Ten
             horizontal.outputs,
             vertical.before,
             horizontal.before,
+            out.stride(2),
             KERNEL_H=vertical.kernel,
             KERNEL_W=horizontal.kernel,
             STRIDE_H=vertical.stride,

@@ -154,7 +154,7 @@ class Step:
         inputs: Values read on the device.
         outputs: How many values it makes: keys ``(op.node, 0..outputs-1)``.
         launches: Whether it launches kernels; a view of its input launches nothing.
-        bytes: Device bytes it allocates for its outputs.
+        bytes: Device bytes it allocates for its outputs. A step that launches nothing holds them during the whole run.
         bases: Per output the step in whose memory it lies (itself, or the producer that it is a view of), -1 for a constant's or
             an input's memory.
         varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.

@@ -1,0 +1,198 @@
+"""The kernel of `conv_kernel.py`: a tile of a convolution of NHWC data. Needs Triton.
+
+The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and the input
+channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
+of a tile (split-K); the one that is done last adds all parts up, always in the same order.
+
+The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_SIZES = (  # noqa: SIM905 (a line for each is too many to read)
+    "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
+    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o into_step chosen share "
+    "parts"
+).split()
+"""Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
+
+
+@triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
+def convolve_tile(  # type: ignore[no-untyped-def]
+    data,
+    filter,
+    bias,
+    side,
+    out,
+    into,
+    partial,
+    counters,
+    pixels,
+    height,
+    width,
+    channels,
+    results,
+    results_1,
+    results_2,
+    results_3,
+    rows,
+    columns,
+    kernel_w,
+    taps,
+    stride_h,
+    stride_w,
+    dilation_h,
+    dilation_w,
+    before_h,
+    before_w,
+    step_n,
+    step_h,
+    step_w,
+    filter_tap,
+    filter_c,
+    filter_o,
+    into_step,
+    chosen,
+    share,
+    parts,
+    PIXELS: tl.constexpr,
+    RESULTS: tl.constexpr,
+    SUMMANDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    IN_FIRST: tl.constexpr,
+    POINT: tl.constexpr,
+    NARROW: tl.constexpr,
+    BIAS: tl.constexpr,
+    SIDE: tl.constexpr,
+    RELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SIBLINGS: tl.constexpr,
+):
+    """A block's tile, or its part of the summands: see `conv_kernel.convolve_siblings`, which cuts and launches."""
+    # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
+    channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
+    results *= OUT
+    if IN_FIRST:  # input channels lie side by side in the filter
+        filter_c = 1
+        filter_tap, filter_o = filter_tap * IN, filter_o * IN
+    else:
+        filter_o = 1
+        filter_tap, filter_c = filter_tap * OUT, filter_c * OUT
+    # The tile's own convolution: its number of output channels, its first tile and column, and where its result begins.
+    tile = tl.program_id(1)
+    first_tile = 0
+    first_column = 0
+    first_place = 0
+    member = 0
+    if SIBLINGS:  # a sibling that is not there has no output channels, and begins behind the last tile
+        next_tile = tl.cdiv(results, RESULTS)
+        next_column = results
+        next_place = tl.cdiv(pixels * results, ALIGNED)
+        for sibling in tl.static_range(3):
+            size = (results_1 if sibling == 0 else (results_2 if sibling == 1 else results_3)) * OUT
+            own = tile >= next_tile
+            results = tl.where(own, size, results)
+            first_tile = tl.where(own, next_tile, first_tile)
+            first_column = tl.where(own, next_column, first_column)
+            first_place = tl.where(own, next_place, first_place)
+            member = tl.where(own, sibling + 1, member)
+            next_tile += tl.cdiv(size, RESULTS)
+            next_column += size
+            next_place += tl.cdiv(pixels * size, ALIGNED)
+        out += first_place * ALIGNED
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
+    column_of_filter = first_column + result
+    summand = tl.arange(0, SUMMANDS)
+    column = pixel % columns
+    rest = pixel // columns
+    top = rest % rows * stride_h - before_h
+    left = column * stride_w - before_w
+    start = rest // rows * step_n + top * step_h + left * step_w
+    there = pixel < pixels
+    wanted = result < results
+    total = tl.zeros([PIXELS, RESULTS], tl.float32)
+    if NARROW:
+        count = taps * channels
+        start_at = 0
+        if SPLIT:
+            start_at = tl.program_id(2) * share * SUMMANDS
+            count = tl.minimum(count, start_at + share * SUMMANDS)
+        for first in range(start_at, count, SUMMANDS):
+            place = first + summand
+            exists = place < count
+            tap = place // channels
+            channel = place - tap * channels
+            down = tap // kernel_w * dilation_h
+            right = tap % kernel_w * dilation_w
+            y = top[:, None] + down[None, :]
+            x = left[:, None] + right[None, :]
+            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there[:, None] & exists[None, :]
+            offset = down * step_h + right * step_w + channel
+            a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
+            at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
+            b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        blocks = tl.cdiv(channels, SUMMANDS)
+        start_at = 0
+        end = taps * blocks
+        if SPLIT:
+            start_at = tl.program_id(2) * share
+            end = tl.minimum(end, start_at + share)
+        for number in range(start_at, end):
+            if POINT:
+                tap = 0
+                channel = number * SUMMANDS + summand
+                inside = there
+                offset = start
+            else:
+                tap = number // blocks
+                channel = (number - tap * blocks) * SUMMANDS + summand
+                down = tap // kernel_w * dilation_h
+                right = tap % kernel_w * dilation_w
+                y = top + down
+                x = left + right
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+                offset = start + down * step_h + right * step_w
+            exists = channel < channels
+            a = tl.load(data + offset[:, None] + channel[None, :], mask=inside[:, None] & exists[None, :], other=0)
+            at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
+            b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    if SPLIT:
+        # What others added up must be there before this block counts itself, and be read only after the last one has.
+        number = tile * tl.num_programs(0) + tl.program_id(0)
+        inner = tl.arange(0, PIXELS)[:, None] * RESULTS + tl.arange(0, RESULTS)[None, :]
+        start_of = partial + number * parts * (PIXELS * RESULTS)
+        tl.store(start_of + tl.program_id(2) * (PIXELS * RESULTS) + inner, total)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + number, 1, sem="acq_rel", scope="gpu") != parts - 1:
+            return
+        tl.store(counters + number, 0)  # for the next run of the same graph
+        total = tl.zeros([PIXELS, RESULTS], tl.float32)
+        for one in tl.range(0, parts, loop_unroll_factor=4):
+            total += tl.load(start_of + one * (PIXELS * RESULTS) + inner, cache_modifier=".cg")
+    if BIAS:
+        total += tl.load(bias + column_of_filter, mask=wanted, other=0)[None, :].to(tl.float32)
+    place = pixel[:, None] * results + result[None, :]
+    exists = there[:, None] & wanted[None, :]
+    if SIDE:
+        total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
+    if RELU:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    total = total.to(out.dtype.element_ty)
+    place_in_rows = pixel[:, None] * (into_step * OUT) + result[None, :]
+    if SIBLINGS:
+        if member == chosen:
+            tl.store(into + place_in_rows, total, mask=exists)
+        else:
+            tl.store(out + place, total, mask=exists)
+    else:
+        tl.store(into + place_in_rows, total, mask=exists)
