@@ -101,6 +101,24 @@ def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory
         assert other.in_order == found.in_order
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_id_on_one_of_two_copies_decides_between_them_not_their_names(name: str, tmp_path: Path) -> None:
+    graph_def = proto.graph_pb2.GraphDef()
+    for node, op, *inputs in (
+        ("x", "Placeholder"),
+        ("up", "Acme>Custom", "x"),
+        *(("one", "Relu", "up"), ("two", "Relu", "up"), ("three", "Relu", "x"), ("four", "Relu", "x")),
+    ):
+        graph_def.node.add(name=node, op=op, input=inputs)
+    graph_def.node[2].attr["_stream_id"].i = 0
+    found = assigned(tmp_path / "model", graph_def, name)
+    assert found is not None
+    for seed in range(10):
+        other = assigned(tmp_path / "model", renamed(graph_def, random.Random(seed)), name)
+        assert other is not None
+        assert other.in_order == found.in_order
+
+
 def test_a_node_with_inputs_from_two_loops_belongs_to_the_first_of_them(tmp_path: Path) -> None:
     graph_def = proto.graph_pb2.GraphDef()
 
