@@ -5,7 +5,8 @@
 GRAPHS is made by `benchmarks/models.py`. Needs no TensorFlow. Per model: 8 streams with the kernels as they are, 8 streams fused, then
 fused and grouped on one stream and on 8. A cell is device / launch / host: medians in µs of a captured step by the GPU's clock, by the
 host's with inputs on the device, and by the host's with feeding and fetching. "diff" is the largest difference from the outputs on one
-stream as they are, over the largest output. Below are the kernels of the grouped step on one stream, in µs each by the profiler. With
+stream as they are, over the largest output. Below are the kernels of the grouped step on one stream, in µs each by the profiler, and what
+the model's products were decided to run with ("=>"), with the µs, alone, of everything that was measured for it. With
 --tiles, the kernel of all columns alone, in a CUDA graph of ten, for several ways to cut it.
 """
 
@@ -31,8 +32,10 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.measure.inputs import make_inputs
 
-MODELS = "deepfm:1,deepfm:128,deepfm:1024,dlrm:1,dlrm:128,dlrm:1024,towers:128,mmoe:128,columns_50:256"
+MODELS = "deepfm:1,deepfm:128,deepfm:1024,dlrm:1,dlrm:128,dlrm:1024,towers:128,mmoe:128,columns_50:256,bert:1"
 STREAMS = 8
+MOST_LISTED = 8
+"""Times of one contest that are printed."""
 WAYS: tuple[tuple[str, int, dict[str, bool]], ...] = (
     ("1 stream", 1, {}),
     ("8 streams", STREAMS, {}),
@@ -62,8 +65,29 @@ def main() -> None:
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 
+def choices() -> dict[Any, str]:
+    """All that was decided about products so far: what it is about, and a line about it."""
+    from msplit.engines.cuda import batched, products
+
+    found: dict[Any, str] = {}
+    for key, choice in products.chosen().items():
+        taken = f"{choice.tile or 'library'}{', turned' * choice.turned}"
+        found[key] = f"{key[0]} {key[1] or ''} {key[2]} x {key[3]} => {taken}: {listed(choice.times)}"
+    for key, (taken, times) in batched.chosen().items():
+        found[key] = f"{1 << key[0]} of {key[4]}, {key[3]} => {taken}: {listed(times)}"
+    return found
+
+
+def listed(times: Any) -> str:
+    """Times in µs, the shortest first."""
+    return ", ".join(
+        f"{name} {time:.1f}" for name, time in sorted(times.items(), key=lambda item: item[1])[:MOST_LISTED]
+    )
+
+
 def probe(arguments: argparse.Namespace, name: str, batch: int) -> None:
     """Prints what is found about one model."""
+    before = choices()
     path = models.fill(arguments.graphs, Path(tempfile.gettempdir()) / "msplit-models", name, batch)
     flat = api.load(path)
     feeds = make_inputs(flat, {}, batch=batch, seed=0)
@@ -95,6 +119,9 @@ def probe(arguments: argparse.Namespace, name: str, batch: int) -> None:
         executable.close()
     built = "/".join(f"{value:.1f}" for value in seconds)
     print(f"{name} batch {batch}: diff {worst:.0e}, built in {built} s", *cells, sep="\n", flush=True)
+    for key, line in choices().items():
+        if key not in before:
+            print(f"      {line}", flush=True)
     if arguments.tiles and grouped is not None and arguments.device == "cuda":
         try_tiles(replace(grouped, options={"device": arguments.device, "group": True}), feeds)
 

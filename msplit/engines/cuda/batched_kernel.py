@@ -116,7 +116,7 @@ class Part:
     bias: Tensor | None = None
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _activate(value, activation):  # type: ignore[no-untyped-def]
     # The number is not known when the kernel is compiled: one kernel for all. A comparison with NaN is false: NaN stays.
     if activation == 1:

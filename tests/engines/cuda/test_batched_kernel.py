@@ -87,6 +87,100 @@ def test_nan_and_infinity(activation, rows):
     assert result[0, 0].isnan().all()
 
 
+SPLIT = [(1, 32, 64, 4), (16, 32, 64, 2), (32, 32, 64, 4), (64, 32, 64, 4)]
+
+
+@pytest.mark.parametrize("tile", SPLIT)
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_that_share_a_tile_s_summands(tile, parts, turned):
+    found = kernel()
+    rows = 1 if tile[0] == 1 else 70
+    x, bias = normal(2, rows, 450), normal(2, 50)
+    weights = normal(2, 50, 450).mT if turned else normal(2, 450, 50)
+    tile = found.Tile(*tile, parts=parts)
+    wanted = expected(x, weights, bias, "Relu")
+    once = found.products(found.Part(x, weights, bias), tile, activation="Relu")
+    torch.testing.assert_close(once, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.products(found.Part(x, weights, bias), tile, activation="Relu"), once)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 8])
+@pytest.mark.parametrize(("members", "rows", "inner"), [(1, 1, 5), (1, 128, 640), (3, 37, 33), (1, 900, 1500)])
+@pytest.mark.parametrize("activation", ["", "Sigmoid"])
+def test_few_columns_in_float32(columns, members, rows, inner, activation):
+    found = kernel()
+    if INTERPRETED and rows * columns > 1000:
+        pytest.skip("too slow in the interpreter")
+    x, weights, bias = normal(members, rows, inner), normal(members, inner, columns), normal(members, columns)
+    (tile,) = found.candidates(members, rows, inner, columns, split=False)
+    assert tile.exact
+    result = found.products(found.Part(x, weights, bias), tile, activation=activation, tf32=True)
+    torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-5, atol=1e-4)
+    across = found.products(found.Part(x.mT.contiguous().mT, weights), tile)
+    torch.testing.assert_close(across, expected(x, weights, None), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [1, 40])
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(rows, columns, dtype):
+    found = kernel()
+    if INTERPRETED and dtype == torch.bfloat16 and rows > 1 and columns > 1:
+        pytest.skip("the interpreter has no products of bfloat16")
+    x, weights, bias = (
+        normal(1, rows, 300, dtype=dtype),
+        normal(1, 300, columns, dtype=dtype),
+        normal(1, columns, dtype=dtype),
+    )
+    for tile in list(found.candidates(1, rows, 300, columns))[:3]:
+        result = found.products(found.Part(x, weights, bias), tile, activation="Relu")
+        torch.testing.assert_close(result, expected(x, weights, bias, "Relu"), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("activation", ["GeluApproximate", "GeluExact"])
+def test_gelu(activation):
+    found = kernel()
+    x = torch.cat([torch.linspace(-12, 12, 511), torch.tensor([torch.nan])]).reshape(1, 1, -1).mT.to(DEVICE)
+    one = torch.ones(1, 1, 1, device=DEVICE)
+    tile = found.Tile(16, 1, 32, 1)
+    result = found.products(found.Part(x, one), tile, activation=activation)
+    torch.testing.assert_close(result, activate(activation)(x), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("steps", [(), ("Relu",), ("BiasAdd",), ("BiasAdd", "Sigmoid")])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_op_with_a_tile_is_the_op_without(rows, steps, transposed):
+    from msplit.engines.cuda.batched import TILE
+    from msplit.engines.cuda.registry import Node, table
+
+    found = kernel()
+    a = normal(120, rows) if transposed else normal(rows, 120)
+    b = normal(40, 120) if transposed else normal(120, 40)
+    rest = [normal(40)] if "BiasAdd" in steps else []
+    attrs = {"transpose_a": transposed, "transpose_b": transposed, "fused_ops": steps}
+    op = table()["_FusedMatMul" if steps else "MatMul"]
+    wanted = op.function(Node("n", op.op, attrs), a, b, *rest)
+    for tile in list(found.candidates(1, rows, 120, 40))[:2]:
+        result = op.function(Node("n", op.op, {**attrs, TILE: tile}), a, b, *rest)
+        assert result.shape == wanted.shape
+        torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 128, 1024])
+@pytest.mark.parametrize(("members", "inner", "columns"), [(1, 512, 512), (8, 512, 64), (1, 40, 9), (1, 4096, 100)])
+def test_few_candidates_that_fill_the_gpu(rows, members, inner, columns):
+    found = kernel()
+    made = list(found.candidates(members, rows, inner, columns))
+    assert 1 <= len({(tile.rows, tile.columns, tile.inner) for tile in made}) <= 4
+    for tile in made:
+        blocks = members * -(-rows // tile.rows) * -(-columns // tile.columns)
+        assert tile.parts == 1 or blocks * tile.parts <= found.MOST_BLOCKS
+        assert inner >= 2 * tile.parts * tile.inner or tile.parts == 1
+    assert all(tile.parts == 1 for tile in found.candidates(members, rows, inner, columns, split=False))
+
+
 def test_tf32_only_where_it_is_allowed():
     found = kernel()
     x, weights = normal(2, 64, 512), normal(2, 512, 64)
