@@ -181,14 +181,20 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     flat, feeds = sample(name, 3, **sizes)
     expected = run(flat, feeds, 2, group=True, fuse=True)
     measured[0].update(faster)
-    made = trace._Tracer.__init__
+    begin = trace._Tracer.__init__
 
     def measures(self, *arguments, **options):
-        made(self, *arguments, **options)
+        begin(self, *arguments, **options)
         self.measures = True
 
     monkeypatch.setattr(trace._Tracer, "__init__", measures)
     other, _ = sample(name, 3, **sizes)  # programs are kept per graph
     found = run(other, feeds, 2, group=True, fuse=True)
     assert compare(found, expected).passed
-    assert any(choice.tile is not None or choice.turned for choice in products.chosen().values())
+    made = products.chosen().values()
+    if "library, turned" in faster:
+        assert any(choice.turned for choice in made)
+    if (
+        "triton c" in faster and name != "mmoe"
+    ):  # all of MMoE's products are grouped: those choose their kernel themselves
+        assert any(choice.tile is not None for choice in made)
