@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SAME = 5e-3
 """Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
 
+_ALIGNED = 4
+"""Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
+
 Lowered = Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]]
 """What runs an op; takes its inputs."""
 
@@ -133,14 +136,16 @@ def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable
     turns = movable and timed("library, turned", turned) < contest.MARGIN * times["library"]
     turns = turns and contest.beats(turned, as_it_lies)
     held = turned if turns else as_it_lies
+    lay_out = {False: arguments, True: others}
     if op.op == "_GroupedMatMul" or batched.is_spent():
         return Choice(None, turns, times)
     expected = held()[0]
     most = SAME * float(expected.abs().max()) if expected.numel() else 0.0
-    fastest: tuple[float, Tile, Callable[[], Any]] | None = None
+    fastest: tuple[float, Tile, bool, Callable[[], Any]] | None = None
     with batched.spending():
-        for tile in _tiles(op, others):
-            call = _bound(lowered(_tiled(op, tile)), others)
+        for tile in _tiles(op, arguments):
+            turn = turns if tile.exact else movable and arguments[1].shape[0] % _ALIGNED == 0
+            call = _bound(lowered(_tiled(op, tile)), lay_out[turn])
             try:
                 if not float((call()[0] - expected).abs().max()) <= most:
                     continue
@@ -150,9 +155,9 @@ def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable
             ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
                 continue
             if fastest is None or time < fastest[0]:
-                fastest = time, tile, call
-        if fastest is not None and contest.beats(fastest[2], held):
-            return Choice(fastest[1], movable, times)
+                fastest = time, tile, turn, call
+        if fastest is not None and contest.beats(fastest[3], held):
+            return Choice(fastest[1], fastest[2], times)
     return Choice(None, turns, times)
 
 
