@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from msplit.engines.cuda import batched, products
+from msplit.engines.cuda.build import as_tuple, call
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.executable import Torture, precision
-from msplit.engines.cuda.registry import Node, table
+from msplit.engines.cuda.program import Op
+from msplit.engines.cuda.registry import table
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
@@ -24,6 +26,10 @@ CLOSE = 4e-3
 @pytest.fixture(autouse=True)
 def _time_to_measure(monkeypatch):
     monkeypatch.setattr(batched, "_spent", [0.0])
+
+
+def lowered(op):
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
 
 
 class Fixed:
@@ -77,16 +83,21 @@ def test_chosen_kernels_in_a_captured_step(rows, ieee, options):
 @pytest.mark.parametrize(("members", "rows", "inner"), [((300,), 27, 64), ((2, 6), 40, 33), ((1024,), 27, 64)])
 def test_batched_products_of_small_matrices(dtype, members, rows, inner):
     x = torch.randn(*members, rows, inner, device="cuda").to(dtype)
-    with precision(ieee=False):
-        found = table()["BatchMatMulV2"].function(Node("n", "BatchMatMulV2", {"adj_y": True}), x, x)
+    op = Op(3, "n", "BatchMatMulV2", {"adj_y": True}, [(1, 0), (2, 0)], [3])
     expected = x.double() @ x.double().mT
-    assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
-    assert any(times for _, times in batched.chosen().values())
-
-
-def test_batch_axes_that_are_no_single_axis_in_memory():
-    x = torch.randn(3, 20, 4, 16, device="cuda").permute(0, 2, 1, 3)
     with precision(ieee=False):
-        found = table()["BatchMatMulV2"].function(Node("n", "BatchMatMulV2", {"adj_y": True}), x, x)
-    torch.testing.assert_close(found, x @ x.mT, rtol=2e-2, atol=2e-2)
+        chosen, same = products.choose(op, [x, x], lowered, movable=False)
+        assert same is x
+        tried = products._tiles(op, [x, x])
+        assert tried
+        for one in (chosen, *(products._tiled(op, tile) for tile in tried)):
+            (found,) = lowered(one)(x, x)
+            assert found.shape == expected.shape
+            assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
+
+
+def test_batch_axes_that_are_no_single_axis_in_memory_are_left_to_the_library():
+    x = torch.randn(3, 20, 4, 16, device="cuda").permute(0, 2, 1, 3)
+    op = Op(3, "n", "BatchMatMulV2", {"adj_y": True}, [(1, 0), (2, 0)], [3])
+    with precision(ieee=False):
+        assert products.choose(op, [x, x], lowered, movable=False)[0] is op

@@ -124,6 +124,16 @@ def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Te
     return Work(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
 
 
+def members(x: Tensor, y: Tensor) -> Work | None:
+    """A product over batch axes, each batch a member; None where these axes are no single axis in memory, or not the same."""
+    if x.dim() < 3 or x.shape[:-2] != y.shape[:-2] or x.dtype != y.dtype:
+        return None
+    try:
+        return Work(Layer(x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])))
+    except RuntimeError:
+        return None
+
+
 def may_round(dtype: torch.dtype) -> bool:
     """Whether products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
     half = dtype in (torch.float16, torch.bfloat16)

@@ -298,7 +298,8 @@ def products(
 
     Args:
         one: Products of all members.
-        tile: How to divide the work. Summands are shared only where there is no second product.
+        tile: How to divide the work. Its `rows` is 1 only for products of one row, or with one column; summands are shared only where
+            there is no second product.
         activation: Name in `ACTIVATIONS`.
         tf32: Whether float32 may be rounded to TF32 on its way into the tensor cores.
         second: Products that are added, of the members from `first` on.
@@ -311,6 +312,7 @@ def products(
     """
     members, rows, inner = one.x.shape
     columns = one.weights.shape[2]
+    assert rows == 1 or tile.rows > 1 or tile.columns == 1, "internal error: a tile of one row for several"
     if rows_first:
         out = one.x.new_empty((rows, members, columns)).permute(1, 0, 2)
     else:

@@ -1,10 +1,11 @@
-"""Which kernel runs a matrix product with constant weights, and how these lie in memory: chosen by measurement.
+"""Which kernel runs a matrix product, and how its constant weights lie in memory: chosen by measurement.
 
 TensorFlow keeps weights as (inputs, outputs). cuBLAS has other kernels for the transposed layout, up to a third faster or slower
 depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5). Where a product has few rows,
 cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and GELU only: there our own kernel (`batched_kernel`)
 competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
-float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. No rule that a page could hold
+float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. Of many small matrices cuBLAS may
+even take kernels without tensor cores (1024 of 27×64×27, on an H200: 8.7 µs). No rule that a page could hold
 says which is faster. So each shape is timed once per process, alone and eight side by side: what is faster alone often fills more of
 the GPU, and then streams gain nothing (the products of an LSTM take 4.3 µs or, transposed, 2.8; on ten streams the whole takes 2.9 ms
 or 4.0). Only what is faster both ways replaces the library with the weights as they are.
@@ -24,6 +25,10 @@ from msplit.engines.cuda.program import Op
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.batched_kernel import Tile
+
+BATCHED = ("BatchMatMul", "BatchMatMulV2")
+WITH_WEIGHTS = ("MatMul", "_FusedMatMul", "_GroupedMatMul")
+"""Ops whose kernel is chosen; those with weights only where these are constant."""
 
 SAME = 5e-3
 """Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
@@ -62,16 +67,18 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     """The op as it runs fastest, itself or with `TILE`, and its weights, the same values and logical shape, as they then lie in memory.
 
     Args:
-        op: A MatMul, _FusedMatMul or _GroupedMatMul whose second input is constant.
-        arguments: Its inputs, on a CUDA device.
+        op: A MatMul, _FusedMatMul or _GroupedMatMul, or a batched product.
+        arguments: Its inputs, on a CUDA device, of the shapes that they have in every run.
         lowered: What runs an op.
-        movable: Nothing else reads the weights as they lie now.
+        movable: The second input is constant, and nothing else reads it as it lies now.
     """
     data, weights = arguments[0], arguments[1]
     movable = movable and _inner_axis(op) is not None
     if op.op == "_GroupedMatMul" and not movable:
         return op, weights
-    attrs = tuple(op.attrs.get(name) for name in ("transpose_a", "transpose_b", "activation", "rows_first"))
+    attrs = tuple(
+        op.attrs.get(name) for name in ("transpose_a", "transpose_b", "adj_x", "adj_y", "activation", "rows_first")
+    )
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
@@ -93,6 +100,8 @@ def _tiled(op: Op, tile: Tile) -> Op:
 
 def _inner_axis(op: Op) -> int | None:
     """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
+    if op.op in BATCHED:
+        return None
     if op.op != "_GroupedMatMul":
         return None if op.attrs.get("transpose_b") else 0
     layers = op.attrs["layers"]
@@ -168,10 +177,19 @@ def _bound(function: Callable[..., Any], arguments: list[torch.Tensor]) -> Calla
 def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:
     """Tiles of our own kernel that may compute this product."""
     data, weights, *rest = arguments
-    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
-    data = data.t() if op.attrs.get("transpose_a") else data
-    weights = weights.t() if op.attrs.get("transpose_b") else weights
-    work = batched.dense(data, weights, steps, rest)
+    if op.op in BATCHED:
+        work = batched.members(
+            data.mT if op.attrs.get("adj_x") else data, weights.mT if op.attrs.get("adj_y") else weights
+        )
+    else:
+        work = _dense(op, data, weights, rest)
     if work is None:
         return []
     return [tile for tile in batched.tiles(work) if tile.exact or batched.may_round(data.dtype)]
+
+
+def _dense(op: Op, data: torch.Tensor, weights: torch.Tensor, rest: list[torch.Tensor]) -> batched.Work | None:
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+    data = data.t() if op.attrs.get("transpose_a") else data
+    weights = weights.t() if op.attrs.get("transpose_b") else weights
+    return batched.dense(data, weights, steps, rest)

@@ -118,7 +118,7 @@ class _Tracer:
             def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
                 return functools.partial(_invoke, lowering, op, bound, (), len(op.inputs), self.nchw)
 
-            op = self._choose(op, arguments, lowered, fresh=fresh)
+            op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
             function = lowered(op)
         results = function(*arguments)
         number = len(self.steps)
@@ -149,6 +149,7 @@ class _Tracer:
         lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
         *,
         fresh: bool,
+        varying: bool,
     ) -> Op:
         """The op with the kernel that measures fastest, its constant weights or filter laid out for it.
 
@@ -157,11 +158,16 @@ class _Tracer:
             arguments: Its inputs; changed.
             lowered: What runs an op.
             fresh: Nothing has read its second input before, so that it may come to lie in another way.
+            varying: The shapes of its inputs change from run to run.
         """
+        if op.op in products.BATCHED:
+            return op if varying else products.choose(op, arguments, lowered, movable=False)[0]
         weights = op.inputs[1] if len(op.inputs) > 1 else None
         if weights is None or weights not in self.constants:
             return op
-        if op.op in ("MatMul", "_FusedMatMul", "_GroupedMatMul"):
+        if op.op in products.WITH_WEIGHTS:
+            if varying:
+                return op
             op, arguments[1] = products.choose(op, arguments, lowered, movable=fresh)
         elif self._is_nhwc_convolution(op):
             keep = weights in self.shared

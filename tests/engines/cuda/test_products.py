@@ -127,6 +127,28 @@ def test_weights_that_others_read_stay_as_they_lie(measured):
     assert choose(matmul(transpose_b=True), [normal(4, 8), normal(5, 8)]) == ("a", False)
 
 
+@pytest.mark.parametrize("shapes", [((2, 3, 4, 8), (2, 3, 8, 5)), ((6, 4, 8), (6, 8, 5))])
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_batched_products(measured, shapes, adjoint):
+    times, _ = measured
+    times |= {"triton b": 0.5}
+    x, y = (normal(*shape) for shape in shapes)
+    y = y.mT.contiguous() if adjoint else y
+    op = Op(3, "product", "BatchMatMulV2", {"T": "float32", "adj_y": adjoint}, [(1, 0), (2, 0)], [3])
+    found, same = products.choose(op, [x, y], lowered, movable=False)
+    assert same is y
+    assert found.attrs[batched.TILE].name == "b"
+    torch.testing.assert_close(lowered(found)(x, y), lowered(op)(x, y))
+
+
+def test_batch_axes_that_broadcast_or_are_no_single_axis_are_the_library_s(measured):
+    times, _ = measured
+    times |= {"triton b": 0.5}
+    op = Op(3, "product", "BatchMatMulV2", {"T": "float32"}, [(1, 0), (2, 0)], [3])
+    for x, y in ((normal(2, 4, 8), normal(1, 8, 5)), (normal(2, 4, 3, 8).transpose(1, 2), normal(2, 3, 8, 5))):
+        assert products.choose(op, [x, y], lowered, movable=False)[0] is op
+
+
 def test_a_program_that_shares_the_weights_of_another_makes_the_same_choice_without_measuring(measured):
     times, _ = measured
     times |= {"triton a": 0.5}

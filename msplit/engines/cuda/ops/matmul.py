@@ -33,18 +33,10 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """The product of the last two axes, over batch axes that broadcast; an operand may be adjoint."""
     x = x.mH if node.get("adj_x") else x
     y = y.mH if node.get("adj_y") else y
-    if x.is_cuda and x.dim() > 2 and x.shape[:-2] == y.shape[:-2] and x.dtype == y.dtype and batched.may_round(x.dtype):
-        return _batched_product(x, y)
-    return product(x, y)
-
-
-def _batched_product(x: Tensor, y: Tensor) -> Tensor:
-    """As `product`, by whatever measures faster: for small matrices the library may take kernels without tensor cores."""
-    try:
-        left, right = x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])
-    except RuntimeError:  # the batch axes are no single axis as they lie
+    work = batched.members(x, y) if batched.TILE in node.attrs else None
+    if work is None:
         return product(x, y)
-    return batched.run(batched.Work(batched.Layer(left, right))).view(*x.shape[:-1], y.shape[-1])
+    return batched.by_kernel(work, node.attrs[batched.TILE]).view(*x.shape[:-1], y.shape[-1])
 
 
 @lowering("BatchMatMulV3")
