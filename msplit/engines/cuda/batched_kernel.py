@@ -69,10 +69,12 @@ def candidates(members: int, rows: int, inner: int, columns: int, *, split: bool
     """Tiles worth trying for products of a size, with shared summands where whole tiles leave most of a GPU idle."""
     for tile in tiles(rows) if columns > FEW_COLUMNS else (_tile_of_one_column(members, rows, inner, columns),):
         blocks = members * -(-rows // tile.rows) * -(-columns // tile.columns)
+        if 2 * tile.rows < min(rows, 64) and blocks > MOST_BLOCKS:
+            continue  # larger tiles fill the GPU, and read less
         shared = [
             replace(tile, parts=parts)
             for parts in PARTS
-            if split and LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and inner >= 2 * parts * tile.inner
+            if split and LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and inner >= parts * tile.inner
         ]
         if 2 * blocks >= LEAST_BLOCKS or not shared:
             yield tile
@@ -97,8 +99,8 @@ def tiles(rows: int) -> tuple[Tile, ...]:
         return Tile(16, 32, 64, 2), Tile(16, 64, 64, 4), Tile(16, 32, 128, 4)
     if rows <= 32:
         return Tile(32, 32, 64, 4), Tile(32, 64, 64, 4)
-    most = Tile(128, 64, 32, 8) if rows >= 256 else Tile(32, 32, 64, 4)
-    return Tile(64, 32, 64, 4), most, Tile(32, 64, 64, 4), Tile(64, 64, 32, 4)
+    most = (Tile(128, 64, 32, 8),) if rows >= 256 else (Tile(32, 32, 64, 4), Tile(16, 32, 64, 2))
+    return Tile(64, 32, 64, 4), *most, Tile(32, 64, 64, 4), Tile(64, 64, 32, 4)
 
 
 @dataclass(frozen=True, eq=False)
