@@ -11,15 +11,16 @@ lies there is never let go before the end. So no stream can write to memory that
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
-from msplit.dag import Dag
-from msplit.engines.cuda.program import Key, Op, Program, Source, Step
+from msplit.engines.cuda.program import Key, Op, Program, Source, Step, dependencies
 from msplit.engines.cuda.tensors import torch_dtype
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.engines.cuda.windows import TILES
@@ -82,46 +83,45 @@ def _can_write(step: Step, device: torch.device) -> bool:
 
 def _joins(program: Program, source: Source, device: torch.device) -> list[_Join]:
     made_by = program.producers()
-    readers: dict[Key, int] = dict.fromkeys(program.fetches.values(), 1)
+    readers = Counter(program.fetches.values())
     for step in program.steps:
-        for key in step.inputs:
-            readers[key] = readers.get(key, 0) + 1
+        readers.update(step.inputs)
+    number = max((source.numbers, *(step.op.node + 1 for step in program.steps)))  # that nothing has
     found: list[_Join] = []
-    number = 1 + max((step.op.node for step in program.steps), default=0)
-    number = max(number, source.numbers, 1 + max((key[0] for key in program.constants), default=0))
     taken: set[int] = set()  # steps that write to a place
     held = 0
     for place, step in enumerate(program.steps):
-        parts = step.inputs
-        if step.op.op != "ConcatV2" or not step.launches or step.varying or len(parts) != len(step.op.inputs) - 1:
+        shapes = _shapes(source, step)
+        makers = [made_by.get(key, -1) for key in step.inputs]
+        if shapes is None or any(
+            readers[key] != 1 or not _is_own(program, maker, key)
+            for key, maker in zip(step.inputs, makers, strict=True)
+        ):
             continue
-        shapes = [source.shapes.get(key) for key in parts]
-        kind = source.dtypes.get(parts[0])
-        if kind not in _FLOATS or any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes):
-            continue
-        if int(step.bound[len(parts)]) not in (3, -1):
-            continue
-        makers = [made_by.get(key, -1) for key in parts]
-        if any(readers[key] != 1 or not _is_own(program, maker, key) for key, maker in zip(parts, makers, strict=True)):
-            continue
-        known = [shape for shape in shapes if shape is not None]
-        widths = [int(shape[3]) for shape in known]
         direct = {maker for maker in makers if maker not in taken and _can_write(program.steps[maker], device)}
-        starts = [sum(widths[:position]) for position in range(len(widths))]
-        join = _Join(
-            place,
-            (number, 0),
-            (*known[0][:3], sum(widths)),
-            kind,
-            {key: _Cut((number, 0), start, width) for key, start, width in zip(parts, starts, widths, strict=True)},
-        )
-        if len(parts) - len(direct) > COPIES or join.bytes > LARGEST or held + join.bytes > LARGEST_IN_ALL:
-            continue
-        held += join.bytes
-        taken |= set(makers)
-        found.append(join)
-        number += 1
+        widths = [shape[3] for shape in shapes]
+        starts = accumulate(widths, initial=0)
+        whole = number, 0
+        cuts = {key: _Cut(whole, *cut) for key, *cut in zip(step.inputs, starts, widths, strict=False)}
+        join = _Join(place, whole, (*shapes[0][:3], sum(widths)), source.dtypes[step.inputs[0]], cuts)
+        if len(makers) - len(direct) <= COPIES and join.bytes <= LARGEST and held + join.bytes <= LARGEST_IN_ALL:
+            held += join.bytes
+            taken |= set(makers)
+            found.append(join)
+            number += 1
     return found
+
+
+def _shapes(source: Source, step: Step) -> list[tuple[int, ...]] | None:
+    """Shapes of what a step lays side by side along the last of four axes; None for any other step."""
+    last = len(step.op.inputs) - 1
+    if step.op.op != "ConcatV2" or not step.launches or step.varying or len(step.inputs) != last:
+        return None
+    shapes = [source.shapes[key] for key in step.inputs if key in source.shapes]
+    fits = len(shapes) == last and all(len(shape) == 4 and 0 not in shape for shape in shapes)
+    return (
+        shapes if fits and int(step.bound[last]) in (3, -1) and source.dtypes.get(step.inputs[0]) in _FLOATS else None
+    )
 
 
 def _is_own(program: Program, maker: int, key: Key) -> bool:
@@ -156,16 +156,9 @@ def _rewritten(program: Program, joins: Sequence[_Join], device: torch.device) -
             steps.append(replace(step, call=call, inputs=inputs, bases=bases, bytes=own))
         else:
             steps.append(replace(step, bases=bases))
-    whole_program = replace(program, steps=(*buffers, *steps))
-    made_by = whole_program.producers()
-    src, dst = [], []
-    for number, step in enumerate(whole_program.steps):
-        for key in step.inputs:
-            if key in made_by:
-                src.append(made_by[key])
-                dst.append(number)
-    dag = Dag.of(len(whole_program.steps), src, dst)
-    return replace(whole_program, dag=dag, dynamic=tuple(number + first for number in program.dynamic))
+    steps = buffers + steps
+    dynamic = tuple(number + first for number in program.dynamic)
+    return replace(program, steps=tuple(steps), dag=dependencies(steps), dynamic=dynamic)
 
 
 def _buffer(concat: Op, join: _Join, device: torch.device) -> Step:

@@ -46,11 +46,12 @@ class Lanes:
 
     Attributes:
         actions: In record order.
-        first_views: Views of constants and inputs: made before the first action.
+        first_views: Views of constants and inputs, and memory that is written in place: made before the first action.
         fork: Steps that wait for the start of the origin stream.
         join: Steps whose events the origin stream waits for at the end.
         count: Number of streams.
-        peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up.
+        peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up; and memory that is
+            written in place.
     """
 
     actions: tuple[Action, ...]

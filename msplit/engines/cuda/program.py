@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,13 @@ class Step:
     varying: bool = False
     bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     traffic: int = 0
+
+
+def dependencies(steps: Sequence[Step]) -> Dag:
+    """Which steps read what others make."""
+    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
+    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
+    return Dag.of(len(steps), [src for src, _ in edges], [dst for _, dst in edges])
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.dag import Dag
 from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.program import Key, Op, Program, Source, Step
+from msplit.engines.cuda.program import Key, Op, Program, Source, Step, dependencies
 from msplit.engines.cuda.registry import Lowering, Node, table
 from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.windows import keeps_channels_last
@@ -372,12 +371,6 @@ def _last_uses(source: Source) -> dict[Key, int]:
 
 
 def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
-    src, dst = [], []
-    for number, step in enumerate(tracer.steps):
-        for key in step.inputs:
-            if key in tracer.made_by:
-                src.append(tracer.made_by[key])
-                dst.append(number)
     fetches = {name: key for name, key in tracer.source.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.source.fetches.items() if key in tracer.static}
     return Program(
@@ -386,7 +379,7 @@ def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> 
         tracer.source.feeds,
         fetches,
         known,
-        Dag.of(len(tracer.steps), src, dst),
+        dependencies(tracer.steps),
         tuple(tracer.dynamic),
         fed,
     )
