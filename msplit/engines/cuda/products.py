@@ -100,10 +100,8 @@ def _tiled(op: Op, tile: Tile) -> Op:
 
 def _inner_axis(op: Op) -> int | None:
     """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
-    if op.op in BATCHED:
-        return None
     if op.op != "_GroupedMatMul":
-        return None if op.attrs.get("transpose_b") else 0
+        return None if op.op in BATCHED or op.attrs.get("transpose_b") else 0
     layers = op.attrs["layers"]
     if len(layers) > 1 or layers[0].get("transpose"):
         return None
