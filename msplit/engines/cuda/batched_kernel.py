@@ -67,7 +67,10 @@ class Tile:
 
 def candidates(members: int, rows: int, inner: int, columns: int, *, split: bool = True) -> Iterator[Tile]:
     """Tiles worth trying for products of a size, with shared summands where whole tiles leave most of a GPU idle."""
-    for tile in tiles(rows) if columns > FEW_COLUMNS else (_tile_of_one_column(members, rows, inner, columns),):
+    if columns <= FEW_COLUMNS:
+        yield _tile_of_one_column(members, rows, inner, columns)
+        return
+    for tile in tiles(rows):
         blocks = members * -(-rows // tile.rows) * -(-columns // tile.columns)
         if 2 * tile.rows < min(rows, 64) and blocks > MOST_BLOCKS:
             continue  # larger tiles fill the GPU, and read less
