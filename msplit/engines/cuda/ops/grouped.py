@@ -29,7 +29,9 @@ def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Ten
     first = int(node.get("first", 0))
     addend = next(operands) if first else None
     second = others[0] if others else None
-    work = batched.Work(one, steps, node.get("leakyrelu_alpha", _ALPHA), second, first, addend, bool(node.get("rows_first")))
+    work = batched.Work(
+        one, steps, node.get("leakyrelu_alpha", _ALPHA), second, first, addend, bool(node.get("rows_first"))
+    )
     result = batched.run(work)
     return result[0] if node.get("single") else result
 
