@@ -100,7 +100,7 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
         "fused",
         "fused and grouped",
         "the same, 1 stream",
-        "kernels",
+        "kernels of the fastest",
     ]
     rows = [["model", "batch", *what, "over streams", "over TensorFlow", "over XLA", "share of the fused bound"]]
     for run in found:
