@@ -2,6 +2,7 @@
 
     python benchmarks/table.py FILE.json[.gz] …             streams: TensorFlow, one stream, several
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
+    python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
 
 Of several runs of a model at a batch the first counts.
 """
@@ -137,12 +138,48 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def auto_table(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Per model each layer's time, predicted / measured by the device's clock, and which of them `auto` takes."""
+    names = ["1 stream", "streams", "fused", "fused and grouped"]
+    rows = [["model", "batch", *names, "auto takes", "predicted / measured", "fastest measured"]]
+    for run in found:
+        own = {variant["label"]: variant for variant in run["result"]["variants"] if variant["host"] is not None}
+        cells: dict[str, str] = {}
+        measured: dict[str, float] = {}
+        for layer in run.get("layers", []):
+            took = micros(own.get(layer["variant"]), "device")
+            name = "streams" if layer["name"].endswith(" streams") else layer["name"]
+            said = layer.get("predicted_us")
+            cells[name] = f"{said:.0f} / {took:.0f}" if said and took else "-"
+            if took:
+                measured[layer["variant"]] = took
+        note = next((note for note in run.get("notes", []) if note.startswith("auto chooses among kernels")), "-")
+        taken = note.removeprefix("auto chooses among kernels, too: ").split(",")[0]
+        best = min(measured, key=measured.__getitem__, default="")
+        short = best.replace("msplit, ", "").replace(", CUDA graph", "")
+        auto = cells.get("auto") or next(
+            (cells[name] for name in names if name in cells and note.endswith(f"that is {label_of(run, name)}")), "-"
+        )
+        fastest = f"{measured[best]:.0f}: {short}" if best else "-"
+        rows.append([name_of(run), str(run["batch"]), *(cells.get(name, "-") for name in names), taken, auto, fastest])
+    return rows
+
+
+def label_of(run: dict[str, Any], name: str) -> str:
+    """The variant that shows a layer."""
+    for layer in run.get("layers", []):
+        if layer["name"] == name or (name == "streams" and layer["name"].endswith(" streams")):
+            return str(layer["variant"])
+    return "no variant"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
-    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--kernels", dest="table", action="store_const", const=kernels_table, default=streams_table)
+    parser.add_argument("--auto", dest="table", action="store_const", const=auto_table)
     arguments = parser.parse_args()
-    head, *rows = (kernels_table if arguments.kernels else streams_table)(runs(arguments.files))
+    head, *rows = arguments.table(runs(arguments.files))
     print("| " + " | ".join(head) + " |")
     print("| --- " + "| ---: " * (len(head) - 1) + "|")
     for row in rows:

@@ -4,10 +4,10 @@
     python benchmarks/visit.py GRAPHS OUT [STEP …]  # on the machine with the GPU
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
-streams, and tuning), `costs` (static against measured costs, simulated against measured time), `hand` (PyTorch's own CUDA graphs of the
-same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one job at a time, on processor cores of its own; what is
-compared is always measured by one job. About 70 minutes of one GPU, 20 of four. Writes OUT/STEP.json.gz with every raw time,
-OUT/tables.md, and what jobs printed under OUT/jobs.
+streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
+measured time), `hand` (PyTorch's own CUDA graphs of the same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one
+job at a time, on processor cores of its own; what is compared is always measured by one job. About 70 minutes of one GPU, 20 of four.
+Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ import torch
 HERE = Path(__file__).parent
 SUITE = ("gpu_suite.py", "--duration", "0.8", "--builds", "2")
 SCHEDULERS = ("schedulers.py", "--seconds", "8")
+AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
+"""Models for which `auto` chooses among kernels, too."""
+
 RESULTS = {
     "suite": ("h200.json", "runs"),
+    "auto": ("h200.json", "runs"),
     "schedulers": ("schedulers.json", "rows"),
     "costs": ("cost_model.json", "models"),
     "hand": ("by_hand.json", "seconds"),
@@ -91,6 +95,7 @@ JOBS = (
     Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
     Job("tests", "kernels", 150, ("-m", "pytest", "-q", "-m", "gpu", "tests/engines")),
     Job("tests", "gpu", 150, ("-m", "pytest", "-q", "-m", "gpu", "tests/gpu")),
+    Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
     suite("columns_100", 100),
     suite("inception_v3:16,googlenet:16,squeezenet:16", 120),
     suite("nasnet_mobile:16", 120, "--no-xla", "nasnet_mobile"),
@@ -213,6 +218,7 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
     """The tables of a step."""
     commands = {
         "suite": [["table.py", str(results)], ["table.py", "--kernels", str(results)]],
+        "auto": [["table.py", "--auto", str(results)]],
         "schedulers": [["schedulers.py", "--table", str(results)]],
         "costs": [["cost_model.py", "--table", str(results)]],
     }.get(step)
