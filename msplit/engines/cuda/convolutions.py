@@ -3,7 +3,7 @@
 cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for most 1×1 convolutions,
 few channels, and padding that differs between the ends of an axis: the convolutions of GoogLeNet take 313 µs in all instead of 371, those
 of NASNet-A mobile 706 instead of 1032. There is no rule that a page could hold, so each shape is timed once per process, and the
-tiled kernel is taken where it is faster alone, no slower eight side by side (see `contest`), and gives the same numbers.
+tiled kernel is taken where it is faster both alone and eight side by side (see `contest`) and gives the same numbers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _winner(
     for time, tiles, tiled in sorted(found, key=lambda one: one[0]):
         if time >= contest.MARGIN * alone:
             break
-        # What is a little slower alone may fill less of the GPU.
-        if contest.milliseconds(tiled, contest.LANES) <= loaded / contest.MARGIN:
+        # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
+        if contest.milliseconds(tiled, contest.LANES) < contest.MARGIN * loaded:
             return tiles
     return None
