@@ -1,4 +1,4 @@
-"""What merged siblings and concatenations in place do for GoogLeNet and Inception-v3 on a GPU.
+"""What merged siblings do for GoogLeNet and Inception-v3 on a GPU.
 
     python benchmarks/siblings_probe.py GRAPHS [--models googlenet,inception_v3]
 
@@ -36,13 +36,11 @@ STEPS = 40
 def build(graphs: Path, name: str) -> tuple[dict[tuple[str, int], Any], dict[str, np.ndarray]]:
     """Each way on each number of streams, and the inputs; what it is made of is printed."""
     import models
-    import torch
 
     from msplit import api, rules
     from msplit.api.model import price
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import CudaEngine
-    from msplit.engines.cuda.in_place import BUFFER
     from msplit.measure.inputs import make_inputs
 
     flat = api.load(models.fill(graphs, Path(tempfile.gettempdir()) / "msplit-models", name, 1))
@@ -67,20 +65,12 @@ def build(graphs: Path, name: str) -> tuple[dict[tuple[str, int], Any], dict[str
                 for key, value in outputs.items()
             )
             assert worst < 2e-2, f"{name} {label} {streams}: outputs differ by {worst}"
-        facts, steps = runs[label, 1].facts(), engine.prepared(job, torch.device("cuda")).program.steps
-        concats = [step.launches for step in steps if step.op.op == "ConcatV2"]
-        held = sum(step.bytes for step in steps if step.op.op == BUFFER) / 1e6
+        facts = runs[label, 1].facts()
         print(
             f"{name} {label}: {facts['kernels']} kernels, layout {facts['layout']}, groups {facts.get('group_sizes')}, "
-            f"concatenations {len(concats)}, of them {len(concats) - sum(concats)} in place ({held:.1f} MB), "
             f"peak {facts['peak_bytes'] / 1e6:.1f} MB, diff {worst:.0e}, {time.perf_counter() - began:.1f} s",
             flush=True,
         )
-        for step in steps if "grouped" in label else ():
-            if step.op.op == "ConcatV2" and step.launches:
-                made = {one.op.node: one.op for one in steps}
-                parts = [made.get(key[0]) for key in step.inputs]
-                print("  stays:", [part and part.op + "'" * ("_tiles" in part.attrs) for part in parts])
     return runs, feeds
 
 

@@ -115,17 +115,10 @@ def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
     return [to_numpy(result.contiguous()) for result in results]
 
 
-def call(
-    lowering: Lowering,
-    op: Op,
-    arguments: list[Any],
-    *,
-    nchw: bool = False,
-    into: Mapping[int, torch.Tensor] | None = None,
-) -> Any:
-    """Calls a lowering and turns what it refuses into an error that names the node. For `nchw` and `into` see `registry.Node`."""
+def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False) -> Any:
+    """Calls a lowering and turns what it refuses into an error that names the node."""
     try:
-        return lowering.function(Node(op.name, op.op, op.attrs, nchw, into or {}), *arguments)
+        return lowering.function(Node(op.name, op.op, op.attrs, nchw), *arguments)
     except Unsupported as problem:
         raise EngineError(
             f"{op.op}: {problem}", where=f"node {op.name}", fix="use --engine tensorflow for this model"

@@ -88,7 +88,6 @@ def convolve(
     side: Tensor | None = None,
     *,
     relu: bool = False,
-    into: Tensor | None = None,
 ) -> Tensor:
     """``relu(convolution + bias + side)``. Products of float32 are in TF32 where that is allowed for convolutions.
 
@@ -100,13 +99,11 @@ def convolve(
         bias: One number per output channel.
         side: Of the result's shape.
         relu: Cut the result off below zero.
-        into: Where the result goes: channels of a larger, contiguous tensor. None: into new memory.
 
     Returns:
-        NHWC; contiguous, or `into`.
+        NHWC, contiguous.
     """
-    sizes = (int(filter.shape[3]),)
-    return convolve_siblings(data, filter, frames, tiles, bias, sizes, side=side, relu=relu, into=(into,))[0]
+    return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
 
 
 def convolve_siblings(
@@ -119,7 +116,6 @@ def convolve_siblings(
     *,
     side: Tensor | None = None,
     relu: bool = False,
-    into: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
 
@@ -132,10 +128,9 @@ def convolve_siblings(
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
         side: Of the result's shape; for one convolution only.
         relu: Cut the results off below zero.
-        into: Where the results go, as `convolve` has it. Only the first that goes anywhere does.
 
     Returns:
-        A tensor per convolution: NHWC; contiguous, parts of one block of memory, or that one of `into`.
+        A tensor per convolution: NHWC, contiguous, parts of one block of memory.
     """
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
@@ -148,19 +143,12 @@ def convolve_siblings(
         flat = flat.contiguous()
         filter_steps = flat.stride()
     of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
-    chosen = next((number for number, place in enumerate(into) if place is not None), None)
-    place_of = None if chosen is None else into[chosen]
-    into_step = sizes[0] if place_of is None else place_of.stride(2)
-    of_out = _common(*sizes, into_step, *(() if in_first else filter_steps[:2]))
+    of_out = _common(*sizes, *(() if in_first else filter_steps[:2]))
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
-    shape = images, vertical.outputs, horizontal.outputs
     places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
-    if len(sizes) > 1:
-        out = data.new_empty(places[-1] * _ALIGNED)
-    else:
-        out = data.new_empty((*shape, sizes[0])) if place_of is None else place_of
+    out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
     in_tile, in_columns, summands, warps, stages, parts = Tiles(*tiles)
     grid = triton.cdiv(pixels, in_tile), sum(triton.cdiv(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
@@ -178,7 +166,6 @@ def convolve_siblings(
         data if bias is None else bias,
         data if side is None else side.contiguous(),
         out,
-        out if place_of is None else place_of,
         partial,
         counters,
         pixels,
@@ -199,8 +186,6 @@ def convolve_siblings(
         horizontal.before,
         *(step // of_in for step in steps),
         *(step // of_filter for step in filter_steps),
-        into_step // of_out,
-        -1 if chosen is None else chosen,
         share,
         parts,
         PIXELS=in_tile,
@@ -221,15 +206,13 @@ def convolve_siblings(
         num_warps=warps,
         num_stages=stages,
     )
+    shape = (images, vertical.outputs, horizontal.outputs)
     if len(sizes) == 1:
-        return [out]
-    results = [
+        return [out.view(*shape, sizes[0])]
+    return [
         out[place * _ALIGNED :][: pixels * size].view(*shape, size)
         for place, size in zip(places[:-1], sizes, strict=True)
     ]
-    if chosen is not None and place_of is not None:
-        results[chosen] = place_of
-    return results
 
 
 def _common(*sizes: int) -> int:

@@ -14,8 +14,7 @@ import triton.language as tl
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
-    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o into_step chosen share "
-    "parts"
+    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts"
 ).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -27,7 +26,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     bias,
     side,
     out,
-    into,
     partial,
     counters,
     pixels,
@@ -54,8 +52,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     filter_tap,
     filter_c,
     filter_o,
-    into_step,
-    chosen,
     share,
     parts,
     PIXELS: tl.constexpr,
@@ -89,7 +85,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     first_tile = 0
     first_column = 0
     first_place = 0
-    member = 0
     if SIBLINGS:  # a sibling that is not there has no output channels, and begins behind the last tile
         next_tile = tl.cdiv(results, RESULTS)
         next_column = results
@@ -101,7 +96,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             first_tile = tl.where(own, next_tile, first_tile)
             first_column = tl.where(own, next_column, first_column)
             first_place = tl.where(own, next_place, first_place)
-            member = tl.where(own, sibling + 1, member)
             next_tile += tl.cdiv(size, RESULTS)
             next_column += size
             next_place += tl.cdiv(pixels * size, ALIGNED)
@@ -187,12 +181,4 @@ def convolve_tile(  # type: ignore[no-untyped-def]
         total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    total = total.to(out.dtype.element_ty)
-    place_in_rows = pixel[:, None] * (into_step * OUT) + result[None, :]
-    if SIBLINGS:
-        if member == chosen:
-            tl.store(into + place_in_rows, total, mask=exists)
-        else:
-            tl.store(out + place, total, mask=exists)
-    else:
-        tl.store(into + place_in_rows, total, mask=exists)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)

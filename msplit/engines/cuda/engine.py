@@ -119,7 +119,6 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
 def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
     from msplit.engines.cuda.executable import precision
     from msplit.engines.cuda.grouping import group_facts
-    from msplit.engines.cuda.in_place import write_in_place
     from msplit.engines.cuda.lower import lower
     from msplit.engines.cuda.ops.conv import FILTERS
     from msplit.engines.cuda.trace import trace
@@ -144,8 +143,6 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
         for nchw in wanted:
             merged = with_siblings(lowered, device) if job.options.get("group") and not nchw else lowered
             program = trace(merged.source, lowered.feeds, device, nchw=nchw)
-            if job.options.get("group") and not nchw:
-                program = write_in_place(program, merged.source, device)
             facts = group_facts(merged.groups) if job.options.get("group") else {}
             candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
     if len(candidates) == 1:
@@ -170,7 +167,6 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
     from msplit.engines.cuda.executable import precision
     from msplit.engines.cuda.fusion import copy_of, fuse
-    from msplit.engines.cuda.in_place import write_in_place
     from msplit.engines.cuda.trace import trace
 
     lowered = replace(plain.lowered, source=copy_of(plain.lowered.source))
@@ -179,8 +175,6 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     with precision(job.ieee):
         done = fuse(lowered.source, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
         program = trace(lowered.source, lowered.feeds, device, nchw=nchw, held=held)
-        if job.options.get("group") and not nchw:
-            program = write_in_place(program, lowered.source, device)
     return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
 
 

@@ -46,12 +46,11 @@ class Lanes:
 
     Attributes:
         actions: In record order.
-        first_views: Views of constants and inputs, and memory that is written in place: made before the first action.
+        first_views: Views of constants and inputs: made before the first action.
         fork: Steps that wait for the start of the origin stream.
         join: Steps whose events the origin stream waits for at the end.
         count: Number of streams.
-        peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up; and memory that is
-            written in place.
+        peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up.
     """
 
     actions: tuple[Action, ...]
@@ -121,7 +120,7 @@ def _releases(
         if last is not None:
             releases.setdefault(last, []).extend(keys)
             freed[last] = freed.get(last, 0) + program.steps[owner].bytes
-    peak = sum(step.bytes for step in program.steps if not step.launches)  # held during the whole run
+    peak = 0
     for members in known.members:
         live = highest = 0
         for step in members:

@@ -34,7 +34,6 @@ def _pool(  # type: ignore[no-untyped-def]
     columns,
     before_h,
     before_w,
-    step,
     KERNEL_H: tl.constexpr,
     KERNEL_W: tl.constexpr,
     STRIDE_H: tl.constexpr,
@@ -45,8 +44,7 @@ def _pool(  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = place < total
     channel = place % channels
-    pixel = place // channels
-    rest = pixel
+    rest = place // channels
     column = rest % columns
     rest = rest // columns
     row = rest % rows
@@ -70,7 +68,7 @@ def _pool(  # type: ignore[no-untyped-def]
                 found = tl.maximum(found, value, propagate_nan=tl.PropagateNan.ALL)
     if MEAN:
         found = (found / count).to(data.dtype.element_ty)
-    tl.store(out + pixel * step + channel, found, mask=exists)
+    tl.store(out + place, found, mask=exists)
 
 
 def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
@@ -86,21 +84,20 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
     )
 
 
-def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False, into: Tensor | None = None) -> Tensor:
+def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False) -> Tensor:
     """The largest element of each window, NaN where there is one; or the mean of its elements.
 
     Args:
         data: NHWC, contiguous, on a GPU.
         frames: The windows along height and width.
         mean: The mean instead of the largest.
-        into: Where the result goes: channels of a larger, contiguous tensor. None: into new memory.
 
     Returns:
-        NHWC; contiguous, or `into`.
+        NHWC, contiguous.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
-    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels)) if into is None else into
+    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels))
     total = out.numel()
     if total:
         _pool[(triton.cdiv(total, _BLOCK),)](
@@ -114,7 +111,6 @@ def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False, into: 
             horizontal.outputs,
             vertical.before,
             horizontal.before,
-            out.stride(2),
             KERNEL_H=vertical.kernel,
             KERNEL_W=horizontal.kernel,
             STRIDE_H=vertical.stride,

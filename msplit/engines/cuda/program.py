@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ class Step:
         inputs: Values read on the device.
         outputs: How many values it makes: keys ``(op.node, 0..outputs-1)``.
         launches: Whether it launches kernels; a view of its input launches nothing.
-        bytes: Device bytes it allocates for its outputs. A step that launches nothing holds them during the whole run.
+        bytes: Device bytes it allocates for its outputs.
         bases: Per output the step in whose memory it lies (itself, or the producer that it is a view of), -1 for a constant's or
             an input's memory.
         varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.
@@ -172,13 +172,6 @@ class Step:
     varying: bool = False
     bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     traffic: int = 0
-
-
-def dependencies(steps: Sequence[Step]) -> Dag:
-    """Which steps read what others make."""
-    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
-    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
-    return Dag.of(len(steps), [src for src, _ in edges], [dst for _, dst in edges])
 
 
 @dataclass(frozen=True, eq=False)

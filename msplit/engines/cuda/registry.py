@@ -48,19 +48,12 @@ class Node:
             An attribute may be absent where the file left out its default: use `get`.
         nchw: Layout of the convolution kernels: False keeps TensorFlow's NHWC data as it lies (PyTorch's channels last),
             True makes 4-D convolution and pooling outputs lie as NCHW in memory. The tensor's logical shape is the same.
-        into: Output port -> where a lowering that can should write that output instead of making a tensor: its shape, in channels of
-            a larger contiguous tensor. Whatever else a lowering returns is copied there afterwards.
     """
 
     name: str
     op: str
     attrs: Mapping[str, Any] = field(default_factory=dict)
     nchw: bool = False
-    into: Mapping[int, Any] = field(default_factory=dict)
-
-    def place(self, port: int) -> Any:
-        """Where an output should be written, or None for new memory."""
-        return self.into.get(port)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute, or the default where the file left it out."""

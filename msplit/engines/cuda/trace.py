@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.dag import Dag
 from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.program import Key, Op, Program, Source, Step, dependencies
+from msplit.engines.cuda.program import Key, Op, Program, Source, Step
 from msplit.engines.cuda.registry import Lowering, Node, table
 from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.windows import keeps_channels_last
@@ -224,7 +225,6 @@ def _invoke(
     count: int,
     nchw: bool,
     *tensors: torch.Tensor,
-    into: Mapping[int, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Calls a lowering with its bound inputs in place; inputs that it wants on the host but that only the run knows are read back."""
     rest = iter(tensors)
@@ -232,7 +232,7 @@ def _invoke(
         bound[slot] if slot in bound else to_numpy(next(rest)) if slot in unknown else next(rest)
         for slot in range(count)
     ]
-    return as_tuple(call(lowering, op, arguments, nchw=nchw, into=into))
+    return as_tuple(call(lowering, op, arguments, nchw=nchw))
 
 
 def infer(
@@ -371,6 +371,12 @@ def _last_uses(source: Source) -> dict[Key, int]:
 
 
 def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
+    src, dst = [], []
+    for number, step in enumerate(tracer.steps):
+        for key in step.inputs:
+            if key in tracer.made_by:
+                src.append(tracer.made_by[key])
+                dst.append(number)
     fetches = {name: key for name, key in tracer.source.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.source.fetches.items() if key in tracer.static}
     return Program(
@@ -379,7 +385,7 @@ def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> 
         tracer.source.feeds,
         fetches,
         known,
-        dependencies(tracer.steps),
+        Dag.of(len(tracer.steps), src, dst),
         tuple(tracer.dynamic),
         fed,
     )

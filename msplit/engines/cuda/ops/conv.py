@@ -150,7 +150,7 @@ def convolve(
         from msplit.engines.cuda import conv_kernel
 
         if conv_kernel.fits(data, filter, frames):
-            return conv_kernel.convolve(data, filter, frames, tiles, bias, side, relu=relu, into=node.place(0))
+            return conv_kernel.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)
     if depthwise:
         groups = filter.shape[-2]

@@ -104,7 +104,7 @@ def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: b
         from msplit.engines.cuda import pool_kernel
 
         if pool_kernel.fits(data, frames):
-            return pool_kernel.pool(data, frames, mean=mean, into=node.place(0))
+            return pool_kernel.pool(data, frames, mean=mean)
     return None
 
 

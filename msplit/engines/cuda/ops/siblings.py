@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from msplit.engines.cuda.ops.conv import convolve, frames_of
@@ -28,9 +26,7 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
 
         frames = frames_of(node, data, filter)
         if conv_kernel.fits(data, filter, frames):
-            into = [node.place(port) for port in range(len(sizes))]
-            return tuple(conv_kernel.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu, into=into))
-    node = replace(node, into={})
+            return tuple(conv_kernel.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
     results, start = [], 0
     for size in sizes:
         own = None if bias is None else bias.narrow(0, start, size)
