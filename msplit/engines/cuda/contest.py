@@ -11,7 +11,7 @@ from msplit.engines.cuda import tickets, trial_memory
 
 CALLS = 10
 """Calls in one timed graph, on each stream."""
-RUNS = 7
+RUNS = 21
 LANES = 8
 """Streams of the timing side by side: what is faster alone often fills more of the GPU, and then streams gain nothing."""
 MARGIN = 0.97
