@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ LANES = 8
 """Streams of the timing side by side: what is faster alone often fills more of the GPU, and then streams gain nothing."""
 MARGIN = 0.97
 """The challenger must be this much faster: a tie changes nothing."""
+MOST_KEPT = 4 << 30
+"""Bytes of results that are kept until a graph ends; where there would be more, each stream writes over its own."""
 
 
 def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
@@ -36,23 +39,34 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(origin), tickets.lent():
         # A kernel that is not loaded yet, or a handle made on the way, must not count: each stream runs once before.
+        size = 0
         for stream, call in zip(streams, lanes, strict=True):
             with torch.cuda.stream(stream):
-                call()
+                size += CALLS * _bytes_of(call())
                 stream.synchronize()
         # Not `torch.cuda.graph`, which collects garbage first: that takes longer than all else here.
         graph.capture_begin(pool=trial_memory.pool(), capture_error_mode="relaxed")
+        kept = []
         try:
-            kept = []  # nothing is freed, so that no stream gets memory that another still writes
             for stream in streams[1:]:
                 stream.wait_stream(origin)
             for stream, call in zip(streams, lanes, strict=True):
                 with torch.cuda.stream(stream):
-                    kept += [call() for _ in range(CALLS)]
+                    for _ in range(CALLS):
+                        result = call()
+                        if size <= MOST_KEPT:
+                            kept.append(result)
+                        del result
             for stream in streams[1:]:
                 origin.wait_stream(stream)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            # Left as it is, the capture would end with an error of its own, about streams that were not joined, in place of this one.
+            with contextlib.suppress(RuntimeError):
+                for stream in streams[1:]:
+                    origin.wait_stream(stream)
+                graph.capture_end()
+            raise
+        graph.capture_end()
         times: list[float] = []
         for _ in range(RUNS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -64,3 +78,8 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]]) -> float:
     torch.cuda.current_stream().wait_stream(origin)
     graph.reset()
     return sorted(times)[RUNS // 2]
+
+
+def _bytes_of(result: Any) -> int:
+    """Of a tensor, or of all in a list or tuple of results."""
+    return result.nbytes if isinstance(result, torch.Tensor) else sum(_bytes_of(one) for one in result)
