@@ -19,9 +19,15 @@ _LARGEST = 1 << 30
 """Flows are counted with 32 bits."""
 
 
-def needed_bytes(program: Program, plan: Plan) -> int:
-    """Bytes; from 1 GB on rounded up by less than a billionth for each value."""
+_MOST_VALUES = 2000
+"""The flow has up to half as many edges as the square of this."""
+
+
+def needed_bytes(program: Program, plan: Plan) -> int | None:
+    """Bytes, from 1 GB on rounded up by less than a billionth for each value; None for too many values."""
     values = values_of(program, plan)
+    if len(values) > _MOST_VALUES:
+        return None
     grain = 1 + sum(value.bytes for value in values) // _LARGEST
     weights = [-(-value.bytes // grain) for value in values]
     known, place = _clocks(plan)
