@@ -10,7 +10,8 @@ from msplit.cost.shapes.values import TABLE
 from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.engines.cuda import registry as lowerings
 
-# DeepRec's tables and those of TensorFlow Recommenders Addons are not in TensorFlow; ops with an underscore are made by TensorFlow's own optimizer.
+# DeepRec's tables and those of TensorFlow Recommenders Addons are not in TensorFlow; ops with an underscore are made by TensorFlow's
+# own optimizer.
 ELSEWHERE = ("Kv", "TFRA>", "_")
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHARED_BYTES = 1 << 24
-"""Arrays from this size on are copied by several threads. On the host of an H200 one thread needs 33 µs for 1 MB, 0.3 ms for 4, 1.2 for 16 and
-7.4 for 64; several 0.5 and 1.8 ms for the last two."""
+"""Arrays from this size on are copied by several threads. On the host of an H200 one thread needs 33 µs for 1 MB, 0.3 ms for 4,
+1.2 for 16 and 7.4 for 64; several need 0.5 and 1.8 ms for the last two."""
 _HELPERS = 3
 _PIECES = 4 * (_HELPERS + 1)
 
