@@ -114,6 +114,7 @@ def seconds(case: Case, folder: Path) -> float:
     return min(result.seconds for result in results)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path) -> None:
     result = run(Case(name, MODELS[name]), tmp_path / "case")
