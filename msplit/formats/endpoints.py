@@ -132,18 +132,25 @@ def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option:
 
 def endpoint(graph: Graph, node: int, port: int, name: str | None = None) -> Endpoint:
     """An endpoint for a port of a node, with what its attributes say about type and shape."""
-    attrs = graph.attrs[node]
-    op = graph.ops[node]
-    dtype = optable.output_dtype(op, attrs, port) or attrs.get("dtype") or ""
-    shape = attrs.get("shape") if op in PLACEHOLDERS else None
+    return _endpoints(graph, node, range(port, port + 1), name)[0]
+
+
+def _endpoints(graph: Graph, node: int, ports: range, name: str | None = None) -> list[Endpoint]:
+    """Endpoints for some ports of a node: what its attributes say is looked up once for all."""
+    attrs, op, node_name = graph.attrs[node], graph.ops[node], graph.names[node]
+    dtypes = optable.output_dtypes(op, attrs, ports.stop) or ()
+    own = attrs.get("dtype") or ""
+    fed = attrs.get("shape") if op in PLACEHOLDERS else None
     inferred = attrs.get("_output_shapes")
-    if shape is None and isinstance(inferred, tuple) and port < len(inferred):
-        shape = inferred[port]
-    node_name = graph.names[node]
-    # Attributes of a damaged file may hold anything.
-    dtype = dtype if isinstance(dtype, str) else ""
-    shape = shape if isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape) else None
-    return Endpoint(name or (f"{node_name}:{port}" if port else node_name), node_name, port, dtype, shape)
+    result = []
+    for port in ports:
+        dtype = (dtypes[port] if 0 <= port < len(dtypes) else None) or own
+        shape = inferred[port] if fed is None and isinstance(inferred, tuple) and port < len(inferred) else fed
+        # Attributes of a damaged file may hold anything.
+        dtype = dtype if isinstance(dtype, str) else ""
+        shape = shape if isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape) else None
+        result.append(Endpoint(name or (f"{node_name}:{port}" if port else node_name), node_name, port, dtype, shape))
+    return result
 
 
 def has_outputs(graph: Graph, node: int) -> bool:
@@ -173,7 +180,7 @@ def guessed(graph: Graph) -> Endpoints:
         targets = [node for node in sinks if not has_outputs(graph, node)]
     return Endpoints(
         tuple(endpoint(graph, node, 0) for node in inputs),
-        tuple(endpoint(graph, node, port) for node in outputs for port in range(_ports_shown(graph, node))),
+        tuple(one for node in outputs for one in _endpoints(graph, node, range(_ports_shown(graph, node)))),
         tuple(graph.names[node] for node in sorted(targets)),
     )
 
