@@ -158,11 +158,6 @@ def with_kernels(ruleset: RuleSet, kernels: str) -> RuleSet:
     return replace(ruleset, rules=changed)
 
 
-def wants_best(ruleset: RuleSet) -> bool:
-    """Whether its rule `auto` may choose kernels."""
-    return any(isinstance(rule, Auto) and rule.kernels == BEST for rule in ruleset.rules)
-
-
 def ends_with_auto(ruleset: RuleSet) -> bool:
     """Whether the rule `auto` is the last that claims nodes by itself: what follows are constraints and what fills gaps."""
     deciding = [rule for rule in ruleset.rules if rule.key not in ("colocation", "propagate")]

@@ -1,11 +1,6 @@
 """Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
-import pytest
+from tests.engines.cuda.interpreted import needs_triton, run_interpreted
 
 # A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
@@ -98,13 +93,6 @@ assert found.arrived()
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_interpreted(SCRIPT)

@@ -1,9 +1,4 @@
-import importlib.util
-import os
-import subprocess
-import sys
-
-import pytest
+from tests.engines.cuda.interpreted import needs_triton, run_interpreted
 
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
@@ -30,13 +25,6 @@ for batch, outer, size, inner, count in [
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_kernel_gathers_rows_and_zeros_for_wrong_indices():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_interpreted(SCRIPT)

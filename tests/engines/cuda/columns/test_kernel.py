@@ -1,12 +1,13 @@
 """The kernel of all columns against the lowering that does without."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.engines.cuda.interpreted import needs_triton
 
 ROOT = Path(__file__).parents[4]
 
@@ -26,7 +27,7 @@ def agree(tries, **variables):
     assert done.stdout == f"{tries} agree\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_kernel_agrees_with_the_lowering():
     agree(4, TRITON_INTERPRET="1")
 
