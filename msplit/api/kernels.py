@@ -19,7 +19,7 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.inputs import make_inputs
 from msplit.rules import RuleSet
-from msplit.rules.auto import BEST, NOT_CHOSEN, PLAIN, Auto
+from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import Placed, Remark
 
 if TYPE_CHECKING:
