@@ -179,12 +179,17 @@ def test_bench_runs_what_auto_likes_best_of_all_kernels_and_streams(reference) -
     assert max(map(len, out.getvalue().splitlines())) <= 80
 
 
+def note_in_place_of_a_variant(found) -> str:
+    """What is said of the choice of `auto` where something else that is measured is just that."""
+    assert not [variant for variant in found.result.variants if "auto" in variant.label]
+    (note,) = [note for note in found.notes if note.startswith("auto chooses among kernels")]
+    return note
+
+
 @needs_torch
 def test_what_is_measured_anyway_is_not_measured_twice(reference) -> None:
     _, found = benched("towers_small.pb", reference)
-    labels = [variant.label for variant in found.result.variants]
-    assert not [label for label in labels if "auto" in label]
-    (note,) = [note for note in found.notes if note.startswith("auto chooses among kernels")]
+    note = note_in_place_of_a_variant(found)
     assert "grouped ones on 1 stream" in note
     assert note.endswith("that is msplit, 1 stream, fused and grouped")
 
@@ -192,8 +197,7 @@ def test_what_is_measured_anyway_is_not_measured_twice(reference) -> None:
 @needs_torch
 def test_plain_kernels_on_streams_are_no_variant_of_their_own(reference) -> None:
     _, found = benched("keras_inception", reference, fuse=False)
-    assert not [variant for variant in found.result.variants if "auto" in variant.label]
-    (note,) = [note for note in found.notes if note.startswith("auto chooses among kernels")]
+    note = note_in_place_of_a_variant(found)
     assert "plain ones on" in note
     assert note.endswith("that is msplit, 3 streams, CUDA graph")
 
