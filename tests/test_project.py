@@ -91,6 +91,33 @@ def test_the_public_names_are_sorted_and_there() -> None:
         _ = msplit.nothing_like_it
 
 
+# What the suite is made of -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_tests_are_collected_later_and_under_another_hash_seed(request: pytest.FixtureRequest) -> None:
+    """Workers collect at moments of their own, and xdist refuses to run what they do not agree on."""
+    here = request.session.items
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "--quiet",
+            "-p",
+            "no:cacheprovider",
+            *sorted({str(item.path) for item in here}),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert {item.nodeid for item in here} <= set(done.stdout.splitlines())
+
+
 # What is installed ---------------------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,8 @@ def test_every_sample_is_known(path: Path) -> None:
 def zip_bytes() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("config.json", "{}")
+        # The same bytes at any time: pytest's older releases make a test's name of them, and xdist's workers must agree on names.
+        archive.writestr(zipfile.ZipInfo("config.json"), "{}")
     return buffer.getvalue()
 
 
