@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.engines.cuda import coverage
+from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
+from msplit.engines.cuda.control.bodies import plain
 from msplit.engines.cuda.ops import identity
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import Lowering, Node, Unsupported, table
 from msplit.engines.cuda.tensors import to_numpy, to_torch
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import FunctionRef, TensorValue
+from msplit.graph import TensorValue
 
 LARGEST_FOLDED = 1 << 28
 """Bytes: a constant expression that would grow beyond this (a Fill, a Tile) is computed in the run instead."""
@@ -37,7 +39,7 @@ def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
     Raises:
         EngineError: A constant expression can not be evaluated.
     """
-    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat))
+    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=Bodies(flat.model))
     names: dict[Key, Key] = {}
     for name, key in fed.items():
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.
@@ -50,14 +52,12 @@ def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
             variables.append(node)
         elif op == "Const":
             source.constants[node, 0] = _constant(flat, node)
-        elif op in coverage.READS_A_VARIABLE:
-            # Nothing assigns: a variable has one value, and reading it is the value.
-            names.setdefault((node, 0), inputs[0])
-        elif table()[op].function in _HANDS_ON or _casts_to_itself(flat, node):
+        elif hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)
         else:
-            source.ops[node] = Op(node, flat.graph.names[node], op, _attributes(flat, node), inputs, [node])
+            attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
+            source.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
     for tensor in flat.outputs:
         source.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
     if variables:
@@ -68,17 +68,15 @@ def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
     return source
 
 
-def _attributes(flat: FlatGraph, node: int) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in flat.graph.attrs[node].items()
-        if not isinstance(value, TensorValue | FunctionRef) and not key.startswith("_output_shapes")
-    }
+def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
+    """Whether an op gives its inputs back, so that it vanishes.
 
-
-def _casts_to_itself(flat: FlatGraph, node: int) -> bool:
-    attrs = flat.graph.attrs[node]
-    return flat.graph.ops[node] == "Cast" and attrs.get("SrcT") == attrs.get("DstT")
+    Nothing assigns, so that a variable has one value, and reading it is the value.
+    """
+    if op in coverage.READS_A_VARIABLE or (op == "Cast" and attrs.get("SrcT") == attrs.get("DstT")):
+        return True
+    found = table().get(op)
+    return found is not None and found.function in _HANDS_ON
 
 
 def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
@@ -91,7 +89,7 @@ def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
 def fold(source: Source) -> None:
     """Evaluates on the CPU, once, every op whose inputs are all constants."""
     for number, op in list(source.ops.items()):
-        if all(key in source.constants for key in op.inputs):
+        if op.op not in FUNCTIONAL and op.op not in LISTS and all(key in source.constants for key in op.inputs):
             results = evaluate(op, [source.constants[key] for key in op.inputs])
             if results is not None:
                 source.constants |= {(number, port): result for port, result in enumerate(results)}

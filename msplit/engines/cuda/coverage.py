@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit import optable
+from msplit.engines.cuda.control import FUNCTIONAL, LISTS
+from msplit.engines.cuda.control.inside import Inside
 from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import table
 from msplit.errors import EngineError
@@ -21,8 +23,10 @@ from msplit.formats import VARIABLE_OPS
 from msplit.graph import CONTROL, TensorValue
 
 READS_A_VARIABLE = ("ReadVariableOp",)
-BY_THE_ENGINE = frozenset({"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE})
-"""Ops that need no lowering: they are inputs, constants or variables."""
+BY_THE_ENGINE = frozenset(
+    {"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS}
+)
+"""Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
 
 _NO_TENSOR = ("string", "variant", "resource")
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
@@ -99,13 +103,15 @@ def divide(flat: FlatGraph) -> Division:
     nodes = needed(flat, outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     known = table()
+    inside = Inside(flat)
     no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
     forced, missing, stuck = [], [], []
     behind_device: set[int] = set()  # nodes that depend on work for the device
     for node in nodes:
         op = flat.graph.ops[node]
         reads = [key for key in inputs[node] if key in no_tensor]
-        covered = op in BY_THE_ENGINE or op in known
+        within = inside.of(node)
+        covered = (op in BY_THE_ENGINE or op in known) and not within.missing
         if op == "Const":
             value = flat.graph.attrs[node].get("value")
             if isinstance(value, TensorValue) and value.dtype == "string":
@@ -124,6 +130,7 @@ def divide(flat: FlatGraph) -> Division:
         if (
             op in VARIABLE_OPS
             or _HEAVY.fullmatch(op)
+            or any(map(_HEAVY.fullmatch, within.ops))
             or any(key[0] in behind_device and key not in outside for key in inputs[node])
         ):
             behind_device.add(node)
@@ -202,7 +209,7 @@ def cover(flat: FlatGraph) -> Coverage:
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,
-        _by_op(flat, division.missing),
+        _missing_by_op(flat, division.missing),
         dynamic,
         _by_op(flat, tuple(node for node in division.host if node not in unable)),
         _by_op(flat, division.stuck),
@@ -216,22 +223,36 @@ def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
     return result
 
 
+def _missing_by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
+    """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
+    inside = Inside(flat)
+    result: dict[str, list[str]] = {}
+    for node in nodes:
+        name, op = flat.graph.names[node], flat.graph.ops[node]
+        for within, names in (inside.of(node).missing or {op: [name]}).items():
+            result.setdefault(within, []).extend(names)
+    return result
+
+
 def refuse(flat: FlatGraph, division: Division) -> None:
     """Raises what stands in the way of running a graph, if anything does.
 
     Raises:
         EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
     """
-    writers = [node for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    if flat.targets or writers:
-        names = ", ".join(flat.graph.names[node] for node in [*flat.targets, *writers][:3])
+    inside = Inside(flat)
+    running = [flat.graph.names[node] for node in flat.targets]
+    running += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
+    running += [name for node in division.device for name in inside.of(node).named(_WRITES)]
+    if running:
+        names = ", ".join(running[:3])
         raise EngineError(
             f"the graph has steps that are run for their effect ({names}): the cuda engine runs inference only",
             fix="use --engine tensorflow, or name the tensors to compute with --outputs",
         )
     lines = []
     if division.missing:
-        lines += ["the cuda engine has no lowering for:", *_lines(_by_op(flat, division.missing))]
+        lines += ["the cuda engine has no lowering for:", *_lines(_missing_by_op(flat, division.missing))]
     if division.stuck:
         lines += [
             "these run on the host only, and depend on what the device computes, so that they can not run before it:",

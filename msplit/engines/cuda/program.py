@@ -16,6 +16,8 @@ from msplit.graph import Ints
 if TYPE_CHECKING:
     import torch
 
+    from msplit.engines.cuda.control.bodies import Bodies
+
 Key = tuple[int, int]
 """A value: (op, output port)."""
 
@@ -55,6 +57,7 @@ class Source:
         shapes: Shape of every value whose shape is the same in every run; empty before `trace.infer`.
         dtypes: Type of every value that ran then, as TensorFlow names it.
         numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
+        bodies: The model's functions, for what loops and conds become in `trace.infer`.
     """
 
     ops: dict[int, Op]
@@ -64,6 +67,7 @@ class Source:
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     dtypes: dict[Key, str] = field(default_factory=dict)
     numbers: int = 0
+    bodies: Bodies | None = None
 
     def fresh(self) -> int:
         """A number that nothing has."""

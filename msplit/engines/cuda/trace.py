@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from msplit.dag import Dag
 from msplit.engines.cuda import convolutions, products
-from msplit.engines.cuda.build import as_tuple, call, evaluate, positions
+from msplit.engines.cuda.build import as_tuple, call, evaluate, hands_on, positions
 from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
+from msplit.engines.cuda.control.unroll import unroller_of
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
 from msplit.engines.cuda.registry import Lowering, Node, table
@@ -240,8 +241,8 @@ def infer(
 ) -> bool:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
 
-    The graph runs once for it, as it is. (PyTorch's `meta` tensors would do without data, but the first of them takes longer, since
-    they need PyTorch's compiler loaded.)
+    The graph runs once for it, as it is but for loops, conds and calls: those become what they run. (PyTorch's `meta` tensors would do
+    without data, but the first of them takes longer, since they need PyTorch's compiler loaded.)
 
     Args:
         source: Its `shapes` are filled in, its `ops` that need no run become `constants`.
@@ -259,20 +260,25 @@ def infer(
     tracer.measures = False
     tracer.feed(feeds)
     last_use = _last_uses(source)
-    kept_alive: set[Key] = set()
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
     if prover is not None:
         prover.start(tracer.static, tracer.shapes)
     with torch.no_grad():
         source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        for op in source.ops.values():
+        unroller = unroller_of(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        kept_alive = unroller.kept
+
+        def one(op: Op) -> None:
+            """Runs an op, or what is proved to do in its place."""
             op.inputs = [names.get(key, key) for key in op.inputs]
             proof = prover.prove(op) if prover is not None else None
             for step in _instead(op, proof):
                 if tracer.run(step):
                     kept[step.node] = step
-                    source.dtypes |= tracer.dtypes(step)
+                    made = tracer.dtypes(step)
+                    source.dtypes |= made
+                    unroller.made += made
                     if prover is not None and _has_one_value(tracer, prover, step):
                         del kept[step.node]
             for port, found in () if proof is None else proof.outputs.items():
@@ -283,7 +289,11 @@ def infer(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive |= {key for key in op.inputs if prover is not None and source.dtypes.get(key) in _COUNTED}
+            kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in _COUNTED)
+
+        for op in source.ops.values():
+            for piece in unroller.pieces(op):
+                one(piece)
             for key in op.inputs:
                 if last_use.get(key) == op.node and key not in kept_alive:
                     tracer.values.pop(key, None)

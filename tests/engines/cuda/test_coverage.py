@@ -34,8 +34,6 @@ def test_a_sample_is_covered(name):
     [
         ("while_v1.pb", {"Enter", "Exit", "Switch", "Merge"}),
         ("cond_v1.pb", {"Switch", "Merge"}),
-        ("control_flow_v2", {"While", "If"}),
-        ("gru_while", {"While"}),
     ],
 )
 def test_ops_without_a_lowering_are_all_listed_with_a_node_and_the_way_out(name, missing):
