@@ -5,6 +5,11 @@
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/cost_model.json (every figure, and the profiles) and
 OUT/cost_model.md (two tables). `--device cpu` tries it without a GPU; its figures mean nothing. `--table FILE.json[.gz]` only makes the
 tables again.
+
+    python benchmarks/cost_model.py GRAPHS --again FILE.json[.gz]
+
+needs no GPU: it takes the profiles, the assignments and their measured times from FILE, prices and simulates them with the costs and the
+simulator as they are now, and makes the tables of that. There the assignment that `auto` takes is the best of those that were measured.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import random
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +35,7 @@ from msplit.analysis.colocation import groups
 from msplit.api.profile import ProfileRequest, profile
 from msplit.cost import profile_file
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
+from msplit.cost.profile import Constants, Profile, apply
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for, step_problem
 from msplit.flatten.flat import FlatGraph
@@ -55,10 +61,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each model for measuring assignments")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--table", type=Path, help="only make the tables of this file")
+    parser.add_argument("--again", type=Path, help="simulate the assignments of this file again")
     arguments = parser.parse_args()
-    if arguments.table:
-        raw = arguments.table.read_bytes()
-        print(markdown(json.loads(gzip.decompress(raw) if arguments.table.suffix == ".gz" else raw)["models"]))
+    if arguments.table or arguments.again:
+        path = arguments.table or arguments.again
+        raw = path.read_bytes()
+        rows = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["models"]
+        print(markdown([again(arguments.graphs, row) for row in rows] if arguments.again else rows))
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
@@ -100,6 +109,34 @@ def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, A
         "machine": Machine.of_costs(measured),
         "profile": json.loads(profile_file.dumps(found)),
     }
+
+
+def again(graphs: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an earlier run, priced and simulated anew at the level of the graph."""
+    flat = api.load(models.fill(graphs, Path("/tmp/msplit-models"), row["model"], row["batch"]))
+    found = profile_file.parse(json.dumps(row["profile"]), row["model"])
+    if found.one_us is None:  # older than that: the run measured it all the same
+        found = replace(found, one_us=next(one["measured_us"] for one in row["tried"] if one["streams"] == 1))
+    _, static = api.price(flat, batch=row["batch"])
+    _, measured = api.price(flat, batch=row["batch"], profile=found)
+    # The engine's steps with static times: most nodes are part of another one's kernel.
+    guess = zip(found.kernels, estimated(found, flat, static), strict=True)
+    guessed = tuple(replace(kernel, time_us=float(time_us), share=None) for kernel, time_us in guess)
+    by_step = apply(replace(found, kernels=guessed, constants=Constants(), one_us=None), flat, static)
+    place = np.argsort(np.argsort(np.asarray(flat.graph.names, dtype=object)))
+    tried = []
+    for one in row["tried"]:
+        ids = np.asarray(one["ids"], np.int32)[place]
+        said = {
+            f"{label}_us": predict(flat, costs, ids).makespan_us
+            for label, costs in (("static", by_step), ("profile", measured))
+        }
+        tried.append({**one, **said, "chosen": ["static-1"] if one["streams"] == 1 else []})
+    for label in ("static", "profile"):
+        min(tried, key=lambda one: one[f"{label}_us"])["chosen"].append(
+            f"{label}-{max(one['streams'] for one in tried)}"
+        )
+    return {**row, "kernels": kernels(found, flat, static), "tried": tried, "machine": Machine.of_costs(measured)}
 
 
 def kernels(found: Profile, flat: FlatGraph, static: Costs) -> dict[str, Any]:
@@ -162,6 +199,7 @@ def assignments(
         rows.append(
             {
                 "names": names,
+                "ids": ids[np.argsort(np.asarray(flat.graph.names, dtype=object))],  # in the order of the nodes' names
                 "chosen": chosen.get(key, []),
                 **_predicted(prepared, flat, ids, static, "static"),
                 **_predicted(prepared, flat, ids, measured, "profile"),

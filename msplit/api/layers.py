@@ -144,7 +144,7 @@ def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> L
     made = chosen.planned
     own = replace(one.job, ids=made.ids, streams=made.streams, options={**one.job.options, **made.options})
     for variant in variants if made.streams == 1 else ():
-        if variant.engine is one.engine and variant.job.streams == 1 and _kernels(variant.job) == _kernels(own):
+        if variant.engine is one.engine and not _uses_streams(variant.job) and _kernels(variant.job) == _kernels(own):
             return Layers((), (), (f"{said}; that is {variant.label}",))
     label = f"msplit, auto: {made.streams} stream{'s' * (made.streams != 1)}, {made.kernels}"
     layer = Layer(AUTO, label, None, chosen.predicted_us)

@@ -15,7 +15,7 @@ from msplit._version import __version__
 from msplit.cost import profile as profiles
 from msplit.cost.profile import Device, Profile, Shape, Step
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.engine import ENGINE, one_stream_seconds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
@@ -107,6 +107,9 @@ def profile(
             grids=request.grids,
             progress=progress,
         )
+    one_us = None
+    if device.type == "cuda" and not prepared.program.dynamic:
+        one_us = one_stream_seconds(job, prepared, device) * 1e6
     names = flat.graph.names
     steps = tuple(
         Step(tuple(names[node] for node in step.op.covers if node < len(flat)), kernel)
@@ -123,6 +126,7 @@ def profile(
         constants=found.constants,
         kernels=found.kernels,
         steps=steps,
+        one_us=one_us,
         unmeasured=found.unmeasured,
         made={"msplit": __version__, "time": datetime.now(UTC).isoformat(timespec="seconds")},
     )

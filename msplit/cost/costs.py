@@ -29,6 +29,7 @@ class Costs:
         source: "static" or what the profile that the times come from says of itself.
         inside: Nodes whose work is part of another node's kernel, which carries its time; None: none.
         constants: The device's own, measured; None where there is no profile.
+        one_us: A whole step on one stream, by the device's clock, back to back; None: not measured.
     """
 
     flops: Floats
@@ -41,3 +42,4 @@ class Costs:
     source: str = "static"
     inside: NDArray[np.bool_] | None = None
     constants: Constants | None = None
+    one_us: float | None = None

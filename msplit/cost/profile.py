@@ -162,6 +162,7 @@ class Profile:
         constants: Of the device.
         kernels: What was measured.
         steps: What runs.
+        one_us: A whole step on one stream, captured, back to back with others, by the device's clock; None: not measured.
         unmeasured: Why steps without a kernel have none -> how many.
         made: When and with which msplit, for people.
         source: The file, "" for one that was just measured.
@@ -176,6 +177,7 @@ class Profile:
     constants: Constants
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
+    one_us: float | None = None
     unmeasured: Mapping[str, int] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -251,6 +253,7 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
         known=known | ~run,
         inside=inside,
         constants=profile.constants,
+        one_us=profile.one_us,
         source=profile.describe(),
     )
 

@@ -23,9 +23,12 @@ MAX_BYTES = 256 << 20
 """Longest profile: a million steps with long names."""
 
 _KEYS = (
-    "schema_version", "kind", "graph_hash", "ops", "inputs", "device", "precision", "layout", "made", "constants", "unmeasured",
-    "kernels", "steps",
+    "schema_version", "kind", "graph_hash", "ops", "inputs", "device", "precision", "layout", "made", "constants", "one_us",
+    "unmeasured", "kernels", "steps",
 )  # fmt: skip
+_LATER = ("one_us",)
+"""Keys that older profiles do not have."""
+
 _FIX = "measure it again: msplit profile MODEL -o PATH"
 _PRECISIONS = ("tf32", "ieee")
 _LAYOUTS = ("nhwc", "nchw", "none")
@@ -44,6 +47,7 @@ def dumps(profile: Profile) -> str:
         "layout": profile.layout,
         "made": dict(profile.made),
         "constants": _rounded(dataclasses.asdict(profile.constants)),
+        "one_us": _rounded(profile.one_us),
         "unmeasured": dict(sorted(profile.unmeasured.items())),
         "kernels": [_rounded(dataclasses.asdict(kernel)) for kernel in profile.kernels],
         "steps": [{"nodes": list(step.nodes), "kernel": step.kernel} for step in profile.steps],
@@ -89,7 +93,7 @@ def parse(text: str, source: str) -> Profile:
     """
     data = parse_json(text, source, what=KIND, fix=_FIX)
     top = _Reader(source, "", data)
-    top.object(_KEYS)
+    top.object(_KEYS, optional=_LATER)
     if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
         raise MsplitError(f"this is not a profile of version {SCHEMA_VERSION}", where=source, fix=_FIX)
     kernels = tuple(_kernel(item) for item in top.at("kernels").items())
@@ -103,6 +107,7 @@ def parse(text: str, source: str) -> Profile:
         constants=_constants(top.at("constants")),
         kernels=kernels,
         steps=_steps(top.at("steps"), len(kernels)),
+        one_us=top.at("one_us").or_none(_Reader.number) if "one_us" in data else None,
         unmeasured={why: number.whole() for why, number in top.at("unmeasured").entries()},
         made=dict(top.at("made").mapping()),
         source=source,
@@ -125,14 +130,14 @@ class _Reader:
             raise self.wrong("is not an object")
         return self.value
 
-    def object(self, keys: tuple[str, ...]) -> _Reader:
-        """Sees to it that these keys are there and no others."""
+    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> _Reader:
+        """Sees to it that these keys are there, but for the optional ones, and no others."""
         mapping = self.mapping()
         for key in mapping:
             if key not in keys:
                 raise self.wrong(f"has no key {key!r}")
         for key in keys:
-            if key not in mapping:
+            if key not in mapping and key not in optional:
                 raise self.wrong(f"lacks the key {key!r}")
         return self
 

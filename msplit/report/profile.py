@@ -56,6 +56,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
             "work",
             f"{micros(whole)} measured, {micros(float(estimates @ uses) if len(estimates) else 0.0)} by the data sheet",
         ),
+        *([("one stream", f"{micros(found.one_us)} for a step")] if found.one_us is not None else []),
         *_constants(found),
     ]
     warnings = (
@@ -95,6 +96,7 @@ def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[s
         "constants": found.constants,
         "steps": len(found.steps),
         "measured": found.measured,
+        "one_us": found.one_us,
         "unmeasured": found.unmeasured,
         "kernels": found.kernels,
         "static_us": estimated(found, flat, static),

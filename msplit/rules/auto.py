@@ -144,6 +144,8 @@ def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
     serial, bound = float(problem.work_us.sum()), problem.bound_us()
     most = serial / bound if bound > 0 else 1.0
     tried = sum(candidate.skipped is None for candidate in candidates)
+    if (problem.pin >= 0).any():
+        return f"what earlier rules left over stays on stream 0: none of {tried} assignments is faster"
     return (
         f"none of {tried} assignments is faster than one stream: the kernels need {serial:.0f} µs one after the other, "
         f"and no schedule needs less than {bound:.0f} µs ({most:.2f} times faster)"

@@ -37,8 +37,12 @@ class Machine:
             kernels take 41 µs.)
         crowd_us: Each other kernel that runs makes every kernel take this much longer to start. (That LSTM takes 1.06 µs per kernel and
             stream on one stream, 1.16 on 2, 1.27 on 5 and 1.52 on 10.)
-        root_us: What a graph begins with starts one after the other, this far apart. (The 16 experts of an MMoE, as its trace shows;
-            kernels without any predecessor would be 1.9 µs apart, but the executor puts one kernel before them.)
+        contention: What runs at once slows each other down even where there are SMs for all: a kernel takes so much longer per share of
+            the SMs that the others keep busy. (Fitted to 244 assignments of nine models: see `benchmarks/schedulers.md`.)
+        company: How many times longer kernels take in the model than alone, one after the other: alone they find what they read, and
+            their own code, in the caches.
+        step_us: What a step takes whatever it runs: a graph begins, with the kernel that the executor puts before its first ones, and
+            ends with the one that delivers its outputs.
         bandwidth: Bytes per µs that kernels reach together.
     """
 
@@ -48,7 +52,9 @@ class Machine:
     issue_us: float = 0.15
     issue_lanes: float = 10.0
     crowd_us: float = 0.04
-    root_us: float = 0.9
+    contention: float = 0.84
+    company: float = 1.0
+    step_us: float = 5.8
     bandwidth: float = 4.08e6
 
     @staticmethod
@@ -66,7 +72,7 @@ class Machine:
             join_us=Machine.join_us * scale,
             issue_us=Machine.issue_us * scale,
             crowd_us=Machine.crowd_us * scale,
-            root_us=Machine.root_us * scale,
+            step_us=Machine.step_us * scale,
             bandwidth=REACHED_L2 * gpu.l2_bytes_per_us if inside else REACHED_BANDWIDTH * gpu.bytes_per_us,
         )
 
@@ -76,7 +82,19 @@ class Machine:
         moved = float(costs.bytes.sum())
         sheet = data_sheet(costs.gpu)
         machine = Machine.of(sheet, moved)
-        return machine if costs.constants is None else _measured(machine, sheet, moved, costs.constants)
+        if costs.constants is None:
+            return machine
+        machine = _measured(machine, sheet, moved, costs.constants)
+        return machine if costs.one_us is None else machine.in_company(costs.one_us, float(costs.time_us.sum()))
+
+    def in_company(self, one_us: float, alone_us: float) -> Machine:
+        """The machine as it is for one model.
+
+        Args:
+            one_us: What a whole step took on one stream.
+            alone_us: Sum of what its kernels take alone.
+        """
+        return self if alone_us <= 0 else replace(self, company=max((one_us - self.step_us) / alone_us, 1.0))
 
     def fork_join_us(self, branches: int = 2) -> float:
         """What leaving a stream and coming back costs the longest of some branches at least."""
@@ -87,8 +105,8 @@ def _measured(machine: Machine, sheet: Gpu, moved: float, found: Constants) -> M
     """A machine with the constants that were measured in place of the data sheet's."""
     inside = moved <= REUSE * sheet.l2_mb * 1e6
     given = {
-        # Not what further roots of a graph cost: the executor puts one kernel before them, so that a graph has one root.
         "wait_us": found.wait_us,
+        "step_us": None if found.launch_us is None or found.node_us is None else found.launch_us + 2 * found.node_us,
         "bandwidth": found.l2_bytes_per_us if inside else found.copy_bytes_per_us,
         **_starts(found),
     }

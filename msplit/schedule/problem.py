@@ -147,15 +147,15 @@ class Problem:
 
     @cached_property
     def work_us(self) -> Floats:
-        """Time that a block takes on its stream with the GPU to itself: its kernels and what it costs to start them."""
-        return self.time_us + self.machine.node_us * self.kernels
+        """Time that a block takes on its stream with the GPU to itself: its kernels, in the model, and what it costs to start them."""
+        return self.time_us * self.machine.company + self.machine.node_us * self.kernels
 
     @cached_property
     def demand(self) -> Floats:
         """Per block what it takes of the SMs, the memory bandwidth and the rate at which kernels start: (blocks, 3), each in [0, 1]."""
         work = np.maximum(self.work_us, 1e-12)
         columns = (
-            self.share * self.time_us,
+            self.share * self.time_us * self.machine.company,
             self.bytes / self.machine.bandwidth,
             self.machine.issue_us * self.kernels,
         )

@@ -2,8 +2,9 @@
 
 The kernels of one stream run in order. What runs at once shares three things: the SMs, the memory bandwidth and the rate at which
 the device starts kernels. Where more than all of one is asked for, everything that runs is slowed down by the same factor
-(processor sharing), and so it is by the delay that kernels cause each other when they start. What a plan begins with starts one
-after the other. All running blocks then progress at one common rate, so one virtual clock serves for all: a block
+(processor sharing), and so it is by the delay that kernels cause each other when they start. Kernels for which there are SMs enough
+slow each other down too, in caches and memory: each by the share of the SMs that the others keep busy, of which the mean over all that
+run counts. All running blocks then progress at one common rate, so one virtual clock serves for all: a block
 ends when that clock has advanced by its work, however the rate changes meanwhile, and an event costs a heap operation.
 """
 
@@ -26,8 +27,8 @@ class Simulation:
     """What a plan does over time.
 
     Attributes:
-        makespan_us: From the start of the first kernel until all streams have joined.
-        start_us: Per block when its first kernel starts; -1 for joints.
+        makespan_us: Of a step: until all streams have joined, and what every step takes whatever it runs. 0 where nothing runs.
+        start_us: Per block when its first kernel starts, from the start of the first; -1 for joints.
         end_us: Per block when its last kernel ends; -1 for joints.
         busy_us: Time during which at least one kernel runs.
     """
@@ -91,12 +92,10 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
     now = virtual = busy = 0.0
     used_sms = used_bandwidth = used_issue = 0.0
     crowd = machine.crowd_us / machine.issue_us if machine.issue_us > 0 else 0.0
-    lanes_at_once = machine.issue_lanes
-    roots = 0
+    lanes_at_once, contention = machine.issue_lanes, machine.contention
     for node in placed:
         if missing[node] == 0:
-            heappush(upcoming, (roots * machine.root_us, node))
-            roots += 1
+            heappush(upcoming, (0.0, node))
     left = len(placed)
     while running or upcoming:
         if running:
@@ -108,7 +107,11 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
             if used_bandwidth > rate:
                 rate = used_bandwidth
             if many > 1:
-                starts = 1.0 + crowd * used_issue * (many - 1) / many
+                others = (many - 1) / many
+                slower = 1.0 + contention * used_sms * others
+                if slower > rate:
+                    rate = slower
+                starts = 1.0 + crowd * used_issue * others
                 if starts > rate:
                     rate = starts
                 starts = used_issue * (many / lanes_at_once) if many > lanes_at_once else used_issue
@@ -162,5 +165,5 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
         heappush(running, (virtual + work[node], node))
     if left:
         raise ValueError("the streams of the plan wait for each other in a circle")
-    makespan = now + machine.join_us * len(plan.join)
+    makespan = now + machine.join_us * len(plan.join) + machine.step_us if placed else 0.0
     return Simulation(makespan, np.asarray(start), np.asarray(end), busy)

@@ -108,7 +108,7 @@ def test_the_simulator_goes_by_the_measured_machine():
     flat, static = parse("x:Placeholder; p:MatMul(x)@9us")
     machine = Machine.of_costs(apply(made([(["p"], 0)], [kernel(5.0)]), flat, static))
     assert (machine.wait_us, machine.bandwidth) == (0.5, 7e6)
-    assert machine.root_us == Machine.of_costs(static).root_us  # the executor gives a graph one root
+    assert machine.step_us == pytest.approx(H200.launch_us + 2 * H200.node_us)
     assert machine.crowd_us == pytest.approx(np.median([(60 - 54.5) / 50 / 3, (70 - 54.5) / 50 / 7]))
     assert machine.issue_us == pytest.approx(70 / 50 / 8)
     # 16 chains: a start every 190 / 50 / 16 µs.
@@ -139,6 +139,20 @@ def test_nothing_measured_changes_nothing():
     assert Machine.of_costs(nothing) == Machine.of_costs(replace(static, bytes=nothing.bytes))
 
 
+def test_kernels_take_as_much_longer_in_the_model_as_a_whole_step_shows():
+    flat, static = parse("x:Placeholder; p:MatMul(x)@9us; q:MatMul(x)@9us")
+    steps, kernels = [(["p"], 0), (["q"], 0)], [kernel(50.0)]
+    whole = 120.0 + H200.launch_us + 2 * H200.node_us
+    machine = Machine.of_costs(apply(made(steps, kernels, one_us=whole), flat, static))
+    assert machine.company == pytest.approx(1.2)
+    assert Machine.of_costs(apply(made(steps, kernels, one_us=90.0), flat, static)).company == 1.0  # noise
+    assert Machine.of_costs(apply(made(steps, kernels), flat, static)).company == 1.0
+    costs = apply(made(steps, kernels, one_us=whole), flat, static)
+    one = predict(flat, costs, np.zeros(len(flat), np.int32)).makespan_us
+    assert one == pytest.approx(whole)  # on one stream the simulator gives back what was measured
+    assert bounds(flat, costs).serial_us == pytest.approx(100.0)  # no bound rests on what caches did
+
+
 def test_kernels_that_move_little_share_the_bandwidth_of_the_cache():
     _, little = parse("x:Placeholder; p:MatMul(x)@9us")
     much = replace(little, bytes=np.asarray([0.0, 1e9]))
@@ -146,7 +160,7 @@ def test_kernels_that_move_little_share_the_bandwidth_of_the_cache():
 
 
 FULL = replace(
-    made([(["a", "b"], 1), (["c"], -1)], [kernel(5.0), kernel(2.5, None)], unmeasured={"late": 1}),
+    made([(["a", "b"], 1), (["c"], -1)], [kernel(5.0), kernel(2.5, None)], one_us=12.5, unmeasured={"late": 1}),
     source="p.json",
 )
 
@@ -161,6 +175,16 @@ def test_a_file_gives_back_what_was_written_in_the_same_bytes():
     assert found.device == FULL.device
     assert list(json.loads(text))[:3] == ["schema_version", "kind", "graph_hash"]
     jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_a_profile_from_before_whole_steps_were_measured_is_read():
+    text = profile_file.dumps(FULL)
+    older = {key: value for key, value in json.loads(text).items() if key != "one_us"}
+    jsonschema.validate(older, SCHEMA)
+    assert profile_file.dumps(profile_file.parse(json.dumps(older), "p.json")) == profile_file.dumps(
+        replace(FULL, one_us=None)
+    )
+    assert profile_file.parse(text, "p.json").one_us == 12.5
 
 
 def damaged(data: object, chance: random.Random) -> object:

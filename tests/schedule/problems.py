@@ -9,7 +9,9 @@ from msplit.dag import Dag
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
 
-FREE = Machine(wait_us=0.0, join_us=0.0, node_us=0.0, issue_us=0.0, crowd_us=0.0, root_us=0.0, bandwidth=1e30)
+FREE = Machine(
+    wait_us=0.0, join_us=0.0, node_us=0.0, issue_us=0.0, crowd_us=0.0, contention=0.0, step_us=0.0, bandwidth=1e30
+)
 """A GPU on which only the SMs cost something."""
 
 

@@ -42,7 +42,17 @@ def test_independent_branches_get_a_stream_each():
     assert remarks == ()
     rule, why = found.why(flat.graph.index["a"]) or ("", "")
     assert rule == "auto"
-    assert "µs on 3 streams with 2 waits, 92 µs on one" in why
+    assert "µs on 3 streams with 2 waits, 98 µs on one" in why
+
+
+def test_what_is_left_over_stays_where_nothing_is_gained():
+    text = "x:Placeholder; a:MatMul(x)@30us; b:MatMul(a)@10us; c:MatMul(b)@10us"
+    flat, _ = parse(text)
+    start = Assignment.empty(len(flat)).claim(np.asarray([flat.graph.index["a"]], np.int32), 1, "regex", "a")
+    flat, found, remarks = run(text, start=start)
+    assert by_name(flat, found.ids)["a"] == 1
+    (remark,) = remarks
+    assert (remark.kind, "what earlier rules left over stays on stream 0" in remark.text) == ("no-gain", True)
 
 
 def test_every_node_has_an_id_but_host_nodes():

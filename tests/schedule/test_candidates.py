@@ -70,7 +70,8 @@ def test_the_best_is_never_slower_than_one_stream(problem, streams):
     candidates = choose(problem, streams)
     winner = best(candidates)
     one = by_name(candidates)[ONE]
-    assert one.makespan_us == pytest.approx(problem.work_us.sum())
+    work = problem.work_us.sum()
+    assert one.makespan_us == pytest.approx(work + problem.machine.step_us if work else 0.0)
     assert winner.makespan_us <= one.makespan_us
     assert winner.streams <= streams
     for candidate in candidates:
@@ -246,7 +247,7 @@ def test_forty_towers_are_balanced(streams):
 
 
 def test_inception_modules_overlap_their_branches():
-    problem = inception()
+    problem = inception(machine=replace(Machine(), contention=0.0, step_us=0.0))
     candidates = choose(problem, 16)
     winner = best(candidates)
     # The two short branches of a module together are shorter than its longest: three streams do, and save waits.
@@ -409,7 +410,8 @@ def test_the_example_in_the_documentation_is_what_comes_out():
     # stem 0, a 1, b1 2, b2 3, c 4, c1 5, c2 6, d 7, join 8
     src, dst = [0, 0, 2, 0, 4, 4, 0, 1, 3, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 8]
     shares = [0.6, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.2]
-    problem = Problem.of(Dag.of(9, src, dst), [4, 9, 3, 5, 2, 4, 3, 1, 2], shares)
+    machine = replace(FREE, wait_us=0.55, join_us=0.15)
+    problem = Problem.of(Dag.of(9, src, dst), [4, 9, 3, 5, 2, 4, 3, 1, 2], shares, machine=machine)
     assert problem.rank.tolist() == [15, 11, 10, 8, 6, 5, 3, 2]
     assert problem.bound_us() == 15
     assert (problem.work_us * problem.share).sum() == pytest.approx(9.9)

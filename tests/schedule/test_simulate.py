@@ -34,11 +34,7 @@ def test_no_plan_beats_the_bound_or_is_slower_than_everything_in_a_row(problem, 
     found = simulate(problem, plan)
     machine = problem.machine
     assert found.makespan_us >= problem.bound_us() * (1 - 1e-9)
-    waiting = (
-        len(problem) * machine.root_us
-        + plan.waits * max(machine.wait_us, machine.join_us)
-        + len(plan.join) * machine.join_us
-    )
+    waiting = machine.step_us + plan.waits * max(machine.wait_us, machine.join_us) + len(plan.join) * machine.join_us
     assert found.makespan_us <= problem.work_us.sum() + waiting + 1e-6
     assert found.busy_us <= found.makespan_us + 1e-6
 
@@ -58,7 +54,7 @@ def test_scaling_all_costs_scales_the_makespan(problem, seed, streams, factor):
             join_us=machine.join_us * factor,
             issue_us=machine.issue_us * factor,
             crowd_us=machine.crowd_us * factor,
-            root_us=machine.root_us * factor,
+            step_us=machine.step_us * factor,
         ),
     )
     expected = simulate(problem, plan).makespan_us * factor
@@ -99,7 +95,8 @@ def test_more_edges_never_make_one_stream_faster(seed, count):
 def test_one_stream_takes_all_the_work_and_no_wait(problem):
     plan = plan_of(problem, np.zeros(len(problem), np.int32))
     assert plan.waits == 0
-    assert simulate(problem, plan).makespan_us == pytest.approx(problem.work_us.sum())
+    expected = problem.work_us.sum() + problem.machine.step_us
+    assert simulate(problem, plan).makespan_us == pytest.approx(expected if len(plan.order) else 0.0)
 
 
 def pair(share: float, bytes_us: float = 0.0, machine: Machine = FREE) -> float:
@@ -134,6 +131,10 @@ def test_a_wait_costs_only_who_is_waited_for_late():
     assert simulate(problem, plan_of(problem, np.asarray([1, 0, 0], np.int32))).makespan_us == pytest.approx(14.0)
 
 
+BY_HAND = replace(Machine(), step_us=0.0)
+"""Graphs that were written by hand have no kernel before their first ones, and deliver nothing."""
+
+
 def fork_join(width: int, depth: int, repeat: int) -> float:
     b = Builder()
     node = b.kernel(time=1.085)
@@ -148,7 +149,7 @@ def fork_join(width: int, depth: int, repeat: int) -> float:
             ends.append(end)
         node = b.kernel(*ends, time=1.085, share=0.01)
         lanes.append(0)
-    problem = b.problem(contracted=False)
+    problem = b.problem(contracted=False, machine=BY_HAND)
     return evaluate(problem, np.asarray(lanes, np.int32)).simulation.makespan_us
 
 
@@ -172,7 +173,7 @@ def test_the_model_is_within_a_fifth_of_what_an_h200_took(width, depth, repeat, 
 
 @pytest.mark.parametrize(("streams", "measured"), [(2, 1.84), (5, 4.19), (10, 6.95)])
 def test_a_wavefront_of_ten_layers_gains_what_an_h200_gained(streams, measured):
-    problem = lstm(layers=10, steps=100, contracted=False)
+    problem = lstm(layers=10, steps=100, contracted=False, machine=BY_HAND)
     kernels = np.flatnonzero(problem.block >= 0)
     stream = np.zeros(len(problem), np.int32)
     stream[problem.block[kernels]] = kernels // (len(problem.block) // 10) * streams // 10
@@ -194,7 +195,7 @@ def fan_in(count: int, kernels: int, time: float, tail: list[float], streams: in
     for us in tail[1:]:
         node = b.kernel(node, time=us)
     lanes += [0] * len(tail)
-    return b.problem(contracted=False), np.asarray(lanes, np.int32)
+    return b.problem(contracted=False, machine=BY_HAND), np.asarray(lanes, np.int32)
 
 
 EXPERTS = (16, 3, (326 - 25) / 48, [25 / 9] * 9)
@@ -221,10 +222,27 @@ def test_40_embedding_towers_take_what_they_took_on_an_h200(streams, measured):
     assert evaluate(*fan_in(*TOWERS, streams)).simulation.makespan_us == pytest.approx(measured, rel=0.2)
 
 
-def test_what_a_graph_begins_with_starts_one_after_the_other():
-    problem = Problem.of(Dag.of(4, [], []), 10.0, 0.1, machine=replace(FREE, root_us=0.9))
-    found = simulate(problem, plan_of(problem, np.arange(4, dtype=np.int32)))
-    assert sorted(found.start_us.tolist()) == pytest.approx([0.0, 0.9, 1.8, 2.7])
+def test_a_step_takes_something_whatever_it_runs():
+    machine = replace(FREE, step_us=6.0)
+    problem = Problem.of(Dag.of(1, [], []), 10.0, machine=machine)
+    assert simulate(problem, plan_of(problem, np.zeros(1, np.int32))).makespan_us == pytest.approx(16.0)
+    nothing = Problem.of(Dag.of(0, [], []), [], machine=machine)
+    assert simulate(nothing, plan_of(nothing, np.zeros(0, np.int32))).makespan_us == 0.0
+
+
+def test_kernels_take_longer_in_the_model_than_alone():
+    problem = Problem.of(Dag.of(2, [0], [1]), 10.0, machine=replace(FREE, company=1.2))
+    assert simulate(problem, plan_of(problem, np.zeros(len(problem), np.int32))).makespan_us == pytest.approx(24.0)
+
+
+def test_kernels_slow_each_other_down_where_there_are_sms_for_all():
+    machine = replace(FREE, contention=0.8)
+    assert pair(0.25, machine=machine) == pytest.approx(10.0 * (1 + 0.8 * 0.25))
+    assert pair(1.0, machine=machine) == pytest.approx(20.0)  # never slower than one after the other
+    problem = Problem.of(Dag.of(2, [], []), 10.0, [0.1, 0.3], machine=machine)
+    slower = 1 + 0.8 * (0.1 + 0.3) / 2  # each by what the other keeps busy, on average
+    found = simulate(problem, plan_of(problem, np.asarray([0, 1], np.int32)))
+    assert found.makespan_us == pytest.approx(10.0 * slower)
 
 
 def test_kernels_that_run_side_by_side_start_later():

@@ -147,7 +147,7 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
             candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda candidate: _one_stream_seconds(job, candidate, device))
+    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate, device))
 
 
 def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
@@ -178,7 +178,8 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
 
 
-def _one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
+def one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
+    """A step of a prepared program on one stream, by the device's clock; captured, unless shapes depend on values."""
     executable = _executable(
         job,
         prepared,

@@ -32,6 +32,7 @@ class StepCosts:
         bytes: Memory traffic.
         measured: How many were measured.
         constants: Of the device, where they were measured.
+        one_us: A whole step on one stream, where that was measured.
     """
 
     time_us: Floats
@@ -39,6 +40,7 @@ class StepCosts:
     bytes: Floats
     measured: int = 0
     constants: Constants | None = None
+    one_us: float | None = None
 
 
 def estimated(program: Program, costs: Costs | None) -> StepCosts:

@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda import steps
-from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, prove
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.lanes import arrange
 from msplit.errors import EngineError
 from msplit.graph import Ints
@@ -140,6 +140,8 @@ def arms(
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
             costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=own_seconds)
+            if costs.measured:
+                costs = replace(costs, one_us=one_stream_seconds(own, prepared, device) * 1e6)
         problem = Problem.of(
             program.dag,
             costs.time_us,
@@ -156,7 +158,8 @@ def arms(
 def _machine(job: Job, costs: StepCosts) -> Machine:
     if job.costs is None:
         return Machine()
-    return Machine.of_costs(replace(job.costs, constants=costs.constants or job.costs.constants))
+    machine = Machine.of_costs(replace(job.costs, constants=costs.constants or job.costs.constants))
+    return machine if costs.one_us is None else machine.in_company(costs.one_us, float(costs.time_us.sum()))
 
 
 class _Memory:

@@ -11,6 +11,7 @@ import numpy as np
 from msplit.graph import Ints
 from msplit.schedule.candidates.base import Skipped
 from msplit.schedule.candidates.list_schedule import list_schedule
+from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
 from msplit.schedule.segments import cuts
 
@@ -81,8 +82,7 @@ class _Section:
     work: list[float]
     demand: list[list[float]]
     most_groups: int
-    wait_us: float
-    join_us: float
+    machine: Machine
     signature: object
     steps: int = 0
 
@@ -100,10 +100,7 @@ class _Section:
                     linked[node - low] |= 1 << producer - low
         work, demand = problem.work_us[low:high].tolist(), problem.demand[low:high].tolist()
         rounded = tuple(np.round(np.column_stack([work, demand]), 6).ravel().tolist())
-        machine = problem.machine
-        return _Section(
-            after, linked, work, demand, most_groups, machine.wait_us, machine.join_us, (tuple(edges), rounded)
-        )
+        return _Section(after, linked, work, demand, most_groups, problem.machine, (tuple(edges), rounded))
 
     def solve(self) -> list[list[list[int]]] | None:
         """Stages in order, each a list of groups of blocks; None if there are too many to try."""
@@ -180,9 +177,10 @@ class _Section:
         demand = {group: self._mean_demand(group, length) for length, group in lengths}
         for index, (length, _) in enumerate(lengths):
             used = [sum(column) for column in zip(*(demand[group] for _, group in lengths[index:]), strict=True)]
-            total += (length - reached) * max(1.0, *used)
+            others = 1 - 1 / (len(lengths) - index)
+            total += (length - reached) * max(1.0, *used, 1 + self.machine.contention * used[0] * others)
             reached = length
-        waiting = 2 * self.wait_us + self.join_us * (len(groups) - 2) if len(groups) > 1 else 0.0
+        waiting = self.machine.fork_join_us(len(groups)) if len(groups) > 1 else 0.0
         return total + waiting
 
     def _mean_demand(self, group: int, length: float) -> list[float]:
