@@ -23,6 +23,7 @@ from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.environment import environment
 from msplit.measure.reference import Reference
 from msplit.measure.result import BenchResult, Check, Settings, VariantResult
+from msplit.measure.rounding import computed_in
 from msplit.measure.verify import Comparison, compare
 
 Progress = Callable[[str, float], None]
@@ -275,6 +276,7 @@ def _verify(
         for one in built[1:]:
             if isinstance(one.running, HasState):
                 one.running.load_state(state)
+    computed = computed_in(built[0].variant.job.flat)
     precise = {id(one): ieee or one.variant.job.ieee or _on_cpu(one.variant) for one in built}
     if reference is not None:
         for number, one in enumerate(built):
@@ -284,6 +286,7 @@ def _verify(
                 reference.outputs,
                 ieee=precise[id(one)],
                 tolerance=settings.tolerance,
+                computed=computed,
             )
             one.checks.append(Check(reference.source, _precision(precise[id(one)]), 1, comparison))
     outcomes: dict[int, Comparison] = {}
@@ -297,7 +300,13 @@ def _verify(
         outputs = {id(one): one.running.step(feeds) for one in built}
         for one, partner in pairs:
             both = precise[id(one)] and precise[id(partner)]
-            found = compare(outputs[id(one)], outputs[id(partner)], ieee=both, tolerance=settings.tolerance)
+            found = compare(
+                outputs[id(one)],
+                outputs[id(partner)],
+                ieee=both,
+                tolerance=settings.tolerance,
+                computed=computed,
+            )
             if id(one) not in outcomes or (outcomes[id(one)].passed and not found.passed):
                 outcomes[id(one)] = found
     for one, partner in pairs:

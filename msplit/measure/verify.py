@@ -123,7 +123,14 @@ def tolerance_of(dtype: str, *, ieee: bool) -> float:
     return (_TIGHT if ieee else _TF32).get(dtype, 0.0)
 
 
-def compare(got: Arrays, expected: Arrays, *, ieee: bool = True, tolerance: float | None = None) -> Comparison:
+def compare(
+    got: Arrays,
+    expected: Arrays,
+    *,
+    ieee: bool = True,
+    tolerance: float | None = None,
+    computed: Mapping[str, str] | None = None,
+) -> Comparison:
     """Holds outputs against what they should be, by name.
 
     NaN equals NaN and an infinity equals the same infinity.
@@ -133,20 +140,26 @@ def compare(got: Arrays, expected: Arrays, *, ieee: bool = True, tolerance: floa
         expected: What they should be; an output that is only in one of the two fails.
         ieee: See `tolerance_of`.
         tolerance: In place of the type's own, for types that have one.
+        computed: Output -> a coarser type that it was computed in (see `rounding`): its tolerance is that type's, whatever the output
+            was cast to at the end.
     """
     results = []
+    computed = computed or {}
     for name in dict.fromkeys([*expected, *got]):
         if name not in got or name not in expected:
             said = "is missing" if name not in got else "is not expected"
             array = np.asarray(expected[name] if name in expected else got[name])
             results.append(_failed(name, array, f"the output {said}"))
         else:
-            results.append(_compare_one(name, np.asarray(got[name]), np.asarray(expected[name]), ieee, tolerance))
+            coarsest = tolerance_of(computed.get(name, ""), ieee=ieee)
+            results.append(
+                _compare_one(name, np.asarray(got[name]), np.asarray(expected[name]), ieee, tolerance, coarsest)
+            )
     return Comparison(tuple(results))
 
 
 def _compare_one(
-    name: str, got: NDArray[Any], expected: NDArray[Any], ieee: bool, tolerance: float | None
+    name: str, got: NDArray[Any], expected: NDArray[Any], ieee: bool, tolerance: float | None, coarsest: float
 ) -> OutputComparison:
     if _kind(got) != _kind(expected):
         return _failed(name, expected, f"its type is {_kind(got)}, not {_kind(expected)}")
@@ -155,7 +168,7 @@ def _compare_one(
     allowed = tolerance_of(expected.dtype.name, ieee=ieee)
     if not allowed:
         return _exact(name, _plain(got), _plain(expected))
-    return _close(name, got, expected, allowed if tolerance is None else tolerance)
+    return _close(name, got, expected, max(allowed, coarsest) if tolerance is None else tolerance)
 
 
 def _exact(name: str, got: NDArray[Any], expected: NDArray[Any]) -> OutputComparison:
