@@ -235,7 +235,7 @@ def _verify_in_ieee(
     reference: Reference | None,
     tell: Progress,
 ) -> None:
-    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first."""
+    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one."""
     loose = [one for one in running if not one.variant.job.ieee and not _on_cpu(one.variant)]
     if not loose:
         return
@@ -244,7 +244,7 @@ def _verify_in_ieee(
         for number, one in enumerate(strict):
             tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
             _build(one, one.variant.job)
-        _verify(strict, fresh, replace(settings, tolerance=None), reference, tell, ieee=True)
+        _verify(strict, fresh, settings, reference, tell, ieee=True)
         for one, checked in zip(running, strict, strict=True):
             one.checks += checked.checks
             one.skipped = checked.skipped

@@ -271,6 +271,9 @@ def test_a_tolerance_can_be_given():
     bad = Fake("bad", wrong="ieee")
     settings = Settings(duration=0.0, warmup=0.0, min_rounds=1, tolerance=0.01, builds=1)
     assert not bench([variant("good", Fake()), variant("bad", bad)], fresh=fresh, settings=settings).failed
+    # The check in IEEE precision before the measured one asks for no more than that.
+    far = [variant("good", Fake(where="GPU")), variant("bad", Fake("bad", wrong="ieee", where="GPU"))]
+    assert not bench(far, fresh=fresh, settings=settings).failed
 
 
 def test_device_times_have_ratios_of_their_own():
