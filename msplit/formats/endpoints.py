@@ -13,7 +13,7 @@ from msplit import optable
 from msplit.errors import LoadError
 from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
-from msplit.graph import CONTROL, Graph
+from msplit.graph import CONTROL, Graph, TensorValue
 
 MAX_PORTS = 128
 """Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
@@ -161,12 +161,14 @@ def has_outputs(graph: Graph, node: int) -> bool:
 def guessed(graph: Graph) -> Endpoints:
     """Endpoints of a graph that does not name any.
 
-    Inputs are placeholders, without those that only name a checkpoint file for a saver. Outputs are sinks (nodes that nothing
+    Inputs are placeholders, without those that only name a checkpoint file for a saver, and without settings: scalars with a default
+    (`is_training`, `keep_prob`), which TensorFlow takes where nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
     consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
     a tensor (train ops) are targets. Assertions, savers and initializers count as outputs only where there is nothing else.
     """
     placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
+    inputs = [node for node in inputs if not _is_setting(graph, node)] or inputs
     origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
     sinks = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
     if origins:
@@ -189,6 +191,14 @@ def _ports_shown(graph: Graph, node: int) -> int:
     if graph.ops[node].startswith(_FIRST_PORT_ONLY):
         return 1
     return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
+
+
+def _is_setting(graph: Graph, node: int) -> bool:
+    """Whether a placeholder is a scalar with a constant default."""
+    if graph.ops[node] != "PlaceholderWithDefault" or not (sources := graph.inputs(node)):
+        return False
+    value = graph.attrs[sources[0][0]].get("value")
+    return graph.ops[sources[0][0]] == "Const" and isinstance(value, TensorValue) and value.shape == ()
 
 
 def _only_feeds_saver(graph: Graph, node: int) -> bool:

@@ -91,6 +91,25 @@ def test_placeholder_of_a_saver_is_no_input(tmp_path: Path) -> None:
     assert names(model.outputs) == ["y", "upper"]
 
 
+def test_scalars_with_a_default_are_settings_and_no_inputs(tmp_path: Path) -> None:
+    def constant(shape: str) -> str:
+        return (
+            f'attr {{ key: "value" value {{ tensor {{ dtype: DT_FLOAT tensor_shape {{ {shape} }} float_val: 1 }} }} }}'
+        )
+
+    text = f"""
+        one Const | {constant("")}
+        many Const | {constant("dim { size: 2 }")}
+        keep_prob PlaceholderWithDefault one | {FLOAT}
+        data PlaceholderWithDefault many | {FLOAT}
+        y Mul data keep_prob | {FLOAT}
+    """
+    assert names(read(tmp_path, graph(text)).inputs) == ["data"]
+    assert names(read(tmp_path, graph(text), inputs=["keep_prob"]).inputs) == ["keep_prob"]
+    alone = f"one Const | {constant('')}\nkeep_prob PlaceholderWithDefault one | {FLOAT}\ny Relu keep_prob | {FLOAT}"
+    assert names(read(tmp_path, graph(alone)).inputs) == ["keep_prob"]
+
+
 def test_inputs_and_outputs_can_be_named(tmp_path: Path) -> None:
     graph_def = graph(f"""
         x Placeholder | {PLACEHOLDER}

@@ -135,6 +135,25 @@ def test_a_cond_that_is_known_runs_one_branch():
         assert {step.op.op for step in program_of(flat, feeds).steps} == {op}
 
 
+def test_a_frozen_cond_on_is_training_runs_the_branch_of_its_default():
+    """What the other branch needs (random numbers here) is nothing that is missing."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        v1.enable_control_flow_v2()
+        x = v1.placeholder(tf.float32, [None, 4], "x")
+        training = v1.placeholder_with_default(False, [], "is_training")
+        y = tf.cond(training, lambda: v1.nn.dropout(x, rate=0.5), lambda: tf.identity(x))
+        tf.nn.softmax(y, name="out")
+    flat = flat_of(graph.as_graph_def())
+    assert [tensor.name for tensor in flat.inputs] == ["x"]
+    assert not cover(flat).missing
+    assert_equals_tensorflow(flat, {"x": ones(2, 4)})
+    fed = flat_of(graph.as_graph_def(), inputs=["x", "is_training"])
+    assert list(cover(fed).missing) == ["RandomUniform"]
+
+
 def test_a_number_as_the_condition():
     import tensorflow as tf
 
