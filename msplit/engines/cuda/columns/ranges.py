@@ -177,8 +177,20 @@ def _maximum(facts: Facts, op: Op) -> Range | None:
 
 
 def _extreme(facts: Facts, op: Op, choose: Callable[[int, int], int]) -> Range | None:
-    first, second = facts.range(op.inputs[0]), facts.range(op.inputs[1])
-    return None if first is None or second is None else (choose(first[0], second[0]), choose(first[1], second[1]))
+    """An operand of which nothing is known is somewhere in its type: what it is cut off at holds all the same."""
+    found = [facts.range(key) for key in op.inputs[:2]]
+    limits = _limits(str(op.attrs.get("T", "")))
+    if found == [None, None] or (None in found and limits is None):
+        return None
+    (a, b), (c, d) = (item or limits or (0, 0) for item in found)
+    return choose(a, c), choose(b, d)
+
+
+def _limits(dtype: str) -> Range | None:
+    """All values of an integer type."""
+    if dtype not in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+        return None
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _bucketize(facts: Facts, op: Op) -> Range:

@@ -32,6 +32,7 @@ from msplit.engines.cuda.windows import (
 _WORK_IN_VAIN = 1.15
 
 _CONVOLVE = {2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def prepare_filter(filter: Tensor, channels_last: bool) -> Tensor:
@@ -57,6 +58,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "Conv2D": prepare_filter,
     "Conv3D": prepare_filter,
     "Conv2DBackpropInput": prepare_filter,
+    "Conv3DBackpropInputV2": prepare_filter,
     "_FusedConv2D": prepare_filter,
     "_SiblingConv2D": prepare_filter,
     "DepthwiseConv2dNative": prepare_depthwise_filter,
@@ -77,20 +79,20 @@ def depthwise_convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
     return convolve(node, data, filter, depthwise=True)
 
 
-@lowering("Conv2DBackpropInput", static=(0,))
+@lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", static=(0,))
 def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
     """The gradient of a convolution with respect to its data: a transposed convolution."""
     _refuse_integers(node, data)
     first = channels_first(node)
     shape = [int(size) for size in sizes]
-    if len(shape) == 2:  # Height and width alone are allowed too.
+    if len(shape) == filter.dim() - 2:  # The spatial sizes alone are allowed too.
         channels = filter.shape[2]
     else:
         channels = shape[1 if first else -1]
         shape = shape[2:] if first else shape[1:-1]
     kernel = tuple(filter.shape[:-2])
     strides = spatial(node, node.get("strides"), "strides")
-    dilations = spatial(node, node.get("dilations", (1, 1, 1, 1)), "dilations")
+    dilations = spatial(node, node.get("dilations", (1,) * filter.dim()), "dilations")
     frames = windows(node, shape, kernel, strides, dilations)
 
     # The result covers [0, full) before cropping. PyTorch crops as much from either end; a slice takes the rest.
@@ -101,7 +103,7 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
         crops.append(crop)
         extra.append(max(0, frame.before + frame.size - full + crop))
     weight = in_layout(_from_filter(filter), keeps_channels_last(node))
-    result = F.conv_transpose2d(
+    result = _TRANSPOSED[filter.dim() - 2](
         to_channels_first(node, data),
         weight,
         None,

@@ -85,6 +85,18 @@ def test_where_both_are_known_something_is_said():
     assert ranges.of(Given([(2, 3), (4, 9)], [(4,), ()]), never, 0) == ranges.TRUE
 
 
+def test_what_is_cut_off_at_both_ends_needs_no_interval():
+    """Keras asks for as many categories as there are by a minimum and a maximum around what it finds in the data."""
+    unknown = Op(9, "", "Maximum", {"T": "int64"}, [(0, 0), (1, 0)], [9])
+    least = ranges.of(Given([(5, 5), None], [(), ()]), unknown, 0)
+    assert least == (5, np.iinfo(np.int64).max)
+    unknown.op = "Minimum"
+    assert ranges.of(Given([least, (5, 5)], [(), ()]), unknown, 0) == (5, 5)
+    assert ranges.of(Given([None, None], [(), ()]), unknown, 0) is None
+    unknown.attrs["T"] = "float32"
+    assert ranges.of(Given([(5, 5), None], [(), ()]), unknown, 0) is None
+
+
 def test_what_a_type_can_not_hold_is_dropped():
     assert ranges.within((0, 2**31), np.dtype("int32")) is None
     assert ranges.within((0, 2**31 - 1), np.dtype("int32")) == (0, 2**31 - 1)

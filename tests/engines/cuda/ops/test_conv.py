@@ -195,6 +195,23 @@ def test_conv3d(padding, stride):
     check("Conv3D", [x, filter], attrs, nchw=BOTH)
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [(3, 2, 3), (1, 2, 4)], ids=str)
+def test_transposed_conv3d(padding, stride, kernel):
+    filter, attrs = values((*kernel, 2, 4), seed=1), {"strides": (1, stride, stride, stride, 1), "padding": padding}
+    forward = run_lowering("Conv3D", [values((2, 5, 6, 7, 2)), filter], attrs)[0]
+    sizes, x = np.array([2, 5, 6, 7, 2], np.int32), values(tuple(forward.shape), seed=2)
+    check("Conv3DBackpropInputV2", [sizes, filter, x], attrs, nchw=BOTH)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_transposed_conv3d_dtypes(dtype):
+    filter, x = values((2, 2, 2, 3, 2), dtype, low=-0.5, high=0.5), values((1, 2, 3, 2, 2), dtype, seed=1)
+    sizes, attrs = np.array([1, 4, 6, 4, 3], np.int64), {"strides": (1, 2, 2, 2, 1), "padding": "SAME"}
+    check("Conv3DBackpropInputV2", [sizes, filter, x], attrs, nchw=BOTH)
+
+
 @pytest.mark.parametrize("shape", [(3, 3, 4, 8), (1, 1, 4, 8), (3, 3, 1, 8), (2, 3, 3, 4, 8)], ids=str)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_prepared_filter_needs_no_copy(shape, channels_last):
