@@ -52,12 +52,13 @@ def plan_of(problem: Problem, stream: Ints, order: Ints | None = None) -> Plan:
     return make_plan(problem.dag, np.where(problem.joints, -1, stream).astype(np.int32), order)
 
 
-def simulate(problem: Problem, plan: Plan) -> Simulation:
+def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Simulation:
     """Plays a plan. O(n log n) for n blocks and waits.
 
     Args:
         problem: What is scheduled.
         plan: Over the blocks of the problem; joints have stream -1 in it.
+        work_us: Per block the time that it takes, in place of the problem's `work_us`.
 
     Raises:
         ValueError: The streams of the plan wait for each other in a circle.
@@ -83,7 +84,7 @@ def simulate(problem: Problem, plan: Plan) -> Simulation:
     for node in np.flatnonzero(waits).tolist():
         missing[node] += int(waits[node])
 
-    work = problem.work_us.tolist()
+    work = (problem.work_us if work_us is None else work_us).tolist()
     sms, bandwidth, issue = (column.tolist() for column in problem.demand.T)
     wait_us = machine.wait_us
     ready = [0.0] * count  # the earliest start, over the predecessors that have ended
