@@ -18,21 +18,27 @@ FREE = frozenset({
     "IteratorGetNext", "Stack", "StackV2", "StackPushV2", "StackPopV2", "StatelessRandomGetKeyCounter",
     "StatelessRandomGetAlg", "DebugIdentityV2", "DestroyResourceOp", "InvertPermutation",
 })  # fmt: skip
-"""Ops that launch no kernel: sources, views, handles, shape functions, control flow. Lists and arrays hand buffers around."""
+"""Ops that launch no kernel: sources, handles, shape functions, control flow. Lists and arrays hand buffers around."""
+
+VIEWS = frozenset({"Transpose", "Split", "SplitV", "Unpack", "Slice", "StridedSlice", "BroadcastTo"})
+"""Ops whose result lies where their input does, in msplit's engine: what reads it takes the strides. Stock TensorFlow copies."""
+
+RESHAPES = frozenset({"Reshape", "Squeeze", "ExpandDims"})
+"""Ops that keep the elements in their order. Behind a transposition they have to copy."""
 
 MOVES = frozenset({
-    "Cast", "Concat", "ConcatV2", "Pack", "ParallelConcat", "Transpose", "ConjugateTranspose", "Pad", "PadV2",
+    "Cast", "Concat", "ConcatV2", "Pack", "ParallelConcat", "ConjugateTranspose", "Pad", "PadV2",
     "MirrorPad", "Tile", "Reverse", "ReverseV2", "ReverseSequence", "Roll", "SpaceToDepth", "DepthToSpace",
     "SpaceToBatchND", "BatchToSpaceND", "DeepCopy", "Copy", "Assign", "AssignVariableOp", "TensorListStack",
     "TensorArrayGatherV3", "TensorArrayConcatV3", "TensorListConcatV2", "TensorListGather", "DynamicStitch",
     "ParallelDynamicStitch", "MatrixBandPart", "MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiag",
     "MatrixSetDiagV3", "ExtractImagePatches", "Select", "SelectV2", "Where", "RandomShuffle", "TensorListPushBack",
-    "MirrorPadGrad", "BroadcastTo", "StridedSliceGrad", "Bucketize",
+    "MirrorPadGrad", "StridedSliceGrad", "Bucketize",
 })  # fmt: skip
 """Ops that read their inputs and write their outputs and compute nothing to speak of."""
 
 CUTS = frozenset({
-    "Slice", "StridedSlice", "Split", "SplitV", "Unpack", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3",
+    "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3",
     "DynamicPartition", "ResizeNearestNeighbor", "Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd",
     "KvResourceGather", "KvResourceGatherV1", "DiagPart",
 })  # fmt: skip
@@ -55,7 +61,7 @@ REDUCES = frozenset({
 """Ops that take one operation per element of their inputs."""
 
 PER_ELEMENT = {
-    "Softmax": 5, "LogSoftmax": 5, "SoftmaxCrossEntropyWithLogits": 7, "SparseSoftmaxCrossEntropyWithLogits": 7, "Cumsum": 2,
+    "SoftmaxCrossEntropyWithLogits": 7, "SparseSoftmaxCrossEntropyWithLogits": 7, "Cumsum": 2,
     "Cumprod": 2, "Sigmoid": 4, "Tanh": 4, "Elu": 3, "Selu": 3, "Softplus": 4, "SquaredDifference": 2, "Erf": 6, "Pow": 6,
     "ResizeBilinear": 8, "ResizeBicubic": 40, "FusedBatchNormGrad": 9, "FusedBatchNormGradV3": 9, "SigmoidGrad": 3, "TanhGrad": 3,
     "RandomUniform": 10, "RandomStandardNormal": 20, "TruncatedNormal": 25, "StatelessRandomUniformV2": 10,

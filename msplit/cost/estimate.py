@@ -1,16 +1,15 @@
 """Static costs: what each node takes on a GPU's data sheet, without running anything.
 
-A node's kernel takes the longest of
+A node's kernel takes what its operations, its bytes, its grid and its waiting make it take (`timing`); the number of blocks follows from
+the kind of op (64 x 64 tiles of a product, 1024 elements of a pointwise kernel, 2048 inputs of a reduction). The share of the device
+that it fills is blocks / SMs, at most 1, in the time behind its launch: while a kernel is being launched, others have the device.
 
-    flops / (peak of its type x share)        products in float32 at the TF32 peak, TensorFlow's default
-    bytes / min(bandwidth, blocks x 64 B x clock)
-                                              inputs once and outputs once, a gather only its rows; 64 bytes per clock is what one SM
-                                              takes from the L2 cache, so that a few blocks can not draw the whole bandwidth
-    launch + depth / 32 x step                a product goes through its inner sum in steps that wait for memory, however small it is
-    launch                                    what a tiny kernel takes inside a CUDA graph
+Kernels are taken as msplit's cuda engine launches them on one stream, without larger kernels: one per node, but
 
-where share = min(1, blocks / SMs) and the number of blocks follows from the kind of op (64 x 64 tiles of a product, 1024 elements of a
-pointwise kernel, 2048 inputs of a reduction). Kernels are taken one per node, unfused, as TensorFlow launches them.
+- none for what rides on another node's kernel (`riders`: bias, batch norm and activation of a product or convolution, as in
+  TensorFlow's own optimizer); `Costs.inside` says which nodes these are,
+- none for views (`classes.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
+- one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
 
 What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
 first step (see `prepared`).
@@ -23,24 +22,22 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
+from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
 from msplit.cost.costs import Costs, Floats
+from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
-from msplit.cost.gpus import DEFAULT_GPU, SM_BYTES_PER_CYCLE, Gpu, data_sheet
+from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
 from msplit.cost.prepared import prepared
+from msplit.cost.riders import find_riders
 from msplit.cost.shapes.dtypes import output_dtypes
 from msplit.cost.shapes.infer import Shapes
 from msplit.cost.shapes.registry import Node
 from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.cost.tensors import Tensors, tensors_of
+from msplit.cost.timing import ACCESS, HALVING, REACHED, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.graph import Graph, Ints
-
-STEP_CYCLES = 250
-"""Clock cycles that one step of 32 along the inner sum of a product takes at least: about one access to the L2 cache. With it the 14,000
-kernels of an unrolled LSTM (10 layers of 256 cells, 100 steps, batch 1) come to within a few per cent of what an H200 takes for
-them (16,900 µs); convolutions of one image come out at about half of it."""
 
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
@@ -67,11 +64,20 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
         MsplitError: There is no such data sheet.
     """
     loops = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)
-    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region], {})
+    fetched = np.zeros(len(flat), dtype=np.bool_)
+    fetched[[tensor.node for tensor in flat.outputs]] = True
+    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region], fetched, {})
 
 
 def _estimate(
-    graph: Graph, shapes: Shapes, sheet: Gpu, host: Mask, stateful: Mask, looped: Mask, done: dict[int, Costs]
+    graph: Graph,
+    shapes: Shapes,
+    sheet: Gpu,
+    host: Mask,
+    stateful: Mask,
+    looped: Mask,
+    fetched: Mask,
+    done: dict[int, Costs],
 ) -> Costs:
     """As `estimate`. A body that stands in several places is the same object in all of them: `done` holds those that are priced."""
     count = len(graph)
@@ -80,7 +86,8 @@ def _estimate(
         return Costs(empty, empty, empty, empty, empty, np.zeros(0, np.bool_), sheet.name)
     tensors = tensors_of(shapes)
     classes = _Classes(graph)
-    launches = ~classes.free & ~host & ~prepared(graph, shapes, stateful)
+    constant = prepared(graph, shapes, stateful)
+    launches = (~classes.free | _copies(graph, classes)) & ~host & ~constant
     out_bytes = tensors.per_node(tensors.nbytes)
     in_bytes = tensors.into(tensors.nbytes)
     out_elements = tensors.per_node(tensors.elements)
@@ -102,26 +109,41 @@ def _estimate(
     # An update of a variable reads and writes it, and its slots; those behind handles are as large as what comes in.
     written = np.where(silent, 2 * in_bytes, out_bytes)
     blocks = np.where(classes.reduces, in_elements / 2048, np.where(silent, in_elements, out_elements) / 1024)
-    depth = np.zeros(count)
+    waiting, chain, kernels = np.zeros(count), np.zeros(count), np.ones(count)
+    shrinks = in_elements / np.maximum(out_elements, 1.0)
+    chain[classes.reduces] = HALVING * np.log2(np.maximum(shrinks, 1.0))[classes.reduces]
     product = np.zeros(count, dtype=np.bool_)
     for node in np.flatnonzero(launches & classes.formula).tolist():
         found = _work(graph, shapes, tensors, node, sheet)
         if found is not None:
-            flops[node], blocks[node], depth[node], product[node] = (
-                found.flops,
-                found.blocks,
-                found.depth,
-                found.product,
-            )
+            flops[node], blocks[node], product[node] = found.flops, found.blocks, found.product
+            waiting[node], chain[node], kernels[node] = found.setup, found.chain, found.launches
             if found.read is not None:
                 read[node] = found.read
     # Nonsense in attributes (windows of -1) must not make negative work.
     nbytes = np.where(launches, np.maximum(read + written, 0.0), 0.0)
     flops = np.where(launches, np.maximum(flops, 0.0), 0.0)
-    share = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
-    drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
-    time = np.maximum(flops / (_peaks(tensors, product, sheet) * share), nbytes / drawn)
-    time = np.maximum(time, sheet.launch_us + depth / 32 * STEP_CYCLES / sheet.clock_mhz)
+    same = duplicates(graph, launches & ~stateful)
+    riders = find_riders(shapes, tensors, launches, constant, fetched, same)
+    for carrier, added in riders.sums:
+        nbytes[carrier] += out_bytes[added]
+    nbytes[riders.inside] = 0.0
+    grid = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
+    time = kernel_times(
+        sheet,
+        peak=_peaks(tensors, product, sheet) * np.where(product, REACHED, 1.0),
+        flops=flops,
+        nbytes=nbytes,
+        share=grid,
+        waiting=np.where(waiting > 0, waiting, ACCESS * np.minimum(blocks, 1.0)),
+        chain=chain,
+        launches=kernels,
+    )
+    share = np.clip(grid * (1 - sheet.launch_us * kernels / time), 1 / sheet.sms, 1.0)
+    runs = launches & ~riders.inside
+    # Which of those that compute the same runs is not said: each carries its part.
+    alike = np.bincount(same, minlength=count)[same]
+    nbytes, time = nbytes / alike, time / alike
     known = ~launches | (_known(tensors) & ~looped)
     guessed = launches & ~known
     time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
@@ -129,11 +151,12 @@ def _estimate(
     costs = Costs(
         flops=flops,
         bytes=nbytes,
-        time_us=np.where(launches, time, 0.0),
-        share=np.where(launches, share, 1 / sheet.sms),
+        time_us=np.where(runs, time, 0.0),
+        share=np.where(runs, share, 1 / sheet.sms),
         out_bytes=out_bytes,
         known=known,
         gpu=sheet.name,
+        inside=riders.inside | (classes.views & ~host & ~constant),
     )
     return _with_bodies(costs, shapes, sheet, host, done)
 
@@ -143,7 +166,8 @@ def _body(body: Shapes, sheet: Gpu, done: dict[int, Costs]) -> Costs:
     if found is None:
         graph = body.graph
         looped = np.zeros(len(graph), np.bool_)
-        found = _estimate(graph, body, sheet, host_nodes(graph), stateful_nodes(graph), looped, done)
+        host, stateful = host_nodes(graph), stateful_nodes(graph)
+        found = _estimate(graph, body, sheet, host, stateful, looped, looped, done)
         done[id(body)] = found
     return found
 
@@ -158,13 +182,24 @@ class _Classes:
         def mask(names: frozenset[str]) -> Mask:
             return np.fromiter((op in names for op in numbers), np.bool_, len(numbers))[which]
 
-        self.free = mask(FREE)
+        self.views = mask(VIEWS)
+        self.free = self.views | mask(FREE)
+        self.reshapes, self.transposes = mask(RESHAPES), mask(frozenset({"Transpose"}))
         self.reduces = mask(REDUCES)
         self.makes = mask(MAKES)
         self.cuts = mask(CUTS)
         self.formula = mask(frozenset(FORMULAS))
         factors = [0.0 if op in MOVES or op in CUTS else float(PER_ELEMENT.get(op, 1)) for op in numbers]
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
+
+
+def _copies(graph: Graph, classes: _Classes) -> Mask:
+    """Reshapes of what was transposed."""
+    edges = graph.edges
+    copied = classes.transposes[edges.src] & classes.reshapes[edges.dst] & (edges.slot == 0)
+    result = np.zeros(len(graph), dtype=np.bool_)
+    result[edges.dst[copied]] = True
+    return result
 
 
 def _first_input(tensors: Tensors, count: int) -> Floats:

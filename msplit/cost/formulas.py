@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msplit.cost.shapes.dtypes import itemsize
@@ -12,9 +12,32 @@ from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.cost.shapes.nn import layout
 from msplit.cost.shapes.registry import MAX_RANK, Node, Shape
 from msplit.cost.tensors import elements
+from msplit.cost.timing import (
+    GATHERING,
+    JOINING,
+    ROW_SETUP,
+    ROW_STEP,
+    SUMMANDS,
+    TILE_SETUP,
+    TILE_STEP,
+    WINDOW_STEP,
+    halvings,
+)
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""
+
+WINDOWS = 512
+"""Windows of pooling and of depthwise convolutions that fill an SM: two blocks that wait for memory share it."""
+
+RESIDENT = 1024
+"""Threads that an SM holds (CUDA programming guide, compute capabilities; 1024 to 2048)."""
+
+STEP = 32
+"""Summands that a tile of a product takes at a time."""
+
+COLUMNS = 16
+"""Columns of a block of a product with one row."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +49,18 @@ class Work:
         blocks: Blocks of its grid.
         product: Whether tensor cores run it.
         read: Bytes read, where they are not simply its inputs.
-        depth: Length of the sum behind one output: the kernel goes through it in steps, whatever the size of the device.
+        setup: Clock cycles of waiting before and behind the work, beyond what every kernel waits.
+        chain: Clock cycles that one block takes for its part, step by step, however few blocks there are.
+        launches: Kernels.
     """
 
     flops: float
     blocks: float
     product: bool = False
     read: float | None = None
-    depth: float = 0.0
+    setup: float = 0.0
+    chain: float = 0.0
+    launches: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,11 +98,19 @@ def _size(value: int | None) -> int:
     return 1 if value is None else value
 
 
-def _product(rows: float, inner: float, columns: float, batch: float, sms: int, split: bool = True) -> Work:
-    """A product of matrices in tiles of 64 x 64. Where these leave multiprocessors idle, long sums are split, as cuBLAS does."""
+def _product(rows: float, inner: float, columns: float, batch: float, sms: int, setup: float = TILE_SETUP) -> Work:
+    """A product of matrices in tiles of 64 x 64. Where these leave multiprocessors idle, long sums are split and joined.
+
+    With a single row or column there is nothing for tensor cores to share: every thread goes through its own part of the sum.
+    """
+    flops = 2.0 * batch * rows * inner * columns
+    if rows <= 1 or columns <= 1:
+        blocks = batch * math.ceil(max(rows, columns) / COLUMNS)
+        return Work(flops, max(blocks, 1.0), setup=ROW_SETUP, chain=inner / STEP * ROW_STEP)
     blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
-    parts = max(1.0, min(sms // max(blocks, 1), inner // 512)) if split else 1.0
-    return Work(2.0 * batch * rows * inner * columns, max(blocks * parts, 1.0), True, depth=inner / parts)
+    parts = max(1.0, min(sms // max(blocks, 1), inner // SUMMANDS))
+    setup += JOINING if parts > 1 else 0.0
+    return Work(flops, max(blocks * parts, 1.0), True, setup=setup, chain=inner / parts / STEP * TILE_STEP)
 
 
 @formula(
@@ -112,7 +147,7 @@ def einsum(case: Case) -> Work:
 
 @formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
 def convolution(case: Case) -> Work:
-    """2 times outputs times the window's inputs: an implicit product [positions, window] x [window, channels] per group, unsplit."""
+    """2 times outputs times the window's inputs: an implicit product [positions, window] x [window, channels] per group."""
     data, weights, out = case.node.shape(0), case.node.shape(1), case.outputs[0]
     if weights is None or out is None:
         return Work(0.0, 1.0)
@@ -121,7 +156,8 @@ def convolution(case: Case) -> Work:
     groups = max(1, _size(data[channel]) // per_group) if data is not None and data[channel] is not None else 1
     columns = _size(weights[-1])
     rows = elements(out) / max(columns, 1)
-    return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, split=False)
+    gathers = TILE_SETUP + (GATHERING if elements(weights[:-2]) > 1 else 0.0)
+    return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, gathers)
 
 
 @formula("Conv2DBackpropInput", "Conv3DBackpropInputV2")
@@ -133,7 +169,8 @@ def convolution_data_gradient(case: Case) -> Work:
     work = 2.0 * elements(gradient) * elements(weights[:-1])
     columns = _size(weights[-2])
     rows = elements(case.outputs[0]) / max(columns, 1)
-    return Work(work, math.ceil(rows / 64) * math.ceil(columns / 64), True, depth=elements(weights) / max(columns, 1))
+    chain = elements(weights) / max(columns, 1) / STEP * TILE_STEP
+    return Work(work, math.ceil(rows / 64) * math.ceil(columns / 64), True, setup=TILE_SETUP + GATHERING, chain=chain)
 
 
 @formula("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
@@ -148,9 +185,10 @@ def convolution_filter_gradient(case: Case) -> Work:
 
 @formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
 def depthwise(case: Case) -> Work:
-    """2 times outputs times the window; plain arithmetic."""
+    """2 times outputs times the window; plain arithmetic. A thread goes through the window one element after the other."""
     weights = case.node.shape(1)
-    return _windows(case.outputs[0], 2.0 * elements(weights[:2] if weights else None))
+    window = elements(weights[:2] if weights else None)
+    return _looping(case.outputs[0], window, case.sms)
 
 
 @formula("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter")
@@ -158,7 +196,8 @@ def depthwise_gradient(case: Case) -> Work:
     """As much as the convolution."""
     is_filter = case.node.op.endswith("Filter")
     weights = case.outputs[0] if is_filter else case.node.shape(1)
-    return _windows(case.node.shape(2), 2.0 * elements(weights[:2] if weights else None))
+    window = elements(weights[:2] if weights else None)
+    return _looping(case.node.shape(2), window, case.sms)
 
 
 @formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax")
@@ -194,7 +233,27 @@ def _window(node: Node) -> float:
 
 def _windows(out: Shape, per_element: float) -> Work:
     count = elements(out)
-    return Work(count * per_element, math.ceil(count / THREADS))
+    return Work(count * per_element, math.ceil(count / WINDOWS))
+
+
+def _looping(out: Shape, window: float, sms: int) -> Work:
+    """One thread per output goes through the window; as many at a time as the multiprocessors hold."""
+    waves = max(1.0, elements(out) / (sms * RESIDENT))
+    return replace(_windows(out, 2.0 * window), chain=window * WINDOW_STEP * waves)
+
+
+@formula("Softmax", "LogSoftmax")
+def softmax(case: Case) -> Work:
+    """A maximum, exponentials, their sum and a division along the last axis."""
+    out = case.outputs[0]
+    count = elements(out)
+    return Work(5.0 * count, math.ceil(count / 1024), chain=halvings(_size(out[-1]) if out else 1))
+
+
+@formula("Pad", "PadV2", "MirrorPad")
+def padding(case: Case) -> Work:
+    """Two kernels: the border is filled, the inside is copied."""
+    return Work(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2)
 
 
 @formula("LRN")
@@ -267,7 +326,9 @@ def cell(case: Case) -> Work:
     cells, batch = _size(state[-1]), _size(x[-2])
     gates = 3 if node.op == "GRUBlockCell" else 4
     one = _product(batch, _size(x[-1]) + cells, gates * cells, 1.0, case.sms)
-    return Work(steps * (one.flops + 20.0 * batch * cells), one.blocks, True, depth=steps * one.depth)
+    return Work(
+        steps * (one.flops + 20.0 * batch * cells), one.blocks, one.product, setup=one.setup, chain=steps * one.chain
+    )
 
 
 @formula("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
@@ -277,7 +338,8 @@ def cudnn(case: Case) -> Work:
     steps, batch, units = _size(x[0]), _size(x[1]), _size(hidden[2])
     parameters = elements(case.node.shape(3))
     blocks = math.ceil(batch / 64) * math.ceil(4 * units / 64)
-    return Work(2.0 * steps * batch * parameters, blocks, True, depth=float(steps * units * _size(hidden[0])))
+    chain = float(steps * units * _size(hidden[0])) / STEP * TILE_STEP
+    return Work(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
 
 
 _ON_TENSOR_CORES = (
@@ -297,5 +359,5 @@ def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError):
         return None
     # A damaged attribute, such as a window of -1 elements, is no statement either.
-    counts = (found.flops, found.blocks, found.depth, 0.0 if found.read is None else found.read)
+    counts = (found.flops, found.blocks, found.chain, 0.0 if found.read is None else found.read)
     return found if all(0 <= count < math.inf for count in counts) else None

@@ -305,7 +305,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(model: str, tmp_path: Path) -> Non
         assert all(value == values[0] for value in values)
 
 
-@pytest.mark.parametrize("model", ["mmoe_small.pb", "training.meta", "keras_lookup"])
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "training.meta", "keras_inception"])
 def test_force_replaces_and_nothing_else_does(model: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fine("assign", SAMPLES / model, "-o", out, "--streams", "1")

@@ -133,7 +133,7 @@ class Annotated(Sequence):
     ("name", "graph", "streams"),
     [
         ("auto", "mmoe_small.pb", 4),
-        ("recsys", "towers_small.pb", 6),
+        ("recsys", "towers_small.pb", 5),
         ("default", "mmoe_small.pb", 4),
         ("rnn", "lstm_small.pb", 3),
         ("recsys", "training.meta", 2),

@@ -1,0 +1,255 @@
+"""Nodes whose work another node's kernel does: what both TensorFlow's optimizer and msplit's engine fuse wherever they find it.
+
+A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
+become weights and bias), a bias, for a convolution the sum with a shortcut in front of a ReLU, one activation or a GELU. Zeros put around
+the data of a convolution become its padding. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its
+first reduction. Which of these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads
+what are looked at, so that a graph of a million nodes costs no more than a walk over its products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.cost.shapes.infer import Shapes
+from msplit.cost.tensors import Tensors
+from msplit.graph import CONTROL, Ints
+
+Mask = NDArray[np.bool_]
+
+CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv3D"})
+HEADS = CONVOLUTIONS | {"MatMul"}
+"""Ops that take along what follows them."""
+
+PASSING = frozenset({"Reshape", "Squeeze", "ExpandDims", "Identity"})
+"""Ops that change nothing about what rides."""
+
+SCALES = frozenset({"Mul", "Add", "AddV2", "Sub", "RealDiv", "Div"})
+NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+BIASES = frozenset({"BiasAdd", "BiasAddV1"})
+ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"})
+CURVES = frozenset({"Erf", "Erfc", "Tanh"})
+"""What a GELU is made with."""
+
+_GELU = CURVES | {"Mul", "Add", "AddV2", "Sub", "RealDiv", "Div", "Pow", "Square", "Neg"}
+_ROWS = frozenset({
+    "Mean", "Sum", "Max", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt",
+    "Reciprocal", "Inv", "Exp",
+})  # fmt: skip
+_SHORTEST_GELU = 4
+_LARGEST = 24
+"""Ops of a function that is spelled out, and readers of a value that one is looked for behind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Riders:
+    """What rides.
+
+    Attributes:
+        inside: Nodes whose work another node's kernel does.
+        sums: (node that carries, node that it adds to its result) for each shortcut.
+    """
+
+    inside: Mask
+    sums: tuple[tuple[int, int], ...]
+
+
+def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints) -> Riders:
+    """Finds the nodes that ride.
+
+    Args:
+        shapes: Those of a DAG.
+        tensors: Its tensors.
+        launches: Which nodes would launch a kernel if each launched its own.
+        prepared: Which are computed once before the first step: constants.
+        fetched: Which have an output of the model among theirs.
+        same: See `duplicates`; of nodes that compute the same, all ride or none.
+    """
+    walk = _Walk(shapes, tensors, launches, prepared, fetched, same)
+    for node, op in enumerate(shapes.graph.ops):
+        if not walk.launches[node] or walk.same[node] != node:
+            continue
+        if op in HEADS:
+            walk.follow(node)
+        elif op in ("Pad", "PadV2"):
+            walk.pad(node)
+        elif op in ("Mean", "Max") and not walk.inside[node]:
+            walk.rows(node)
+    return Riders(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums))
+
+
+class _Walk:
+    """Plain lists: numpy's single elements are slow."""
+
+    def __init__(
+        self, shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints
+    ) -> None:
+        self.shapes, self.graph, self.ops = shapes, shapes.graph, shapes.graph.ops
+        edges, count = shapes.graph.edges, len(shapes.graph)
+        data = (edges.port != CONTROL) & (same[edges.dst] == edges.dst)
+        src, dst, slot = same[edges.src[data]], edges.dst[data], edges.slot[data]
+        fetched = fetched.copy()
+        np.logical_or.at(fetched, same, fetched)
+        times = np.bincount(src, minlength=count)
+        only, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        only[src], place[src] = dst, slot
+        alone = (times == 1) & ~fetched
+        first = np.minimum(tensors.start[:-1], max(len(tensors.elements) - 1, 0))
+        sizes = tensors.elements[first] if len(tensors.elements) else np.zeros(count)
+        self.only: list[int] = np.where(alone, only, -1).tolist()
+        """The node that reads a node's results, if it is the only one, reads one of them once, and none is fetched."""
+        self.slot: list[int] = place.tolist()
+        self.readers: list[int] = times.tolist()
+        self.size: list[float] = np.where(np.diff(tensors.start) > 0, sizes, 0.0).tolist()
+        """Elements of a node's first output."""
+        self.launches: list[bool] = launches.tolist()
+        self.prepared: list[bool] = prepared.tolist()
+        self.fetched: list[bool] = fetched.tolist()
+        self.same: list[int] = same.tolist()
+        order = np.argsort(src, kind="stable")
+        self.start: list[int] = np.searchsorted(src[order], np.arange(count + 1)).tolist()
+        self.reading: list[int] = dst[order].tolist()
+        self.inside = [False] * count
+        self.sums: list[tuple[int, int]] = []
+
+    def follow(self, head: int) -> None:
+        """What rides on a product or a convolution."""
+        weights = self._inputs(head)[1:2]
+        constant = bool(weights) and self.prepared[weights[0]]
+        channels = self._channels(head)
+        node, biased = head, False
+        while (found := self._reader(node)) is not None:
+            reader, slot = found
+            if self.ops[reader] in BIASES and slot == 0 and (constant or not biased):
+                biased = True
+            elif not (constant and self._scales(head, reader, slot, channels)):
+                break
+            self.inside[reader] = True
+            node = reader
+        node = self._shortcut(head, node)
+        found = self._reader(node)
+        if found is not None and self.ops[found[0]] in ACTIVATIONS:
+            self.inside[found[0]] = True
+        else:
+            self._gelu(node)
+
+    def pad(self, node: int) -> None:
+        """Padding that a convolution does itself."""
+        reader, slot = self.only[node], self.slot[node]
+        constant = all(self.prepared[source] for source in self._inputs(node)[1:])
+        if reader >= 0 and slot == 0 and constant and self.ops[reader] in CONVOLUTIONS:
+            self.inside[node] = True
+
+    def rows(self, first: int) -> None:
+        """A layer norm (two means of the same rows) or a softmax (maximum, exponential, sum), behind its first reduction."""
+        key = self._inputs(first)[0]
+        if self.readers[key] > _LARGEST:
+            return
+        whole = self.size[key]
+        region = self._region(key, _ROWS, {whole, self.size[first]}, channels=self._channels(key))
+        for end in range(len(region), 2, -1):
+            part = region[:end]
+            ops = [self.ops[node] for node in part]
+            norm = ops.count("Mean") == 2 and "Exp" not in ops
+            softmax = ops.count("Max") == 1 and ops.count("Sum") == 1 and "Exp" in ops
+            if (norm or softmax) and first in part and self.size[part[-1]] == whole and self._closed(part):
+                for node in part:
+                    self.inside[node] = node != first and self.launches[node]
+                return
+
+    def _reader(self, node: int) -> tuple[int, int] | None:
+        """The only node that reads a value, behind what passes it on, and the slot that it comes in by."""
+        reader, slot = self.only[node], self.slot[node]
+        while reader >= 0 and slot == 0 and self.ops[reader] in PASSING:
+            reader, slot = self.only[reader], self.slot[reader]
+        return (reader, slot) if reader >= 0 and self.launches[reader] and not self.inside[reader] else None
+
+    def _others(self, reader: int, slot: int) -> list[int]:
+        """What a node reads beside the value that comes in by a slot."""
+        return [source for index, source in enumerate(self._inputs(reader)) if index != slot]
+
+    def _channels(self, node: int) -> float:
+        """Length of the axis of a result that its channels, or a row's columns, lie along."""
+        shape = self.shapes.shape(node)
+        if not shape:
+            return 1.0
+        size = shape[1 if str(self.graph.attrs[node].get("data_format", "NHWC")).startswith("NC") else -1]
+        return 1.0 if size is None else float(size)
+
+    def _scales(self, head: int, reader: int, slot: int, channels: float) -> bool:
+        """Whether an op only scales and shifts the channels of a result."""
+        op, others = self.ops[reader], self._others(reader, slot)
+        if not others or not all(self.prepared[other] for other in others):
+            return False
+        if op in NORMS:
+            return slot == 0 and self.ops[head] != "MatMul" and not self.graph.attrs[reader].get("is_training", True)
+        return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, channels)
+
+    def _shortcut(self, head: int, node: int) -> int:
+        """Takes the sum of a convolution with something as large, if a ReLU follows."""
+        found = self._reader(node) if self.ops[head] == "Conv2D" else None
+        if found is None or self.ops[found[0]] not in ("Add", "AddV2"):
+            return node
+        others, after = self._others(*found), self._reader(found[0])
+        if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[head]:
+            return node
+        beside = self.ops[others[0]] in HEADS | BIASES | NORMS | SCALES and self.only[others[0]] == found[0]
+        if found[1] and beside:
+            return node  # the other convolution takes the sum
+        self.sums.append((head, others[0]))
+        self.inside[found[0]] = True
+        return found[0]
+
+    def _gelu(self, node: int) -> None:
+        while self.only[node] >= 0 and self.slot[node] == 0 and self.ops[self.only[node]] in PASSING:
+            node = self.only[node]
+        if self.fetched[node] or not 1 < self.readers[node] <= _LARGEST:
+            return
+        region = self._region(node, _GELU, {self.size[node]}, channels=1.0)
+        for end in range(_SHORTEST_GELU, len(region) + 1):
+            if CURVES.intersection(self.ops[one] for one in region[:end]) and self._closed(region[:end], node):
+                for one in region[:end]:
+                    self.inside[one] = True
+                return
+
+    def _region(self, key: int, ops: frozenset[str], sizes: set[float], channels: float) -> list[int]:
+        """Nodes of these ops and sizes that depend on one value, and on constants alone, in topological order."""
+        inside, found = {key}, list[int]()
+        waiting = list(dict.fromkeys(self._consumers(key)))
+        while waiting and len(found) < _LARGEST:
+            node = next((one for one in waiting if self._belongs(one, ops, sizes, inside, channels)), None)
+            if node is None:
+                break
+            waiting.remove(node)
+            inside.add(node)
+            found.append(node)
+            if self.readers[node] <= _LARGEST:
+                waiting += [one for one in self._consumers(node) if one not in inside and one not in waiting]
+        return found
+
+    def _belongs(self, node: int, ops: frozenset[str], sizes: set[float], inside: set[int], channels: float) -> bool:
+        """Whether a node computes from the values inside and from constants that are the same for all rows."""
+        if self.ops[node] not in ops or self.size[node] not in sizes or not self.launches[node]:
+            return False
+        return all(
+            source in inside or (self.prepared[source] and self.size[source] <= channels)
+            for source in self._inputs(node)
+        )
+
+    def _closed(self, part: list[int], key: int | None = None) -> bool:
+        """Whether nothing but the last node's result is wanted outside."""
+        inner = part[:-1] if key is None else [key, *part[:-1]]
+        return all(
+            not self.fetched[node] and self.readers[node] and all(one in part for one in self._consumers(node))
+            for node in inner
+        )
+
+    def _inputs(self, node: int) -> list[int]:
+        """What makes each input of a node; of nodes that compute the same, the first."""
+        return [self.same[source] for source, _ in self.graph.inputs(node)]
+
+    def _consumers(self, node: int) -> list[int]:
+        return self.reading[self.start[node] : self.start[node + 1]]

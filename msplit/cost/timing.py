@@ -1,0 +1,94 @@
+"""How long a kernel takes: from its work, its grid and what it waits for.
+
+    launches x launch                     what a tiny kernel takes inside a CUDA graph, of the data sheet
+    + waiting                             clock cycles in which nothing flows: see below
+    + max(chain, flops / (peak x share))  one block's steps, one after the other, or the arithmetic of all
+    + bytes / min(bandwidth, blocks x 64 B x clock)
+
+The first two are what small kernels consist of, the last two what large ones come to. `share` is blocks / SMs, at most 1; 64 bytes per
+clock is what one SM takes from the L2 cache, so that a few blocks can not draw the whole bandwidth.
+
+The cycles below are no vendor's figures. They were fitted to the kernels of nine models (MMoE, towers, DeepFM, DLRM, Inception-v3,
+GoogLeNet, NASNet, SqueezeNet, BERT; batch 1, float32 as TF32), each kernel timed alone on an H200 (`benchmarks/schedulers.md`, "Costs
+and the simulator"), every model counting the same. Fitted to eight of them they predict the ninth as well: its median is off by 7 % at
+most either way. They are clock cycles because that is how they carry over to other GPUs: dependent loads, barriers and products take
+about as many on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from msplit.cost.costs import Floats
+from msplit.cost.gpus import SM_BYTES_PER_CYCLE, Gpu
+
+ACCESS = 550.0
+"""What a grid of at least one full block waits for memory: one load, one store. A tiny kernel's are part of its launch."""
+
+HALVING = 500.0
+"""A reduction halves what is left: exchange among threads, with a barrier."""
+
+WINDOW_STEP = 100.0
+"""One element of the window of a depthwise convolution, in a loop with its address and the load."""
+
+ROW_SETUP = 1150.0
+"""Of a product with one row or column: sums of threads are put together, bias and activation follow."""
+
+ROW_STEP = 50.0
+"""32 summands of it."""
+
+TILE_SETUP = 1850.0
+"""Of a product in tiles: the pipeline of loads fills, the tile is written."""
+
+TILE_STEP = 140.0
+"""32 summands of a tile of 64 x 64: what an H200's tensor cores take for them in TF32 at their peak (138)."""
+
+SUMMANDS = 350
+"""A sum that is split among blocks leaves each at least so many."""
+
+JOINING = 3500.0
+"""To join them."""
+
+GATHERING = 4800.0
+"""What a convolution with a window takes more than a product of its size."""
+
+REACHED = 0.6
+"""Part of the tensor cores' peak that products reach where that is what limits them: more for the largest, less for convolutions. All
+kernels together come out at 0.65 to 0.8 of what a step takes for the image models and BERT at batch 16, at 0.86 to 1.07 for MMoE,
+towers, DeepFM and DLRM at batch 128."""
+
+
+def halvings(count: float) -> float:
+    """Cycles of a reduction of so many elements to one."""
+    return HALVING * math.log2(max(count, 1.0))
+
+
+def kernel_times(
+    sheet: Gpu,
+    *,
+    peak: Floats,
+    flops: Floats,
+    nbytes: Floats,
+    share: Floats,
+    waiting: Floats,
+    chain: Floats,
+    launches: Floats,
+) -> Floats:
+    """Times of kernels in µs.
+
+    Args:
+        sheet: The device.
+        peak: Operations per µs that each can reach on the whole device.
+        flops: Operations.
+        nbytes: Bytes read and written.
+        share: Blocks per multiprocessor, at most 1.
+        waiting: Cycles.
+        chain: Cycles.
+        launches: Kernels.
+    """
+    drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
+    steps = np.maximum(chain / sheet.clock_mhz, flops / (peak * share))
+    result: Floats = launches * sheet.launch_us + waiting / sheet.clock_mhz + steps + nbytes / drawn
+    return result
