@@ -161,19 +161,21 @@ def has_outputs(graph: Graph, node: int) -> bool:
 def guessed(graph: Graph) -> Endpoints:
     """Endpoints of a graph that does not name any.
 
-    Inputs are placeholders, without those that only name a checkpoint file for a saver, and without settings: scalars with a default
-    (`is_training`, `keep_prob`), which TensorFlow takes where nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
+    Inputs are placeholders, without those that only name a checkpoint file for a saver, without those that nothing reads (freezing a
+    loop leaves them behind), and without settings: scalars with a default (`is_training`, `keep_prob`), which TensorFlow takes where
+    nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
     consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
     a tensor (train ops) are targets. Assertions, savers and initializers count as outputs only where there is nothing else.
     """
     placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
-    inputs = [node for node in inputs if not _is_setting(graph, node)] or inputs
+    inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
     origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
     sinks = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
     if origins:
         reached = graph.descendants(origins)
         sinks = [node for node in sinks if reached[node]] or sinks
+    sinks = [node for node in sinks if graph.ops[node] not in PLACEHOLDERS] or sinks
     outputs = [node for node in sinks if graph.ops[node] not in _NOISE and has_outputs(graph, node)]
     targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
     targets += [node for node in sinks if graph.ops[node] not in _NOISE and not has_outputs(graph, node)]

@@ -110,6 +110,17 @@ def test_scalars_with_a_default_are_settings_and_no_inputs(tmp_path: Path) -> No
     assert names(read(tmp_path, graph(alone)).inputs) == ["keep_prob"]
 
 
+def test_placeholders_that_nothing_reads_are_left_over(tmp_path: Path) -> None:
+    """Freezing a loop leaves dozens of `unused_control_flow_input` behind."""
+    variant = 'attr { key: "dtype" value { type: DT_VARIANT } }'
+    rest = f"unused Placeholder | {PLACEHOLDER}\nhandle Placeholder | {variant}"
+    model = read(tmp_path, graph(f"x Placeholder | {PLACEHOLDER}\n{rest}\ny Relu x | {FLOAT}"))
+    assert names(model.inputs) == ["x"]
+    assert names(model.outputs) == ["y"]
+    alone = read(tmp_path, graph(f"x Placeholder | {PLACEHOLDER}"))
+    assert names(alone.inputs) == names(alone.outputs) == ["x"]
+
+
 def test_inputs_and_outputs_can_be_named(tmp_path: Path) -> None:
     graph_def = graph(f"""
         x Placeholder | {PLACEHOLDER}

@@ -28,18 +28,19 @@ _HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)
 """Lowerings that give their inputs back: such ops vanish."""
 
 
-def build(flat: FlatGraph, fed: Mapping[str, Key]) -> Source:
+def build(flat: FlatGraph, fed: Mapping[str, Key], bodies: Bodies | None = None) -> Source:
     """The ops that the outputs need.
 
     Args:
         flat: The graph.
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
             outputs need must have a lowering: see `coverage.refuse`.
+        bodies: Functions of the graph; those of the model if None.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
     """
-    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=Bodies(flat.model))
+    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=bodies or Bodies(flat.model))
     names: dict[Key, Key] = {}
     for name, key in fed.items():
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.

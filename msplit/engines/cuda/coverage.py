@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit import optable
-from msplit.engines.cuda.control import FUNCTIONAL, LISTS
+from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
+from msplit.engines.cuda.control.frames import raise_control
 from msplit.engines.cuda.control.inside import Inside
 from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import table
@@ -67,6 +68,7 @@ class Division:
         fetched: Outputs that the host makes, by name.
         missing: Nodes that nobody can run.
         stuck: Host nodes that depend on the device.
+        inside: What loops, conds and calls run.
     """
 
     device: tuple[int, ...]
@@ -75,6 +77,7 @@ class Division:
     fetched: Mapping[str, Key]
     missing: tuple[int, ...]
     stuck: tuple[int, ...]
+    inside: Inside
 
 
 def needed(flat: FlatGraph, outside: set[Key]) -> list[int]:
@@ -97,13 +100,18 @@ def needed(flat: FlatGraph, outside: set[Key]) -> list[int]:
     return [node for node in graph.topological.tolist() if seen[node]]
 
 
-def divide(flat: FlatGraph) -> Division:
-    """Divides what the outputs need between the host and the device."""
+def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
+    """Divides what the outputs need between the host and the device.
+
+    Args:
+        flat: The graph, loops of TensorFlow 1 raised to nodes.
+        bodies: Its functions; those of the model if None.
+    """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     nodes = needed(flat, outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     known = table()
-    inside = Inside(flat)
+    inside = Inside(flat, bodies or Bodies(flat.model))
     no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
     forced, missing, stuck = [], [], []
     behind_device: set[int] = set()  # nodes that depend on work for the device
@@ -158,6 +166,7 @@ def divide(flat: FlatGraph) -> Division:
         fetched=fetched,
         missing=tuple(missing),
         stuck=tuple(stuck),
+        inside=inside,
     )
 
 
@@ -197,7 +206,8 @@ def _outputs(flat: FlatGraph, node: int) -> int:
 
 def cover(flat: FlatGraph) -> Coverage:
     """What of a graph the engine can run, by op."""
-    division = divide(flat)
+    flat, bodies = raise_control(flat)
+    division = divide(flat, bodies)
     unable = {*division.missing, *division.stuck}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}
@@ -209,7 +219,7 @@ def cover(flat: FlatGraph) -> Coverage:
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,
-        _missing_by_op(flat, division.missing),
+        _missing_by_op(flat, division),
         dynamic,
         _by_op(flat, tuple(node for node in division.host if node not in unable)),
         _by_op(flat, division.stuck),
@@ -223,13 +233,12 @@ def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
     return result
 
 
-def _missing_by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
+def _missing_by_op(flat: FlatGraph, division: Division) -> dict[str, list[str]]:
     """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
-    inside = Inside(flat)
     result: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in division.missing:
         name, op = flat.graph.names[node], flat.graph.ops[node]
-        for within, names in (inside.of(node).missing or {op: [name]}).items():
+        for within, names in (division.inside.of(node).missing or {op: [name]}).items():
             result.setdefault(within, []).extend(names)
     return result
 
@@ -240,10 +249,9 @@ def refuse(flat: FlatGraph, division: Division) -> None:
     Raises:
         EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
     """
-    inside = Inside(flat)
     running = [flat.graph.names[node] for node in flat.targets]
     running += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    running += [name for node in division.device for name in inside.of(node).named(_WRITES)]
+    running += [name for node in division.device for name in division.inside.of(node).named(_WRITES)]
     if running:
         names = ", ".join(running[:3])
         raise EngineError(
@@ -252,7 +260,7 @@ def refuse(flat: FlatGraph, division: Division) -> None:
         )
     lines = []
     if division.missing:
-        lines += ["the cuda engine has no lowering for:", *_lines(_missing_by_op(flat, division.missing))]
+        lines += ["the cuda engine has no lowering for:", *_lines(_missing_by_op(flat, division))]
     if division.stuck:
         lines += [
             "these run on the host only, and depend on what the device computes, so that they can not run before it:",

@@ -14,6 +14,7 @@ from msplit.engines.cuda.build import build
 from msplit.engines.cuda.columns.join import join_columns
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.columns.uniques import drop_uniques
+from msplit.engines.cuda.control.frames import raise_control
 from msplit.engines.cuda.coverage import divide, refuse
 from msplit.engines.cuda.grouping import Group, group_branches
 from msplit.engines.cuda.host import HostPart
@@ -66,16 +67,18 @@ def lower(
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
-    division = divide(flat)
+    whole = flat
+    flat, bodies = raise_control(flat)
+    division = divide(flat, bodies)
     refuse(flat, division)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     host = None
     if division.frontier or division.fetched:
-        host = HostPart(flat, division, op_libraries)
+        host = HostPart(whole, division, op_libraries)
         feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
         flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
-    source = build(flat, fed)
+    source = build(flat, fed, bodies)
     if rewrites:
         drop_uniques(source)
     infer(source, feeds, device, Prover(source) if rewrites else None)

@@ -67,11 +67,12 @@ class Bodies:
 
     Args:
         model: Where they are.
+        more: Functions that are not in its library.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, more: Mapping[str, Body] | None = None) -> None:
         self._model = model
-        self._known: dict[str, Body | None] = {}
+        self._known: dict[str, Body | None] = dict(more or {})
 
     def of(self, name: str) -> Body | None:
         """A function's body; None where the library has none of that name, or where it can not be looked into."""
@@ -88,18 +89,30 @@ class Bodies:
             return None
         parameters = [(tensor.node, tensor.port) for tensor in flat.inputs]
         results = [(tensor.node, tensor.port) for tensor in flat.outputs]
-        ops: list[BodyOp] = []
-        constants: dict[Key, NDArray[Any]] = {}
-        for node in _needed(flat, results, set(parameters)):
-            op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
-            value = attrs.get("value")
-            if op == "Const" and isinstance(value, TensorValue) and value.dtype != "string":
-                constants[node, 0] = value.load()
-            else:
-                kept = plain(attrs, functions=op in FUNCTIONAL)
-                ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
-        every = list(zip(flat.graph.ops, flat.graph.names, strict=True))
-        return Body(parameters, ops, constants, results, every)
+        return body_of(flat, parameters, results, range(len(flat)))
+
+
+def body_of(flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int]) -> Body:
+    """What some results need of a graph, down to values that are given.
+
+    Args:
+        flat: The graph.
+        parameters: What is given.
+        results: What is wanted.
+        members: Nodes that belong to the body, whether the results need them or not.
+    """
+    ops: list[BodyOp] = []
+    constants: dict[Key, NDArray[Any]] = {}
+    for node in _needed(flat, results, set(parameters)):
+        op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
+        value = attrs.get("value")
+        if op == "Const" and isinstance(value, TensorValue) and value.dtype != "string":
+            constants[node, 0] = value.load()
+        else:
+            kept = plain(attrs, functions=op in FUNCTIONAL)
+            ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
+    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in members]
+    return Body(parameters, ops, constants, results, every)
 
 
 def _needed(flat: FlatGraph, results: Sequence[Key], parameters: set[Key]) -> list[int]:

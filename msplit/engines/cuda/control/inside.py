@@ -5,17 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from msplit.engines.cuda.control.bodies import CONDS, FUNCTIONAL, LOOPS, Bodies, functions_of, taken
+from msplit.engines.cuda.control.conds import known
 from msplit.engines.cuda.control.lists import LISTS
-from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import table
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import TensorValue
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,12 @@ class Inside:
 
     Args:
         flat: The graph.
+        bodies: Its functions.
     """
 
-    def __init__(self, flat: FlatGraph) -> None:
+    def __init__(self, flat: FlatGraph, bodies: Bodies) -> None:
         self._flat = flat
-        self._bodies = Bodies(flat.model)
+        self._bodies = bodies
         self._fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
         self._known: dict[int, Within] = {}
 
@@ -65,8 +61,10 @@ class Inside:
     def _look(self, node: int, op: str) -> Within:
         attrs, where = self._flat.graph.attrs[node], self._flat.graph.names[node]
         wanted = functions_of(op, attrs)
-        if op in CONDS and (predicate := self._predicate(node)) is not None and wanted:
-            wanted = [wanted[taken(op, predicate, len(wanted))]]
+        if op in CONDS and (inputs := self._flat.graph.inputs(node)) and wanted:
+            predicate = known(self._flat.graph, inputs[0], self._fed)
+            if predicate is not None:
+                wanted = [wanted[taken(op, predicate, len(wanted))]]
         missing: dict[str, list[str]] = {}
         names: dict[str, list[str]] = {}
         if not wanted or (op in LOOPS and len(wanted) != 2):
@@ -90,22 +88,3 @@ class Inside:
                 elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in table():
                     missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
         return Within(frozenset(names), missing, names)
-
-    def _predicate(self, node: int) -> NDArray[Any] | None:
-        """The number of the branch or the truth value, where that is a constant or the default of an input that is not fed."""
-        graph = self._flat.graph
-        key: Key = graph.inputs(node)[0]
-        negated = False
-        while key not in self._fed:
-            op, inputs = graph.ops[key[0]], graph.inputs(key[0])
-            if op == "Const":
-                value = graph.attrs[key[0]].get("value")
-                if not isinstance(value, TensorValue) or value.dtype == "string":
-                    return None
-                found = value.load()
-                return np.logical_not(found) if negated else found
-            if op not in ("Identity", "PlaceholderWithDefault", "LogicalNot") or not inputs:
-                return None
-            negated ^= op == "LogicalNot"
-            key = inputs[0]
-        return None

@@ -206,8 +206,67 @@ def _concat(values: Values, op: Op) -> Iterator[Op | list[Result]]:
     yield [(joined.node, 0), lengths]
 
 
+def _array(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    """A TensorArray's flow is its list; nothing asks for its handle."""
+    count = _number(values, op, 0, "the length of the array")
+    shape = op.attrs.get("element_shape")
+    yield [
+        values.constant(np.zeros(2, np.int32)),
+        TensorList((None,) * count, str(op.attrs["dtype"]), shape if isinstance(shape, tuple) else None),
+    ]
+
+
+def _array_read(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    held = values.list(op.inputs[2])
+    yield [_element(values, held, _place(held, _number(values, op, 1, "the place in the array")), None)]
+
+
+def _array_write(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    held = values.list(op.inputs[3])
+    index = _number(values, op, 1, "the place in the array")
+    missing = index + 1 - len(held.elements)
+    place = _place(replace(held, elements=(*held.elements, *(None,) * missing)), index)  # one of a dynamic size grows
+    elements = (*held.elements, *(None,) * missing)
+    yield [replace(held, elements=(*elements[:place], op.inputs[2], *elements[place + 1 :]))]
+
+
+def _array_scatter(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    held = values.list(op.inputs[3])
+    indices, shape = values.static(op.inputs[1]), values.shape(op.inputs[2])
+    if indices is None or not shape:
+        raise Unsupported("the places in the array depend on values that only the run knows")
+    elements = list(held.elements)
+    if len(indices):
+        unpack = values.new("Unpack", op, {"num": shape[0], "axis": 0}, [op.inputs[2]])
+        yield unpack
+        places = [int(index) for index in indices]
+        elements += [None] * (max(places) + 1 - len(elements))
+        for port, index in enumerate(places):
+            elements[_place(replace(held, elements=tuple(elements)), index)] = (unpack.node, port)
+    yield [replace(held, elements=tuple(elements))]
+
+
+def _array_gather(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    held = values.list(op.inputs[2])
+    indices, shape = values.static(op.inputs[1]), op.attrs.get("element_shape")
+    if indices is None:
+        raise Unsupported("the places in the array depend on values that only the run knows")
+    places = [_place(held, int(index)) for index in indices]
+    yield from _stacked(values, op, held, places, shape if isinstance(shape, tuple) else None)
+
+
+def _array_size(values: Values, op: Op) -> Iterator[Op | list[Result]]:
+    yield [values.constant(np.asarray(len(values.list(op.inputs[1]).elements), np.int32))]
+
+
 LISTS: Mapping[str, Rule] = {
     "EmptyTensorList": _empty,
+    "TensorArrayGatherV3": _array_gather,
+    "TensorArrayReadV3": _array_read,
+    "TensorArrayScatterV3": _array_scatter,
+    "TensorArraySizeV3": _array_size,
+    "TensorArrayV3": _array,
+    "TensorArrayWriteV3": _array_write,
     "TensorListConcat": _concat,
     "TensorListConcatV2": _concat,
     "TensorListFromTensor": _from_tensor,

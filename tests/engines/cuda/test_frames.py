@@ -1,0 +1,147 @@
+"""Loops and conds of TensorFlow 1, and those that freezing a TensorFlow 2 model makes, against TensorFlow."""
+
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.coverage import cover
+from msplit.errors import EngineError
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.measure.inputs import make_inputs
+from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
+
+pytestmark = pytest.mark.tf
+
+
+def graph_of(build):
+    """The flat graph of what `build` makes of x, y and a truth value, with control flow of TensorFlow 1. Its results are the outputs."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    before = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x, y = v1.placeholder(tf.float32, [2, 3], "x"), v1.placeholder(tf.float32, [2, 3], "y")
+            results = build(tf, x, y, v1.placeholder(tf.bool, [], "flag"))
+            names = [tf.identity(result, f"out{number}").op.name for number, result in enumerate(results)]
+    finally:
+        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+    return flat_of(graph.as_graph_def(), outputs=names)
+
+
+def feeds_of(flat, flag=True):
+    rng = np.random.default_rng(0)
+    drawn = {name: rng.uniform(-1, 1, (2, 3)).astype(np.float32) for name in ("x", "y")} | {"flag": np.asarray(flag)}
+    return {tensor.name: drawn[tensor.name] for tensor in flat.inputs}
+
+
+def check(build, flags=(True,), **options):
+    flat = graph_of(build)
+    assert not cover(flat).missing
+    for flag in flags:
+        assert_equals_tensorflow(flat, feeds_of(flat, flag), streams=(1, 3), **options)
+    return flat
+
+
+@pytest.mark.parametrize("larger", [{}, {"group": True, "fuse": True}])
+def test_a_loop_with_several_variables_of_which_all_leave(larger):
+    def build(tf, x, y, flag):
+        return tf.while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a + b * x, tf.tanh(a)), (0, x, y))
+
+    flat = check(build, **larger)
+    steps = program_of(flat, feeds_of(flat)).steps
+    assert sum(step.op.op == "Tanh" for step in steps) == 3
+    (leader,) = {step.op.covers[0] for step in steps}
+    assert flat.graph.ops[leader] == "Exit"
+
+
+def test_loops_after_each_other_and_one_without_a_turn():
+    def build(tf, x, y, flag):
+        _, first = tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, tf.sin(a) + y), (0, x))
+        _, never = tf.while_loop(lambda i, a: i < 0, lambda i, a: (i + 1, a * 2.0), (0, first))
+        return (tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, a - never), (0, first))[1],)
+
+    check(build)
+
+
+def test_arrays_of_a_loop():
+    def build(tf, x, y, flag):
+        rows = tf.TensorArray(tf.float32, 2).unstack(x)
+        made = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+        _, made = tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, a.write(i, rows.read(1 - i) * 2.0)), (0, made))
+        return made.stack(), made.size()
+
+    check(build)
+
+
+def test_a_cond_that_only_the_run_knows():
+    def build(tf, x, y, flag):
+        chosen = tf.cond(flag, lambda: tf.exp(x), lambda: x * y)
+        deeper = tf.cond(flag, lambda: tf.cond(chosen[0, 0] > 0.0, lambda: x, lambda: y), lambda: chosen - 1.0)
+        return chosen, deeper, tf.cond(flag, lambda: tf.constant(1.0), lambda: tf.constant(2.0)) * x
+
+    check(build, flags=(True, False))
+
+
+def test_a_cond_inside_of_a_loop():
+    def build(tf, x, y, flag):
+        def turn(i, a):
+            return i + 1, tf.cond(tf.equal(i, 1), lambda: a * 3.0, lambda: tf.tanh(a))
+
+        return (tf.while_loop(lambda i, a: i < 3, turn, (0, x))[1],)
+
+    check(build)
+
+
+def test_a_branch_that_is_never_taken_may_hold_what_the_engine_lacks():
+    def build(tf, x, y, flag):
+        training = tf.compat.v1.placeholder_with_default(False, [], "is_training")
+        return (tf.cond(training, lambda: tf.compat.v1.nn.dropout(x, rate=0.5), lambda: tf.identity(x)) + 1.0,)
+
+    flat = check(build)
+    assert {step.op.op for step in program_of(flat, feeds_of(flat)).steps} == {"AddV2"}
+
+
+def test_branches_of_two_shapes_are_refused_where_only_the_run_knows():
+    def build(tf, x, y, flag):
+        return (tf.cond(flag, lambda: x, lambda: y[:1]),)
+
+    with pytest.raises(EngineError, match=r"which branch is taken depends on values"):
+        run(flat := graph_of(build), feeds_of(flat))
+
+
+def test_loops_in_loops_are_refused_by_name():
+    def build(tf, x, y, flag):
+        def turn(i, a):
+            return i + 1, tf.while_loop(lambda j, b: j < 2, lambda j, b: (j + 1, b + y), (0, a))[1]
+
+        return (tf.while_loop(lambda i, a: i < 2, turn, (0, x))[1],)
+
+    flat = graph_of(build)
+    assert {"Enter", "Exit"} <= set(cover(flat).missing)
+    with pytest.raises(EngineError, match="--engine tensorflow"):
+        run(flat, feeds_of(flat))
+
+
+def test_a_sample_with_conds():
+    flat = flatten(read(SAMPLES / "cond_v1.pb"))
+    assert not cover(flat).missing
+    assert_equals_tensorflow(flat, make_inputs(flat, {}, batch=2), streams=(1, 3))
+
+
+def test_a_recurrent_layer_of_keras_frozen():
+    """`convert_variables_to_constants_v2` makes frames of its loop, and leaves placeholders behind that nobody reads."""
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    keras.utils.set_random_seed(1)
+    x = keras.Input((4, 3))
+    model = keras.Model(x, keras.layers.GRU(3)(keras.layers.LSTM(4, return_sequences=True)(x)))
+    concrete = tf.function(lambda x: model(x)).get_concrete_function(tf.TensorSpec([None, 4, 3], tf.float32, "x"))
+    flat = flat_of(convert_variables_to_constants_v2(concrete).graph.as_graph_def())
+    assert [tensor.name for tensor in flat.inputs] == ["x"]
+    assert "LoopCond" in flat.graph.ops
+    assert not cover(flat).missing
+    assert_equals_tensorflow(flat, make_inputs(flat, {}, batch=2))
