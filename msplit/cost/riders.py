@@ -1,7 +1,8 @@
 """Nodes whose work another node's kernel does: what both TensorFlow's optimizer and msplit's engine fuse wherever they find it.
 
 A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
-become weights and bias), a bias, for a convolution the sum with a shortcut in front of a ReLU, one activation or a GELU. Zeros put around
+become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
+ReLU, one activation or a GELU. Zeros put around
 the data of a convolution become its padding. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its
 first reduction. Which of these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads
 what are looked at, so that a graph of a million nodes costs no more than a walk over its products.
@@ -129,6 +130,8 @@ class _Walk:
                 break
             self.inside[reader] = True
             node = reader
+        if node == head and self.ops[head] == "MatMul":
+            self._behind_sum(head)
         node = self._shortcut(head, node)
         found = self._reader(node)
         if found is not None and self.ops[found[0]] in ACTIVATIONS:
@@ -145,11 +148,11 @@ class _Walk:
 
     def rows(self, first: int) -> None:
         """A layer norm (two means of the same rows) or a softmax (maximum, exponential, sum), behind its first reduction."""
-        key = self._inputs(first)[0]
-        if self.readers[key] > _LARGEST:
+        key = next(iter(self._inputs(first)), first)
+        whole, columns = self.size[key], self._channels(key)
+        if self.readers[key] > _LARGEST or self.size[first] * columns != whole:
             return
-        whole = self.size[key]
-        region = self._region(key, _ROWS, {whole, self.size[first]}, channels=self._channels(key))
+        region = self._region(key, _ROWS, {whole, self.size[first]}, columns)
         for end in range(len(region), 2, -1):
             part = region[:end]
             ops = [self.ops[node] for node in part]
@@ -176,7 +179,8 @@ class _Walk:
         shape = self.shapes.shape(node)
         if not shape:
             return 1.0
-        size = shape[1 if str(self.graph.attrs[node].get("data_format", "NHWC")).startswith("NC") else -1]
+        first = str(self.graph.attrs[node].get("data_format", "NHWC")).startswith("NC") and len(shape) > 1
+        size = shape[1 if first else -1]
         return 1.0 if size is None else float(size)
 
     def _scales(self, head: int, reader: int, slot: int, channels: float) -> bool:
@@ -187,6 +191,18 @@ class _Walk:
         if op in NORMS:
             return slot == 0 and self.ops[head] != "MatMul" and not self.graph.attrs[reader].get("is_training", True)
         return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, channels)
+
+    def _behind_sum(self, head: int) -> None:
+        """Takes a constant bias of the sum that alone reads a product: ``(p + q) + b = (p + b) + q``."""
+        reader, behind = self.only[head], -1
+        if reader >= 0 and self.ops[reader] in ("Add", "AddV2") and self.launches[reader]:
+            behind = self.only[reader]
+        if behind < 0 or self.ops[behind] not in BIASES | {"Add", "AddV2"} or not self.launches[behind]:
+            return
+        others = self._others(behind, self.slot[reader])
+        constant = len(others) == 1 and self.prepared[others[0]]
+        if constant and self.size[others[0]] == self._channels(head) and self.size[behind] == self.size[head]:
+            self.inside[behind] = True
 
     def _shortcut(self, head: int, node: int) -> int:
         """Takes the sum of a convolution with something as large, if a ReLU follows."""
@@ -208,19 +224,19 @@ class _Walk:
             node = self.only[node]
         if self.fetched[node] or not 1 < self.readers[node] <= _LARGEST:
             return
-        region = self._region(node, _GELU, {self.size[node]}, channels=1.0)
+        region = self._region(node, _GELU, {self.size[node]}, columns=1.0)
         for end in range(_SHORTEST_GELU, len(region) + 1):
             if CURVES.intersection(self.ops[one] for one in region[:end]) and self._closed(region[:end], node):
                 for one in region[:end]:
                     self.inside[one] = True
                 return
 
-    def _region(self, key: int, ops: frozenset[str], sizes: set[float], channels: float) -> list[int]:
+    def _region(self, key: int, ops: frozenset[str], sizes: set[float], columns: float) -> list[int]:
         """Nodes of these ops and sizes that depend on one value, and on constants alone, in topological order."""
         inside, found = {key}, list[int]()
         waiting = list(dict.fromkeys(self._consumers(key)))
         while waiting and len(found) < _LARGEST:
-            node = next((one for one in waiting if self._belongs(one, ops, sizes, inside, channels)), None)
+            node = next((one for one in waiting if self._belongs(one, ops, sizes, inside, columns)), None)
             if node is None:
                 break
             waiting.remove(node)
@@ -230,12 +246,12 @@ class _Walk:
                 waiting += [one for one in self._consumers(node) if one not in inside and one not in waiting]
         return found
 
-    def _belongs(self, node: int, ops: frozenset[str], sizes: set[float], inside: set[int], channels: float) -> bool:
+    def _belongs(self, node: int, ops: frozenset[str], sizes: set[float], inside: set[int], columns: float) -> bool:
         """Whether a node computes from the values inside and from constants that are the same for all rows."""
         if self.ops[node] not in ops or self.size[node] not in sizes or not self.launches[node]:
             return False
         return all(
-            source in inside or (self.prepared[source] and self.size[source] <= channels)
+            source in inside or (self.prepared[source] and self.size[source] <= columns)
             for source in self._inputs(node)
         )
 
