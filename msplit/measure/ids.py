@@ -60,12 +60,12 @@ _PASSING = frozenset(
             "PreventGradient",
             "IdentityN",
         ),
-        *("EnsureShape", "Bitcast"),
+        *("EnsureShape", "Bitcast", "GatherNd", "SparseFillEmptyRows", "Select", "SelectV2"),
     }
 )
 """Ops whose first output holds values of their input."""
 
-_DATA_SLOTS = {"Split": 1, "GatherV2": 0, "Gather": 0}
+_DATA_SLOTS = {"Split": 1, "GatherV2": 0, "Gather": 0, "SparseFillEmptyRows": 1}
 """Where the values come in, for passing ops where that is not every slot or the first."""
 
 _TO_TABLE = frozenset({"Identity", "ReadVariableOp", "Cast", "Enter", "StopGradient", "Snapshot"})
@@ -129,8 +129,7 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
             if further is None or seen.get(user, -1) >= further:
                 continue
             seen[user] = further
-            ports = range(1) if op not in ("Split", "SplitV", "Unpack") else range(_port_count(flat, user))
-            waiting += [(user, p, further) for p in ports]
+            waiting += [(user, p, further) for p in _ports(flat, user)]
     return Use(max(1, min(rows)) if rows else None, unknown, segments, frozenset(ops))
 
 
@@ -146,7 +145,17 @@ def _handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None
         return None
     if op in ("ConcatV2", "Pack", "Maximum", "IdentityN"):
         return offset
+    if op in ("Select", "SelectV2"):
+        return offset if slot else None
     return offset if slot == _DATA_SLOTS.get(op, 0) else None
+
+
+def _ports(flat: FlatGraph, node: int) -> range:
+    """Outputs that hold the values that a node hands on."""
+    op = flat.graph.ops[node]
+    if op in ("Split", "SplitV", "Unpack"):
+        return range(_port_count(flat, node))
+    return range(1, 2) if op == "SparseFillEmptyRows" else range(1)
 
 
 def _port_count(flat: FlatGraph, node: int) -> int:

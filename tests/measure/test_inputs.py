@@ -40,11 +40,25 @@ def lookup(*between, ids="int32", table=TABLE, feed=None):
         (("Reshape", {1: np.int32([-1])}, {"T": "int32"}), ("Unique", {}, {"T": "int32"})),
         (("Split", {0: np.int32(0)}, {"T": "int32", "num_split": 1}),),
         (("ConcatV2", {1: np.int32(0)}, {"T": "int32", "N": 1}),),
+        # What tf.sparse.from_dense and masks make of dense ids.
+        (("GatherNd", {1: np.int32([[0]])}, {"Tparams": "int32", "Tindices": "int32"}),),
+        (("SelectV2", {0: np.bool_([True]), 2: np.int32([0])}, {"T": "int32"}),),
     ],
 )
 def test_ids_reach_all_rows_and_no_further(between):
     ids = make_inputs(lookup(*between), {"ids": (500,)})["ids"]
     assert set(ids.tolist()) == set(range(7))
+
+
+def test_values_of_a_sparse_tensor_whose_empty_rows_are_filled():
+    row = [placeholder("ids", "int32", (None,)), ("table", "Const", [], const(TABLE))]
+    row += [(name, "Const", [], const(np.int64(value))) for name, value in (("at", [[0, 0]]), ("shape", [1, 1]))]
+    row += [
+        ("zero", "Const", [], const(np.int32(0))),
+        ("fill", "SparseFillEmptyRows", ["at", "ids", "shape", "zero"], {"T": "int32"}),
+        ("rows", "ResourceGather", ["table", "fill:1"], {"dtype": "float32", "Tindices": "int32"}),
+    ]
+    assert set(make_inputs(flat_of(row, [("ids", "int32", (None,))]), {"ids": (500,)})["ids"].tolist()) == set(range(7))
 
 
 def test_an_offset_on_the_way_is_taken_off():
