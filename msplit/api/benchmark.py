@@ -254,12 +254,19 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     limited = None
     if engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         arm = tuned.arms.get("plain") if tuned is not None else None
-        limited = limits(replace(job, options=_cuda_options(request)), arm=arm)
+        plain = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
+        limited = limits(replace(job, options=_cuda_options(request)), arm=arm, ids=plain)
     if tuned is not None:
         tuned = confirmed(tuned, result)
     traced = _traced(result, variants, decided)
     layers = shown.layers if shown is not None else ()
     return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced, layers, limited)
+
+
+def _captures_plain(job: Job) -> bool:
+    """Whether a job runs as one graph, of kernels as they are."""
+    options = job.options
+    return bool(options.get("capture", True)) and not options.get("fuse") and not options.get("group")
 
 
 def _traced(

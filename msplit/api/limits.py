@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from msplit.engines.base import Job
+from msplit.graph import Ints
 from msplit.measure.result import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
+from msplit.schedule.breakdown import Breakdown, breakdown
+from msplit.schedule.evaluate import evaluate
+from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.trials import Arm
@@ -26,11 +31,13 @@ class Limits:
         static: From the data sheet, over the nodes of the graph.
         steps: Over the steps that run, without larger kernels.
         source: Where the steps' times come from: "measured", "the profile" or "the data sheet".
+        spent: By variant that runs these steps, where its simulated time goes.
     """
 
     static: Bounds
     steps: StepBounds
     source: str
+    spent: Mapping[str, Breakdown] = field(default_factory=dict)
 
     def reached(self, variant: VariantResult) -> float | None:
         """The lower bound over the time of a variant that runs these steps; None for others, and where no device told the time."""
@@ -47,13 +54,16 @@ class Limits:
         return self.steps.fused_us / (variant.device.median * 1e6)
 
 
-def limits(job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS) -> Limits | None:
+def limits(
+    job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS, ids: Mapping[str, Ints] | None = None
+) -> Limits | None:
     """Works out what limits a job's kernels, timing them alone where it runs on a GPU and no profile did.
 
     Args:
         job: The model, as the cuda engine runs it on one stream.
         arm: Its kernels, where tuning has timed them already.
         seconds: How long kernels may be timed.
+        ids: By variant that runs the same kernels the streams of the graph's nodes.
 
     Returns:
         None where the model can not be captured, so that times of steps mean little.
@@ -75,4 +85,21 @@ def limits(job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS
     if profiled:
         found = replace(found, measured=found.steps)
     source = "the profile" if profiled else "measured" if found.measured else "the data sheet"
-    return Limits(bounds(job.flat, job.costs), found, source)
+    spent = {label: _spent(arm, streams) for label, streams in (ids or {}).items()}
+    return Limits(bounds(job.flat, job.costs), found, source, spent)
+
+
+def _spent(arm: Arm, ids: Ints) -> Breakdown:
+    """Where the time of kernels on given streams goes."""
+    program, costs = arm.prepared.program, arm.costs
+    lanes, _ = program.lanes(ids)
+    problem = Problem.of(
+        program.dag,
+        costs.time_us,
+        costs.share,
+        costs.bytes,
+        launches=[step.launches for step in program.steps],
+        pin=lanes,
+        machine=arm.problem.machine,
+    )
+    return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)

@@ -10,6 +10,7 @@ from msplit.api.limits import Limits
 from msplit.measure.result import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
+from msplit.schedule.breakdown import Breakdown
 
 _OVER = 1.005
 
@@ -66,10 +67,29 @@ def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
     if not reached:
         return []
     best = max(reached, key=reached.__getitem__)
-    return [
+    said = [
         f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {_short(best)} reaches "
         f"{percent(reached[best], 1.0)} of the bound."
     ]
+    spent = found.spent.get(best)
+    return said if spent is None else [*said, _where(_short(best), spent)]
+
+
+_WORDS = {
+    "contention": "because they slow each other down",
+    "company": "because they find less in the caches than alone",
+    "starts and waits": "to start them and to wait",
+    "bandwidth": "because they share the memory's bandwidth",
+    "the step itself": "to start and end the step",
+}
+_TOLD = 0.01
+
+
+def _where(label: str, spent: Breakdown) -> str:
+    """Where the time goes, the largest part first; what is below a hundredth is left out."""
+    parts = sorted(spent.parts.items(), key=lambda part: -part[1])
+    told = [f"{micros(us)} {_WORDS[name]}" for name, us in parts if us > _TOLD * spent.makespan_us]
+    return f"Of the {micros(spent.makespan_us)} that {label} should take, {', '.join([f'{micros(spent.kernels_us)} are kernels', *told])}."
 
 
 def payload(found: Limits, variants: Sequence[VariantResult]) -> dict[str, Any]:
@@ -81,4 +101,5 @@ def payload(found: Limits, variants: Sequence[VariantResult]) -> dict[str, Any]:
         "steps": {**asdict(found.steps), "max_gain": found.steps.max_gain},
         "reached": {variant.label: found.reached(variant) for variant in variants},
         "reached_of_larger_kernels": {variant.label: found.fused(variant) for variant in variants},
+        "spent": {label: asdict(spent) for label, spent in found.spent.items()},
     }

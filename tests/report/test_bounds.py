@@ -66,6 +66,26 @@ def test_the_report_names_the_best_and_what_limits_it(found):
     assert json.loads(json.dumps(bounds.payload(found, variants)))["reached"]["fused"] is None
 
 
+def test_the_report_says_where_the_time_of_the_best_goes(found):
+    label = "msplit, 2 streams, CUDA graph"
+    flat = api.load(SAMPLES / "towers_small.pb")
+    _, costs = api.price(flat, batch=2)
+    job = Job(
+        flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=2), costs=costs, options={"device": "cpu"}
+    )
+    ids = api.assign(flat, "recsys", streams=2, batch=2).outcome.assignment.ids
+    with_ids = limits(job, ids={label: np.maximum(ids, 0)})
+    spent = with_ids.spent[label]
+    assert spent.makespan_us == pytest.approx(spent.kernels_us + sum(spent.parts.values()))
+    assert spent.parts["the step itself"] == pytest.approx(5.8, rel=0.01)
+    assert spent.kernels_us >= with_ids.steps.critical_path_us * (1 - 1e-9)
+    _, said = bounds.sentence(with_ids, [variant(label, 1.25 * found.steps.lower_us, found.steps.steps)])
+    assert said.startswith("Of the ")
+    assert "2 streams should take" in said
+    assert "µs to start and end the step" in said
+    assert json.loads(json.dumps(bounds.payload(with_ids, [])))["spent"][label]["parts"]["company"] == 0.0
+
+
 def test_a_full_gpu_has_nothing_to_gain(found):
     steps = replace(found.steps, sm_time_us=found.steps.serial_us, lower_us=found.steps.serial_us, limit="SM time")
     (said,) = bounds.sentence(replace(found, steps=steps), [])
