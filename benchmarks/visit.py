@@ -115,13 +115,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("steps", nargs="*", help="which; all by default")
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many to use")
-    parser.add_argument("--only", default="", help="only jobs with this in their name, such as lstm")
+    parser.add_argument(
+        "--only", action="append", help="only jobs with this in their name, such as lstm:16; again for more"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no job that would end later than this")
     arguments = parser.parse_args()
     steps = arguments.steps or [*RESULTS, "tests"]
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in JOBS:
-        if job.step in steps and arguments.only in job.name:
+        if job.step in steps and (not arguments.only or any(text in job.name for text in arguments.only)):
             waiting.put(job)
     stop = time.monotonic() + arguments.seconds
     workers = [

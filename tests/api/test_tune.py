@@ -251,6 +251,18 @@ def test_compare_simulates_everything_and_marks_what_auto_takes() -> None:
     assert max(load.stream for load in assigned.loads if load.kernels) + 1 == chosen.streams
 
 
+def test_compare_says_why_the_one_that_is_predicted_to_be_fastest_is_not_taken() -> None:
+    found = compare(api.load(SAMPLES / "towers_small.pb"), streams=3, ruleset="recsys", measure=False)
+    other = next(row.name for row in found.rows if row.name not in (found.auto, "one") and row.skipped is None)
+
+    def text(us: float) -> str:
+        rows = tuple(replace(row, predicted_us=us) if row.name == other else row for row in found.rows)
+        return to_markdown(candidates.document(replace(found, rows=rows)))
+
+    assert "less room to spare" in text(1.0)
+    assert "less room to spare" not in text(1000.0)
+
+
 def test_compare_measures_each_beside_one_stream() -> None:
     flat = api.load(SAMPLES / "towers_small.pb")
     found = compare(flat, streams=3, device=trials.SimulatedTrials)
