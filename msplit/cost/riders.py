@@ -113,6 +113,8 @@ class _Walk:
         order = np.argsort(src, kind="stable")
         self.start: list[int] = np.searchsorted(src[order], np.arange(count + 1)).tolist()
         self.reading: list[int] = dst[order].tolist()
+        self.taken: list[int] = np.searchsorted(dst, np.arange(count + 1)).tolist()
+        self.sources: list[int] = src.tolist()
         self.inside = [False] * count
         self.sums: list[tuple[int, int]] = []
 
@@ -120,13 +122,12 @@ class _Walk:
         """What rides on a product or a convolution."""
         weights = self._inputs(head)[1:2]
         constant = bool(weights) and self.prepared[weights[0]]
-        channels = self._channels(head)
         node, biased = head, False
         while (found := self._reader(node)) is not None:
             reader, slot = found
             if self.ops[reader] in BIASES and slot == 0 and (constant or not biased):
                 biased = True
-            elif not (constant and self._scales(head, reader, slot, channels)):
+            elif not (constant and self._scales(head, reader, slot)):
                 break
             self.inside[reader] = True
             node = reader
@@ -183,14 +184,14 @@ class _Walk:
         size = shape[1 if first else -1]
         return 1.0 if size is None else float(size)
 
-    def _scales(self, head: int, reader: int, slot: int, channels: float) -> bool:
+    def _scales(self, head: int, reader: int, slot: int) -> bool:
         """Whether an op only scales and shifts the channels of a result."""
         op, others = self.ops[reader], self._others(reader, slot)
         if not others or not all(self.prepared[other] for other in others):
             return False
         if op in NORMS:
             return slot == 0 and self.ops[head] != "MatMul" and not self.graph.attrs[reader].get("is_training", True)
-        return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, channels)
+        return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, self._channels(head))
 
     def _behind_sum(self, head: int) -> None:
         """Takes a constant bias of the sum that alone reads a product: ``(p + q) + b = (p + b) + q``."""
@@ -265,7 +266,7 @@ class _Walk:
 
     def _inputs(self, node: int) -> list[int]:
         """What makes each input of a node; of nodes that compute the same, the first."""
-        return [self.same[source] for source, _ in self.graph.inputs(node)]
+        return self.sources[self.taken[node] : self.taken[node + 1]]
 
     def _consumers(self, node: int) -> list[int]:
         return self.reading[self.start[node] : self.start[node + 1]]
