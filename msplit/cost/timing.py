@@ -10,7 +10,7 @@ clock is what one SM takes from the L2 cache, so that a few blocks can not draw 
 
 The cycles below are no vendor's figures. They were fitted to the kernels of nine models (MMoE, towers, DeepFM, DLRM, Inception-v3,
 GoogLeNet, NASNet, SqueezeNet, BERT; batch 1, float32 as TF32), each kernel timed alone on an H200 (`benchmarks/schedulers.md`, "Costs
-and the simulator"), every model counting the same. Fitted to eight of them they predict the ninth as well: its median is off by 7 % at
+and the simulator"), every model counting the same. Fitted to eight of them they predict the ninth as well: its median is off by 9 % at
 most either way. They are clock cycles because that is how they carry over to other GPUs: dependent loads, barriers and products take
 about as many on all of them.
 """
