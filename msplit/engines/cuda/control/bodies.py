@@ -92,18 +92,21 @@ class Bodies:
         return body_of(flat, parameters, results, range(len(flat)))
 
 
-def body_of(flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int]) -> Body:
+def body_of(
+    flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int] | None = None
+) -> Body:
     """What some results need of a graph, down to values that are given.
 
     Args:
         flat: The graph.
         parameters: What is given.
         results: What is wanted.
-        members: Nodes that belong to the body, whether the results need them or not.
+        members: Nodes that belong to the body, whether the results need them or not; those that they need if None.
     """
     ops: list[BodyOp] = []
     constants: dict[Key, NDArray[Any]] = {}
-    for node in _needed(flat, results, set(parameters)):
+    needed = _needed(flat, results, set(parameters))
+    for node in needed:
         op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
         value = attrs.get("value")
         if op == "Const" and isinstance(value, TensorValue) and value.dtype != "string":
@@ -111,7 +114,7 @@ def body_of(flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], 
         else:
             kept = plain(attrs, functions=op in FUNCTIONAL)
             ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
-    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in members]
+    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in (needed if members is None else members)]
     return Body(parameters, ops, constants, results, every)
 
 

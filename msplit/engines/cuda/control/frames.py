@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from msplit.engines.cuda.control.bodies import Bodies, Body, body_of
 from msplit.engines.cuda.control.conds import raise_conds
 from msplit.engines.cuda.control.rewire import Changes, rewired
 from msplit.engines.cuda.program import Key
-from msplit.flatten.control_flow import frames
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import FunctionRef
+from msplit.graph import FunctionRef, Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,69 +45,91 @@ def raise_control(flat: FlatGraph) -> tuple[FlatGraph, Bodies]:
 def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
     """The graph with each frame as one node of op `While`, and the functions of those.
 
-    An Exit of the frame becomes the `While`, and what is inside of the frame is not needed any more. A frame with another one inside
-    stays as it is.
+    An Exit of the frame becomes the `While`, and what is inside of the frame is not needed any more. Frames inside of frames come first.
+    What is no loop as TensorFlow makes them stays as it is.
     """
     if "LoopCond" not in flat.graph.ops:
         return flat, {}
-    nested = frames(flat.graph)
-    members: dict[int, list[int]] = {}
-    for node in np.flatnonzero(nested.outermost >= 0).tolist():
-        members.setdefault(int(nested.outermost[node]), []).append(node)
     bodies: dict[str, Body] = {}
-    changes = Changes()
-    for nodes in members.values():
-        loop = _loop(flat, nodes)
-        if loop is None:
-            continue
-        name = flat.graph.names[loop.node]
-        bodies |= {f"{name}/cond": loop.cond, f"{name}/body": loop.body}
-        changes.ops[loop.node] = "While"
-        changes.attrs[loop.node] = {"cond": FunctionRef(f"{name}/cond"), "body": FunctionRef(f"{name}/body")}
-        changes.inputs[loop.node] = loop.inputs
-        for node, number in loop.exits.items():
-            if (node, 0) != (loop.node, number):
-                changes.stands_for[node, 0] = (loop.node, number)
-    return rewired(flat, changes), bodies
+    for frames in _by_depth(flat.graph):
+        changes = Changes()
+        for nodes in frames:
+            loop = _loop(flat, nodes)
+            if loop is None:
+                continue
+            name = flat.graph.names[loop.node]
+            bodies |= {f"{name}/cond": loop.cond, f"{name}/body": loop.body}
+            changes.ops[loop.node] = "While"
+            changes.attrs[loop.node] = {"cond": FunctionRef(f"{name}/cond"), "body": FunctionRef(f"{name}/body")}
+            changes.inputs[loop.node] = loop.inputs
+            for node, number in loop.exits.items():
+                if node != loop.node:
+                    changes.stands_for[node, 0] = (loop.node, number)
+        flat = rewired(flat, changes)
+    return flat, bodies
+
+
+def _by_depth(graph: Graph) -> list[list[list[int]]]:
+    """The nodes of each frame, without those of frames inside of it, the deepest frames first. See `msplit.flatten.control_flow.frames`."""
+    parent, depth, known = [0], [0], dict[tuple[int, str], int]()
+    members: list[list[int]] = [[]]
+    after: dict[int, int] = {}  # per node the frame of what reads it
+    for node in graph.topological.tolist():
+        inside = max(
+            (after.get(source, 0) for source in graph.predecessors(node).tolist()), key=depth.__getitem__, default=0
+        )
+        op = graph.ops[node].removeprefix("Ref")
+        if op == "Enter":
+            key = inside, str(graph.attrs[node].get("frame_name", ""))
+            if key not in known:
+                known[key] = len(parent)
+                parent.append(inside)
+                depth.append(depth[inside] + 1)
+                members.append([])
+            inside = known[key]
+        if inside:
+            members[inside].append(node)
+            after[node] = parent[inside] if op == "Exit" else inside
+    levels: list[list[list[int]]] = [[] for _ in range(max(depth))]
+    for frame in range(1, len(members)):
+        levels[-depth[frame]].append(members[frame])
+    return levels
 
 
 def _loop(flat: FlatGraph, nodes: Sequence[int]) -> _Loop | None:
-    """The loop that the nodes of a frame are; None where they are more than one, or none that is known."""
+    """The loop that the nodes of a frame are; None where they are none that is known."""
     graph = flat.graph
     of_op: dict[str, list[int]] = {}
     for node in nodes:
         of_op.setdefault(graph.ops[node].removeprefix("Ref"), []).append(node)
-    enters, exits = of_op.get("Enter", []), of_op.get("Exit", [])
-    names = {graph.attrs[node].get("frame_name") for node in enters}
-    if len(names) != 1 or len(of_op.get("LoopCond", [])) != 1 or not exits:
+    enters, exits, conditions = (of_op.get(op, []) for op in ("Enter", "Exit", "LoopCond"))
+    if len(conditions) != 1 or not exits or not all(map(graph.inputs, [*enters, *exits, *conditions])):
         return None
-    (condition,) = of_op["LoopCond"]
     goes_back = dict(zip(flat.back_edges.dst.tolist(), flat.back_edges.src.tolist(), strict=True))
-    begins = {}  # Merge -> its Enter
+    begins: dict[int, int] = {}  # Merge -> its Enter
     for merge in of_op.get("Merge", []):
         sources = graph.inputs(merge)
-        if merge in goes_back and len(sources) == 1 and sources[0][0] in enters:
+        if len(sources) == 1 and sources[0][0] in enters and merge in goes_back and graph.inputs(goes_back[merge]):
             begins[merge] = sources[0][0]
-    on_gpu = [node for node in exits if not flat.host[node]]
-    first = min(on_gpu or exits)
-    # Its loop variable is the first, so that its output is the first one too, as it was.
-    leads = graph.inputs(graph.inputs(first)[0][0])[0][0]
-    begins = {merge: begins[merge] for merge in sorted(begins, key=lambda merge: (merge != leads, merge))}
-    order = {merge: number for number, merge in enumerate(begins)}
-    switches: dict[int, int] = {}  # number of the loop variable -> its Switch
+    decided: dict[int, int] = {}  # Switch -> its Merge
     for switch in of_op.get("Switch", []):
-        data, decides = graph.inputs(switch)
-        if decides[0] == condition and data[0] in order:
-            switches[order[data[0]]] = switch
-    numbers = {switch: number for number, switch in switches.items()}
-    left = {node: numbers.get(graph.inputs(node)[0][0]) for node in exits}
-    if None in left.values() or left[first] != 0:
+        read = [node for node, _ in graph.inputs(switch)]
+        if len(read) == 2 and read[1] == conditions[0] and read[0] in begins:
+            decided[switch] = read[0]
+    left = {node: decided.get(graph.inputs(node)[0][0]) for node in exits}  # Exit -> its Merge
+    first = min([node for node in exits if not flat.host[node]] or exits)
+    if None in left.values():
         return None
-    outside = [node for node in enters if node not in begins.values()]
+    # The loop variable of the Exit that stands for the loop comes first: its output keeps its number.
+    variables = sorted(begins, key=lambda merge: (merge != left[first], merge))
+    order = {merge: number for number, merge in enumerate(variables)}
+    outside = sorted(set(enters) - set(begins.values()))
     passed: list[Key] = [(node, 0) for node in outside]
-    turns = [(switches[number], 1) if number in switches else (-1 - number, 0) for number in range(len(order))]
-    results = [graph.inputs(goes_back[merge])[0] for merge in order]
-    cond = body_of(flat, [*((merge, 0) for merge in order), *passed], graph.inputs(condition)[:1], nodes)
-    body = body_of(flat, [*turns, *passed], [*results, *passed], nodes)
-    inputs = [graph.inputs(node)[0] for node in [*begins.values(), *outside]]
-    return _Loop(first, {node: number for node, number in left.items() if number is not None}, inputs, cond, body)
+    turns: list[Key] = [(-1 - number, 0) for number in range(len(order))]
+    for switch, merge in decided.items():
+        turns[order[merge]] = (switch, 1)
+    cond = body_of(flat, [*((merge, 0) for merge in variables), *passed], graph.inputs(conditions[0])[:1])
+    results = [graph.inputs(goes_back[merge])[0] for merge in variables]
+    body = body_of(flat, [*turns, *passed], [*results, *passed])
+    inputs = [graph.inputs(node)[0] for node in [*(begins[merge] for merge in variables), *outside]]
+    return _Loop(first, {node: order[merge] for node, merge in left.items() if merge is not None}, inputs, cond, body)
