@@ -256,6 +256,17 @@ def test_a_loop_without_end_is_refused(monkeypatch):
         run(flat, {"x": np.ones(2, np.float32)})
 
 
+def test_a_loop_without_ops_and_without_end_is_refused(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(unroll, "MOST_OPS", 1000)
+    flat = graph_of_function(
+        lambda x: tf.while_loop(lambda a: tf.constant(True), lambda a: (tf.identity(a),), (x,))[0], spec([2])
+    )
+    with pytest.raises(EngineError, match="ops when they are unrolled"):
+        run(flat, {"x": np.ones(2, np.float32)})
+
+
 def test_an_op_that_is_missing_inside_of_a_loop_is_named_with_the_loop():
     import tensorflow as tf
 

@@ -15,8 +15,8 @@ from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import Unsupported
 from msplit.errors import EngineError
 
-MOST_OPS = 200_000
-"""Ops that all loops of a model may become."""
+MOST_OPS = 100_000
+"""Ops and turns that all loops of a model may become."""
 
 MOST_DEPTH = 50
 """Loops, conds and calls inside each other."""
@@ -88,6 +88,11 @@ class Unroller:
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
         """A new op that does a part of another's work."""
+        self._number(like)
+        return Op(self.source.fresh(), like.name, op, dict(attrs), list(inputs), list(like.covers))
+
+    def _number(self, like: Op) -> None:
+        """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
         self._count += 1
         if self._count > MOST_OPS:
             raise EngineError(
@@ -95,7 +100,6 @@ class Unroller:
                 where=f"node {like.name}",
                 fix="use --engine tensorflow, or give shorter sequences with --shape",
             )
-        return Op(self.source.fresh(), like.name, op, dict(attrs), list(inputs), list(like.covers))
 
     # What the inference calls
 
@@ -165,6 +169,7 @@ class Unroller:
         mine: set[Key] = set()
         turn = 0
         while True:
+            self._number(op)
             (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
             predicate = self.static(goes_on)
             if predicate is None:
