@@ -206,8 +206,9 @@ def _outputs(flat: FlatGraph, node: int) -> int:
 
 def cover(flat: FlatGraph) -> Coverage:
     """What of a graph the engine can run, by op."""
-    flat, bodies = raise_control(flat)
-    division = divide(flat, bodies)
+    raised = raise_control(flat)
+    flat = raised.flat
+    division = divide(flat, raised.bodies)
     unable = {*division.missing, *division.stuck}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}

@@ -27,6 +27,7 @@ class HostPart:
         flat: The graph.
         division: Which of its nodes run here.
         op_libraries: Shared objects with custom ops to load first.
+        origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
 
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
@@ -36,7 +37,13 @@ class HostPart:
         EngineError: TensorFlow is missing, or can not load the model.
     """
 
-    def __init__(self, flat: FlatGraph, division: Division, op_libraries: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        flat: FlatGraph,
+        division: Division,
+        op_libraries: Sequence[Path] = (),
+        origin: Mapping[Key, Key] | None = None,
+    ) -> None:
         from msplit.engines.tensorflow import runtime
         from msplit.engines.tensorflow.placed import place
         from msplit.engines.tensorflow.session import SessionExecutable
@@ -57,8 +64,9 @@ class HostPart:
             return
         runtime.load_op_libraries(op_libraries)
         # The flat graph, so that values inside of functions can be fetched.
+        origin = origin or {}
         cut = replace(
-            flat, outputs=tuple(Tensor(name, node, port) for name, (node, port) in wanted.items()), targets=()
+            flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=()
         )
         placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
         config = runtime.session_config(1, cpu_only=True)

@@ -68,17 +68,18 @@ def lower(
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
     whole = flat
-    flat, bodies = raise_control(flat)
-    division = divide(flat, bodies)
+    raised = raise_control(flat)
+    flat = raised.flat
+    division = divide(flat, raised.bodies)
     refuse(flat, division)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     host = None
     if division.frontier or division.fetched:
-        host = HostPart(whole, division, op_libraries)
+        host = HostPart(whole, division, op_libraries, raised.origin)
         feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
         flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
-    source = build(flat, fed, bodies)
+    source = build(flat, fed, raised.bodies)
     if rewrites:
         drop_uniques(source)
     infer(source, feeds, device, Prover(source) if rewrites else None)

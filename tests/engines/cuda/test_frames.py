@@ -111,6 +111,17 @@ def test_branches_of_two_shapes_are_refused_where_only_the_run_knows():
         run(flat := graph_of(build), feeds_of(flat))
 
 
+def test_a_loop_in_front_of_host_nodes_runs_with_them():
+    """The host's session knows the loop by its Exits."""
+
+    def build(tf, x, y, flag):
+        _, a, b = tf.while_loop(lambda i, *_: i < 2, lambda i, a, b: (i + 1, a + b, b * 2.0), (0, x, x))
+        ids = tf.strings.to_hash_bucket_fast(tf.strings.as_string(tf.cast(a[:, 0] * 9.0, tf.int32)), 7)
+        return (tf.gather(tf.reshape(tf.range(21.0), [7, 3]), ids) * b,)
+
+    check(build)
+
+
 def test_loops_in_loops():
     def build(tf, x, y, flag):
         def turn(i, a):

@@ -35,22 +35,38 @@ class _Loop:
     body: Body
 
 
-def raise_control(flat: FlatGraph) -> tuple[FlatGraph, Bodies]:
-    """The graph with TensorFlow 1's loops and conds as nodes of op `While` and `If`, and the functions of the model and of those."""
+@dataclass(frozen=True, eq=False)
+class Raised:
+    """A graph with TensorFlow 1's loops and conds as nodes of op `While` and `If`.
+
+    Attributes:
+        flat: The graph.
+        bodies: The functions of the model and of those nodes.
+        origin: Output of a loop -> the value that it is in the graph as it was.
+    """
+
+    flat: FlatGraph
+    bodies: Bodies
+    origin: Mapping[Key, Key]
+
+
+def raise_control(flat: FlatGraph) -> Raised:
+    """Raises loops and conds to nodes. Nodes keep their numbers."""
     flat, choices = raise_conds(flat)
-    flat, bodies = raise_loops(flat)
-    return flat, Bodies(flat.model, {**choices, **bodies})
+    flat, bodies, origin = raise_loops(flat)
+    return Raised(flat, Bodies(flat.model, {**choices, **bodies}), origin)
 
 
-def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
-    """The graph with each frame as one node of op `While`, and the functions of those.
+def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping[Key, Key]]:
+    """The graph with each frame as one node of op `While`, the functions of those, and what their outputs were.
 
     An Exit of the frame becomes the `While`, and what is inside of the frame is not needed any more. Frames inside of frames come first.
     What is no loop as TensorFlow makes them stays as it is.
     """
     if "LoopCond" not in flat.graph.ops:
-        return flat, {}
+        return flat, {}, {}
     bodies: dict[str, Body] = {}
+    origin: dict[Key, Key] = {}
     for frames in _by_depth(flat.graph):
         changes = Changes()
         for nodes in frames:
@@ -65,8 +81,9 @@ def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
             for node, number in loop.exits.items():
                 if node != loop.node:
                     changes.stands_for[node, 0] = (loop.node, number)
+                    origin[loop.node, number] = (node, 0)
         flat = rewired(flat, changes)
-    return flat, bodies
+    return flat, bodies, origin
 
 
 def _by_depth(graph: Graph) -> list[list[list[int]]]:
