@@ -122,6 +122,10 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
         raise EngineError(
             f"{op.op}: {problem}", where=f"node {op.name}", fix="use --engine tensorflow for this model"
         ) from problem
+    except KeyError as problem:
+        raise EngineError(
+            f"{op.op}: the attribute {problem} is missing", where=f"node {op.name}", fix="export the model again"
+        ) from problem
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as problem:
         raise EngineError(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",

@@ -72,6 +72,8 @@ class _Tracer:
         """A known value on the device; filters of convolutions laid out as the convolution wants them."""
         tensor = self.constants.get(key)
         if tensor is None:
+            if key not in self.static:
+                raise EngineError("a node reads an output that no node has", fix="export the model again")
             tensor = to_torch(self.static[key], self.device)
             op = self.filters.get(key)
             if op is not None:

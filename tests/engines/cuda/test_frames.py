@@ -137,21 +137,32 @@ def test_loops_in_loops():
     assert sum(step.op.op == "Sin" for step in program_of(flat, feeds_of(flat)).steps) == 2 * 3 + 2 * 2
 
 
-def test_frames_that_are_no_loops_of_tensorflow_are_refused_by_name():
-    """What a damaged file holds: each part of a loop without one of its inputs."""
+@pytest.mark.parametrize("name", ["while_v1.pb", "cond_v1.pb"])
+@pytest.mark.parametrize("damage", ["input", "attributes", "cycle"])
+def test_damaged_control_flow_is_refused(name, damage):
+    """Every node in turn without an input, without attributes, or reading what comes after it."""
     from msplit import proto
 
-    original = read(SAMPLES / "while_v1.pb").graph_def
-    for number, node in enumerate(original.node):
-        if node.op in ("Enter", "Exit", "Merge", "Switch", "LoopCond", "NextIteration"):
-            damaged = proto.graph_pb2.GraphDef()
-            damaged.CopyFrom(original)
-            del damaged.node[number].input[:1]
-            try:
-                flat = flat_of(damaged)
-            except MsplitError:
-                continue
-            cover(flat)
+    original = read(SAMPLES / name).graph_def
+    last = next(node.name for node in reversed(original.node) if node.op in ("Exit", "Merge"))
+    outcomes = set()
+    for number in range(len(original.node)):
+        damaged = proto.graph_pb2.GraphDef()
+        damaged.CopyFrom(original)
+        node = damaged.node[number]
+        if damage == "attributes":
+            node.attr.clear()
+        elif node.input:
+            node.input[0] = last
+            del node.input[: 1 if damage == "input" else 0]
+        try:
+            flat = flat_of(damaged)
+            if not cover(flat).missing and not cover(flat).host:
+                run(flat, make_inputs(flat, {}, batch=2))
+            outcomes.add("fine")
+        except MsplitError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
 
 
 @pytest.mark.parametrize("name", ["cond_v1.pb", "while_v1.pb"])

@@ -51,10 +51,12 @@ class Raised:
 
 
 def raise_control(flat: FlatGraph) -> Raised:
-    """Raises loops and conds to nodes. Nodes keep their numbers."""
-    flat, choices = raise_conds(flat)
-    flat, bodies, origin = raise_loops(flat)
-    return Raised(flat, Bodies(flat.model, {**choices, **bodies}), origin)
+    """Raises loops and conds to nodes. Nodes keep their numbers. A damaged graph that would have cycles then is left as it is."""
+    made, choices = raise_conds(flat)
+    made, bodies, origin = raise_loops(made)
+    if made is not flat and len(made.graph.topological) < len(made.graph):
+        return Raised(flat, Bodies(flat.model), {})
+    return Raised(made, Bodies(flat.model, {**choices, **bodies}), origin)
 
 
 def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping[Key, Key]]:

@@ -115,6 +115,9 @@ class Unroller:
                 yield from self._listed(op) if op.op in LISTS else self._functional(op)
             except Unsupported as problem:
                 raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix=_FIX) from problem
+            except (KeyError, IndexError, TypeError, ValueError) as problem:
+                what = f"attributes or inputs are not those of {op.op}, or of what it runs ({problem})"
+                raise EngineError(what, where=f"node {op.name}", fix="export the model again") from problem
         else:
             yield op
 
