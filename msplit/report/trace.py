@@ -181,11 +181,15 @@ def from_simulation(
         (ends[before][1], ends[after][0])
         for before, after in zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
     ]
+    step_us = prediction.problem.machine.step_us
+    over = prediction.makespan_us - step_us
     if len(plan.join):
         last = max(piece.start_us + piece.duration_us for piece in slices)
         args = {"streams": len(plan.join)}
-        slices.append(Slice("join", int(prediction.lanes[0]), last, prediction.makespan_us - last, args))
+        slices.append(Slice("join", int(prediction.lanes[0]), last, over - last, args))
         waits += [(ends[block][1], len(slices) - 1) for block in plan.join.tolist()]
+    if slices and step_us > 0:
+        slices.append(Slice("start and end of the step", int(prediction.lanes[0]), over, step_us, {}))
     return from_measured(slices, waits, title=title or f"msplit: simulated on {costs.gpu}")
 
 

@@ -35,7 +35,7 @@ def test_a_simulated_fork_has_a_track_per_stream_a_slice_per_kernel_and_an_arrow
     names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     assert list(names.values()) == ["stream 0", "stream 3"]
     by_track = {name: [e["name"] for e in slices_of(found) if names[e["tid"]] == name] for name in names.values()}
-    assert by_track == {"stream 0": ["a", "b1", "b2", "d"], "stream 3": ["c1", "c2"]}
+    assert by_track == {"stream 0": ["a", "b1", "b2", "d", "start and end of the step"], "stream 3": ["c1", "c2"]}
     flows = [(e["ph"], names[e["tid"]]) for e in found["traceEvents"] if e["ph"] in "sf"]
     assert sorted(flows) == [("f", "stream 0"), ("f", "stream 3"), ("s", "stream 0"), ("s", "stream 3")]
 
@@ -46,7 +46,11 @@ def test_the_trace_ends_with_the_predicted_time():
     found = trace.from_simulation(flat, costs, prediction)
     assert complaints(found) == []
     assert max(e["ts"] + e["dur"] for e in slices_of(found)) == pytest.approx(prediction.makespan_us, abs=0.002)
-    assert slices_of(found)[-1]["name"] == "join"
+    join, step = slices_of(found)[-2:]
+    machine = prediction.problem.machine
+    assert (join["name"], step["name"]) == ("join", "start and end of the step")
+    assert join["dur"] == pytest.approx(machine.join_us * len(prediction.plan.join), abs=0.002)
+    assert step["dur"] == pytest.approx(machine.step_us, abs=0.002)
 
 
 def test_slices_carry_the_rule_and_the_cost():

@@ -151,7 +151,8 @@ def _summary(page: Page) -> str:
 def _timeline(page: Page) -> str:
     found = page.prediction
     return text(
-        f"One step as msplit simulates it on a {page.costs.gpu.upper()}: {micros(found.makespan_us)}, not measured. "
+        f"One step as msplit simulates it on a {page.costs.gpu.upper()}: {micros(found.makespan_us)}, of which "
+        f"{micros(found.problem.machine.step_us)} to start and end it; not measured. "
         "Curves are waits. Scroll to zoom, drag to move, click a kernel for its details."
     )
 

@@ -199,7 +199,9 @@ class Timeline {
     this.tip.hidden = leaf < 0;
     if (leaf < 0) return;
     const { start, time, node } = this.model.leaves;
-    this.tip.textContent = `${this.model.nodes.name[node[leaf]]}: ${micros(time[leaf])}, from ${micros(start[leaf])}`;
+    const { name, time: alone } = this.model.nodes, slowed = time[leaf] > 1.01 * alone[node[leaf]];
+    const beside = slowed ? ` beside others, ${micros(alone[node[leaf]])} alone` : "";
+    this.tip.textContent = `${name[node[leaf]]}: ${micros(time[leaf])}${beside}, from ${micros(start[leaf])}`;
     this.tip.style.left = `${Math.min(x + 12, Math.max(0, this.width - 300))}px`;
     this.tip.style.top = `${Math.min(y + 14, this.height - 30)}px`;
   }
