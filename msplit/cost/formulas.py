@@ -49,7 +49,7 @@ class Work:
         blocks: Blocks of its grid.
         product: Whether tensor cores run it.
         read: Bytes read, where they are not simply its inputs.
-        setup: Clock cycles of waiting before and behind the work, beyond what every kernel waits.
+        setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `timing.ACCESS`.
         chain: Clock cycles that one block takes for its part, step by step, however few blocks there are.
         launches: Kernels.
     """

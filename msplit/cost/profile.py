@@ -23,12 +23,15 @@ DEEP = 50
 class Constants:
     """What a GPU itself takes to replay a CUDA graph, µs. None: not measured.
 
+    `schedule.machine` makes the simulator's GPU of them. `join_us`, `root_us`, `crossing_us`, `roots_us`, `spin_us` and `concurrency` are
+    for people: they tell GPUs and drivers apart, and no prediction rests on them.
+
     Attributes:
         launch_us: From the start of a graph to that of its first kernel.
         node_us: A tiny kernel in a chain of such.
         wait_us: Half of what a fork into two and its join take beyond a chain: one crossing.
         join_us: Every further branch of a fork-join.
-        root_us: Every further kernel that a graph begins with.
+        root_us: Every further kernel that a graph begins with. The executor's graphs begin with one.
         issue_us: Between the starts of two kernels, when 16 chains run side by side.
         copy_bytes_per_us: Bytes that a large copy reads and writes.
         l2_bytes_per_us: Bytes that a copy within the L2 cache reads and writes.

@@ -38,8 +38,8 @@ class Auto:
         candidates: Algorithms to try; empty: all of them.
         wait_us: What a wait for another stream costs, µs, from the end of one node to the start of the other; None: what the data sheet
             of the GPU says.
-        kernels: ``plain``: streams serve any executor, which launches a kernel per node. ``best``: for msplit's own engine; fused and
-            grouped kernels compete with plain ones, and nodes that share a kernel share a stream. That runs the model once.
+        kernels: ``plain``: streams serve any executor. ``best``: for msplit's own engine; fused and grouped kernels compete with plain
+            ones, and nodes that share a kernel share a stream. That runs the model once.
     """
 
     key: ClassVar[str] = "auto"

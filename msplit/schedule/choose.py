@@ -48,7 +48,7 @@ class Candidate:
         makespan_us: Simulated time.
         waits: Waits of its plan.
         streams: Streams that it uses.
-        score_us: The makespan and a price per wait.
+        score_us: What is compared: see `Evaluation`.
         skipped: Why it was not tried, or None.
     """
 

@@ -24,7 +24,7 @@ or more, so its traffic is at least twice its size."""
 class Machine:
     """Constants of a GPU that replays a CUDA graph.
 
-    The defaults were fitted to one H200 (driver 580, CUDA 13); `msplit profile` measures them.
+    The defaults were fitted to one H200 (driver 580, CUDA 13); `msplit profile` measures all of them but `contention`.
 
     Attributes:
         wait_us: From the end of a node to the start of one on another stream that waits for it, beyond what a successor on the same

@@ -19,7 +19,7 @@ def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFO
     """Merges streams that never overlap and undoes moves that gain nothing.
 
     A part is a connected piece of the graph on one stream. Moving it to the stream that most of its neighbours are on saves waits;
-    it stays there if the score (the makespan and a price per wait) does not rise. Small parts are first moved all at once, then each part
+    it stays there if the score (see `Evaluation`) does not rise. Small parts are first moved all at once, then each part
     by itself (CANN calls this pass "OptimizeIneffectiveMultiStream"); what is left of `EFFORT` goes into moving single blocks anywhere.
 
     Args:
