@@ -24,7 +24,8 @@ or more, so its traffic is at least twice its size."""
 class Machine:
     """Constants of a GPU that replays a CUDA graph.
 
-    The defaults were fitted to one H200 (driver 580, CUDA 13); `msplit profile` measures all of them but `contention`.
+    The defaults were fitted to one H200 (driver 580, CUDA 13); `msplit profile` measures all of them but `node_us` and
+    `contention`.
 
     Attributes:
         wait_us: From the end of a node to the start of one on another stream that waits for it, beyond what a successor on the same
@@ -95,6 +96,20 @@ class Machine:
             alone_us: Sum of what its kernels take alone.
         """
         return self if alone_us <= 0 else replace(self, company=max((one_us - self.step_us) / alone_us, 1.0))
+
+    def slowdown(self, running: int, sms: float, bandwidth: float, issue: float) -> float:
+        """How many times longer blocks take that run side by side, by what is short and by contention.
+
+        For candidates that are built step by step. The simulator also counts how kernels delay each other's starts.
+
+        Args:
+            running: How many run.
+            sms: Sum of their shares of the SMs.
+            bandwidth: Sum of their shares of the memory bandwidth.
+            issue: Sum of their shares of the rate at which kernels start.
+        """
+        others = 1 - 1 / max(running, 1)
+        return max(1.0, sms, bandwidth, issue, 1 + self.contention * sms * others)
 
     def fork_join_us(self, branches: int = 2) -> float:
         """What leaving a stream and coming back costs the longest of some branches at least."""

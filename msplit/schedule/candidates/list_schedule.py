@@ -34,7 +34,7 @@ class _Run:
     """The state of the machine while the schedule is built. Times are µs."""
 
     def __init__(self, problem: Problem, streams: int) -> None:
-        self.wait, self.contention = problem.machine.wait_us, problem.machine.contention
+        self.machine = problem.machine
         start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
         self.producers = [src[first:last] for first, last in pairwise(start)]
         self.out_start, self.out = (column.tolist() for column in problem.consumers)
@@ -110,14 +110,7 @@ class _Run:
                     self._arrive(consumer)
         if not running:
             self.used_sms = self.used_bandwidth = self.used_issue = 0.0
-        self.rate = self._slowdown(len(running))
-
-    def _slowdown(self, running: int) -> float:
-        """Real time per virtual time when so many blocks run, as the simulator has it."""
-        others = 1 - 1 / max(running, 1)
-        return max(
-            1.0, self.used_sms, self.used_bandwidth, self.used_issue, 1 + self.contention * self.used_sms * others
-        )
+        self.rate = self.machine.slowdown(len(running), self.used_sms, self.used_bandwidth, self.used_issue)
 
     def _dispatch(self) -> list[int]:
         """Starts ready blocks on idle lanes. Returns those that had better wait for a lane that is about to be free."""
@@ -148,7 +141,7 @@ class _Run:
 
     def _arrival(self, node: int, lane: int) -> float:
         """When a block could start on a lane that is idle now."""
-        latest, wait = self.now, self.wait
+        latest, wait = self.now, self.machine.wait_us
         for producer in self.producers[node]:
             if self.lane[producer] != lane and self.end[producer] + wait > latest:
                 latest = self.end[producer] + wait
@@ -200,6 +193,6 @@ class _Run:
         self.used_sms += self.sms[node]
         self.used_bandwidth += self.bandwidth[node]
         self.used_issue += self.issue[node]
-        self.rate = self._slowdown(len(self.running) + 1)
+        self.rate = self.machine.slowdown(len(self.running) + 1, self.used_sms, self.used_bandwidth, self.used_issue)
         self.finish[lane] = self.virtual + (when - self.now) / self.rate + self.work[node]
         heappush(self.running, (self.finish[lane], node))

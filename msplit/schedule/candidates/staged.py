@@ -177,8 +177,7 @@ class _Section:
         demand = {group: self._mean_demand(group, length) for length, group in lengths}
         for index, (length, _) in enumerate(lengths):
             used = [sum(column) for column in zip(*(demand[group] for _, group in lengths[index:]), strict=True)]
-            others = 1 - 1 / (len(lengths) - index)
-            total += (length - reached) * max(1.0, *used, 1 + self.machine.contention * used[0] * others)
+            total += (length - reached) * self.machine.slowdown(len(lengths) - index, *used)
             reached = length
         waiting = self.machine.fork_join_us(len(groups)) if len(groups) > 1 else 0.0
         return total + waiting
