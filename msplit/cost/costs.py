@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from msplit.cost.profile import Constants
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +38,9 @@ class Costs:
     time_us: Floats
     share: Floats
     out_bytes: Floats
-    known: NDArray[np.bool_]
+    known: Mask
     gpu: str
     source: str = "static"
-    inside: NDArray[np.bool_] | None = None
+    inside: Mask | None = None
     constants: Constants | None = None
     one_us: float | None = None

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.cost.costs import Mask
 from msplit.graph import CONTROL, Graph, Ints
 
-Mask = NDArray[np.bool_]
 _PRIMES = tuple(np.uint64(prime) for prime in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """Those of splitmix64 (Steele, Lea, Flood 2014)."""
 

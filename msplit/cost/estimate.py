@@ -17,13 +17,12 @@ first step (see `prepared`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
-from msplit.cost.costs import Costs, Floats
+from msplit.cost.costs import Costs, Floats, Mask
 from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
@@ -34,7 +33,7 @@ from msplit.cost.shapes.infer import Shapes
 from msplit.cost.shapes.registry import Node
 from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.cost.tensors import Tensors, tensors_of
-from msplit.cost.timing import ACCESS, HALVING, REACHED, kernel_times
+from msplit.cost.timing import ACCESS, REACHED, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.graph import Graph, Ints
@@ -44,8 +43,6 @@ UNKNOWN_LAUNCHES = 2.0
 
 UNKNOWN_SHARE = 0.25
 """Share of the device of a node of unknown shape."""
-
-Mask = NDArray[np.bool_]
 
 
 def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
@@ -89,6 +86,70 @@ def _estimate(
     constant = prepared(graph, shapes, stateful)
     launches = (~classes.free | _copies(graph, classes)) & ~host & ~constant
     out_bytes = tensors.per_node(tensors.nbytes)
+    asked = _asked(graph, shapes, tensors, classes, launches, out_bytes, sheet)
+    nbytes = asked.nbytes
+    same = duplicates(graph, launches & ~stateful)
+    riders = find_riders(shapes, tensors, launches, constant, fetched, same)
+    for carrier, added in riders.sums:
+        nbytes[carrier] += out_bytes[added]
+    nbytes[riders.inside] = 0.0
+    grid = np.clip(np.ceil(asked.blocks) / sheet.sms, 1 / sheet.sms, 1.0)
+    time = kernel_times(
+        sheet,
+        peak=_peaks(tensors, asked.product, sheet) * np.where(asked.product, REACHED, 1.0),
+        flops=asked.flops,
+        nbytes=nbytes,
+        share=grid,
+        waiting=np.where(asked.setup > 0, asked.setup, ACCESS * np.minimum(asked.blocks, 1.0)),
+        chain=asked.chain,
+        launches=asked.kernels,
+    )
+    share = np.clip(grid * (1 - sheet.launch_us * asked.kernels / time), 1 / sheet.sms, 1.0)
+    runs = launches & ~riders.inside
+    # Which of those that compute the same runs is not said: each carries its part.
+    alike = np.bincount(same, minlength=count)[same]
+    nbytes, time = nbytes / alike, time / alike
+    known = ~launches | (_known(tensors) & ~looped)
+    guessed = launches & ~known
+    time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
+    share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
+    costs = Costs(
+        flops=asked.flops,
+        bytes=nbytes,
+        time_us=np.where(runs, time, 0.0),
+        share=np.where(runs, share, 1 / sheet.sms),
+        out_bytes=out_bytes,
+        known=known,
+        gpu=sheet.name,
+        inside=riders.inside | (classes.views & ~host & ~constant),
+    )
+    return _with_bodies(costs, shapes, sheet, host, done)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Per node what it asks of the device, as `Work` has it for one.
+
+    Attributes:
+        flops, blocks, product, setup, chain: See there.
+        kernels: How many it launches.
+        nbytes: Bytes read and written.
+    """
+
+    flops: Floats
+    blocks: Floats
+    product: Mask
+    setup: Floats
+    chain: Floats
+    kernels: Floats
+    nbytes: Floats
+
+
+def _asked(
+    graph: Graph, shapes: Shapes, tensors: Tensors, classes: _Classes, launches: Mask, out_bytes: Floats, sheet: Gpu
+) -> _Asked:
+    """By what kind of kernel a node is, or by the formula of its op."""
+    count = len(graph)
     in_bytes = tensors.into(tensors.nbytes)
     out_elements = tensors.per_node(tensors.elements)
     in_elements = tensors.into(tensors.elements)
@@ -109,65 +170,29 @@ def _estimate(
     # An update of a variable reads and writes it, and its slots; those behind handles are as large as what comes in.
     written = np.where(silent, 2 * in_bytes, out_bytes)
     blocks = np.where(classes.reduces, in_elements / 2048, np.where(silent, in_elements, out_elements) / 1024)
-    waiting, chain, kernels = np.zeros(count), np.zeros(count), np.ones(count)
-    shrinks = in_elements / np.maximum(out_elements, 1.0)
-    chain[classes.reduces] = HALVING * np.log2(np.maximum(shrinks, 1.0))[classes.reduces]
+    setup, kernels = np.zeros(count), np.ones(count)
+    chain = np.where(classes.reduces, halvings(in_elements / np.maximum(out_elements, 1.0)), 0.0)
     product = np.zeros(count, dtype=np.bool_)
     for node in np.flatnonzero(launches & classes.formula).tolist():
         found = _work(graph, shapes, tensors, node, sheet)
         if found is not None:
             flops[node], blocks[node], product[node] = found.flops, found.blocks, found.product
-            waiting[node], chain[node], kernels[node] = found.setup, found.chain, found.launches
+            setup[node], chain[node], kernels[node] = found.setup, found.chain, found.launches
             if found.read is not None:
                 read[node] = found.read
     # Nonsense in attributes (windows of -1) must not make negative work.
     nbytes = np.where(launches, np.maximum(read + written, 0.0), 0.0)
     flops = np.where(launches, np.maximum(flops, 0.0), 0.0)
-    same = duplicates(graph, launches & ~stateful)
-    riders = find_riders(shapes, tensors, launches, constant, fetched, same)
-    for carrier, added in riders.sums:
-        nbytes[carrier] += out_bytes[added]
-    nbytes[riders.inside] = 0.0
-    grid = np.clip(np.ceil(blocks) / sheet.sms, 1 / sheet.sms, 1.0)
-    time = kernel_times(
-        sheet,
-        peak=_peaks(tensors, product, sheet) * np.where(product, REACHED, 1.0),
-        flops=flops,
-        nbytes=nbytes,
-        share=grid,
-        waiting=np.where(waiting > 0, waiting, ACCESS * np.minimum(blocks, 1.0)),
-        chain=chain,
-        launches=kernels,
-    )
-    share = np.clip(grid * (1 - sheet.launch_us * kernels / time), 1 / sheet.sms, 1.0)
-    runs = launches & ~riders.inside
-    # Which of those that compute the same runs is not said: each carries its part.
-    alike = np.bincount(same, minlength=count)[same]
-    nbytes, time = nbytes / alike, time / alike
-    known = ~launches | (_known(tensors) & ~looped)
-    guessed = launches & ~known
-    time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
-    share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
-    costs = Costs(
-        flops=flops,
-        bytes=nbytes,
-        time_us=np.where(runs, time, 0.0),
-        share=np.where(runs, share, 1 / sheet.sms),
-        out_bytes=out_bytes,
-        known=known,
-        gpu=sheet.name,
-        inside=riders.inside | (classes.views & ~host & ~constant),
-    )
-    return _with_bodies(costs, shapes, sheet, host, done)
+    return _Asked(flops, blocks, product, setup, chain, kernels, nbytes)
 
 
 def _body(body: Shapes, sheet: Gpu, done: dict[int, Costs]) -> Costs:
     found = done.get(id(body))
     if found is None:
         graph = body.graph
-        looped = np.zeros(len(graph), np.bool_)
         host, stateful = host_nodes(graph), stateful_nodes(graph)
-        found = _estimate(graph, body, sheet, host, stateful, looped, looped, done)
+        none = np.zeros(len(graph), np.bool_)
+        found = _estimate(graph, body, sheet, host, stateful, looped=none, fetched=none, done=done)
         done[id(body)] = found
     return found
 

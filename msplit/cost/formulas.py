@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from msplit.cost.shapes.dtypes import itemsize
 from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.cost.shapes.nn import layout
@@ -247,7 +249,8 @@ def softmax(case: Case) -> Work:
     """A maximum, exponentials, their sum and a division along the last axis."""
     out = case.outputs[0]
     count = elements(out)
-    return Work(5.0 * count, math.ceil(count / 1024), chain=halvings(_size(out[-1]) if out else 1))
+    along = np.asarray(_size(out[-1]) if out else 1, np.float64)
+    return Work(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
 
 
 @formula("Pad", "PadV2", "MirrorPad")

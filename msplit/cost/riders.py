@@ -2,10 +2,10 @@
 
 A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
 become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
-ReLU, one activation or a GELU. Zeros put around
-the data of a convolution become its padding. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its
-first reduction. Which of these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads
-what are looked at, so that a graph of a million nodes costs no more than a walk over its products.
+ReLU, one activation or a GELU. Zeros put around the data of a convolution become its padding. A layer norm or a softmax that is spelled
+out over the last axis is one kernel, that of its first reduction. Which of these an engine really fuses it decides with the constants'
+values at hand; here only ops, shapes and who reads what are looked at, so that a graph of a million nodes costs no more than a walk over
+its products.
 """
 
 from __future__ import annotations
@@ -13,33 +13,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from msplit.cost.classes import RESHAPES
+from msplit.cost.costs import Mask
 from msplit.cost.shapes.infer import Shapes
 from msplit.cost.tensors import Tensors
 from msplit.graph import CONTROL, Ints
-
-Mask = NDArray[np.bool_]
 
 CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv3D"})
 HEADS = CONVOLUTIONS | {"MatMul"}
 """Ops that take along what follows them."""
 
-PASSING = frozenset({"Reshape", "Squeeze", "ExpandDims", "Identity"})
+PASSING = RESHAPES | {"Identity"}
 """Ops that change nothing about what rides."""
 
-SCALES = frozenset({"Mul", "Add", "AddV2", "Sub", "RealDiv", "Div"})
+SUMS = frozenset({"Add", "AddV2"})
+SCALES = SUMS | {"Mul", "Sub", "RealDiv", "Div"}
 NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 BIASES = frozenset({"BiasAdd", "BiasAddV1"})
 ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"})
 CURVES = frozenset({"Erf", "Erfc", "Tanh"})
+"""A GELU has one of them."""
+
+_GELU = CURVES | SCALES | {"Pow", "Square", "Neg"}
 """What a GELU is made with."""
 
-_GELU = CURVES | {"Mul", "Add", "AddV2", "Sub", "RealDiv", "Div", "Pow", "Square", "Neg"}
-_ROWS = frozenset({
-    "Mean", "Sum", "Max", "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt",
-    "Reciprocal", "Inv", "Exp",
-})  # fmt: skip
+_ROWS = SCALES | {
+    "Mean", "Sum", "Max", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt", "Reciprocal", "Inv", "Exp",
+}  # fmt: skip
+"""What a layer norm or a softmax is made with."""
+
 _SHORTEST_GELU = 4
 _LARGEST = 24
 """Ops of a function that is spelled out, and readers of a value that one is looked for behind."""
@@ -196,9 +199,9 @@ class _Walk:
     def _behind_sum(self, head: int) -> None:
         """Takes a constant bias of the sum that alone reads a product: ``(p + q) + b = (p + b) + q``."""
         reader, behind = self.only[head], -1
-        if reader >= 0 and self.ops[reader] in ("Add", "AddV2") and self.launches[reader]:
+        if reader >= 0 and self.ops[reader] in SUMS and self.launches[reader]:
             behind = self.only[reader]
-        if behind < 0 or self.ops[behind] not in BIASES | {"Add", "AddV2"} or not self.launches[behind]:
+        if behind < 0 or self.ops[behind] not in BIASES | SUMS or not self.launches[behind]:
             return
         others = self._others(behind, self.slot[reader])
         constant = len(others) == 1 and self.prepared[others[0]]
@@ -208,7 +211,7 @@ class _Walk:
     def _shortcut(self, head: int, node: int) -> int:
         """Takes the sum of a convolution with something as large, if a ReLU follows."""
         found = self._reader(node) if self.ops[head] == "Conv2D" else None
-        if found is None or self.ops[found[0]] not in ("Add", "AddV2"):
+        if found is None or self.ops[found[0]] not in SUMS:
             return node
         others, after = self._others(*found), self._reader(found[0])
         if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[head]:

@@ -17,8 +17,6 @@ about as many on all of them.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from msplit.cost.costs import Floats
@@ -60,9 +58,10 @@ kernels together come out at 0.65 to 0.8 of what a step takes for the image mode
 towers, DeepFM and DLRM at batch 128."""
 
 
-def halvings(count: float) -> float:
-    """Cycles of a reduction of so many elements to one."""
-    return HALVING * math.log2(max(count, 1.0))
+def halvings(counts: Floats) -> Floats:
+    """Cycles of reductions of so many elements to one."""
+    result: Floats = HALVING * np.log2(np.maximum(counts, 1.0))
+    return result
 
 
 def kernel_times(
@@ -84,9 +83,9 @@ def kernel_times(
         flops: Operations.
         nbytes: Bytes read and written.
         share: Blocks per multiprocessor, at most 1.
-        waiting: Cycles.
-        chain: Cycles.
-        launches: Kernels.
+        waiting: Clock cycles before and behind the work.
+        chain: Clock cycles that one block takes for its part.
+        launches: How many kernels it is.
     """
     drawn = np.minimum(sheet.bytes_per_us, share * sheet.sms * SM_BYTES_PER_CYCLE * sheet.clock_mhz)
     steps = np.maximum(chain / sheet.clock_mhz, flops / (peak * share))
