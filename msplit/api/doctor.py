@@ -81,7 +81,7 @@ def _gpus() -> list[Finding]:
                 "gpu",
                 MISSING,
                 "no NVIDIA driver answers",
-                "install the driver, or run where there is a GPU; all but `bench` needs none",
+                "install the driver, or run where there is a GPU; only `profile` and the cuda engine of `bench` need one",
             )
         ]
     if not rows:

@@ -37,11 +37,12 @@ CHECK = Check(
     what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
     "that needs results of the GPU, "
     "while that engine runs host ops before everything else. Ops that only effects need are "
-    "not looked at: the engine does not run them.",
+    "not looked at: the engine does not run them. Whether a loop can be unrolled is not looked at either: `msplit bench` "
+    "tells.",
     why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
     "it does not matter, "
     "which is why this is only an information.",
-    example="A custom op, or `SparseTensorDenseMatMul`.",
+    example="A custom op, or `AsString` of a score.",
     mend="Use `--engine tensorflow`, or `--inputs` and `--outputs` to leave the op outside.",
     find=find,
 )

@@ -296,7 +296,10 @@ def _coverage_note(coverage: Coverage) -> str:
     if coverage.stuck:
         text = f"{plural(len(coverage.stuck), 'op')} of the host {'is' if len(coverage.stuck) == 1 else 'are'} behind the device"
         return f"The cuda engine can not run this model: {text}. Use --engine tensorflow."
-    return "The cuda engine can run every op of this model."
+    text = "The cuda engine can run every op of this model"
+    if any("While" in op for op in coverage.covered):
+        return f"{text}, if the number of turns of its loops follows from constants and shapes: `msplit bench` tells."
+    return f"{text}."
 
 
 def _sentence(text: str) -> str:

@@ -105,7 +105,8 @@ def _verdict(found: Compared, tried: Sequence[Row]) -> list[str]:
     quickest = min(row.predicted_us for row in tried if not row.name.startswith("rules "))
     if micros(quickest) != micros(auto.predicted_us):
         lines.append(
-            "What is predicted to be faster has less room to spare: ways are compared by their mean when kernels take a tenth more or less."
+            "What is predicted to be faster gains less than 1 %, or has less room to spare: ways are compared by their mean when "
+            "kernels take a tenth more or less."
         )
     gains = [row for row in tried if row.gain is not None]
     if gains:
