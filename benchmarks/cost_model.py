@@ -37,7 +37,8 @@ from msplit.cost import profile_file
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Constants, Profile, apply
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for, step_problem
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for
+from msplit.engines.cuda.step_costs import estimated as estimated_steps
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.inputs import make_inputs
 from msplit.report import jsonio
@@ -212,7 +213,7 @@ def assignments(
 
 def _predicted(prepared: Prepared, flat: FlatGraph, ids: Any, costs: Costs, label: str) -> dict[str, float]:
     lanes, _ = prepared.program.lanes(ids)
-    problem = step_problem(prepared.program, costs, lanes, machine=Machine.of_costs(costs))
+    problem = estimated_steps(prepared.program, costs).problem(prepared.program, lanes, machine=Machine.of_costs(costs))
     simulated = evaluate(problem, problem.pin)
     return {
         f"{label}_us": simulated.simulation.makespan_us,

@@ -14,7 +14,6 @@ from msplit.measure.result import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
 from msplit.schedule.breakdown import Breakdown, breakdown
 from msplit.schedule.evaluate import evaluate
-from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.trials import Arm
@@ -91,15 +90,7 @@ def limits(
 
 def _spent(arm: Arm, ids: Ints) -> Breakdown:
     """Where the time of kernels on given streams goes."""
-    program, costs = arm.prepared.program, arm.costs
+    program = arm.prepared.program
     lanes, _ = program.lanes(ids)
-    problem = Problem.of(
-        program.dag,
-        costs.time_us,
-        costs.share,
-        costs.bytes,
-        launches=[step.launches for step in program.steps],
-        pin=lanes,
-        machine=arm.problem.machine,
-    )
+    problem = arm.costs.problem(program, lanes, machine=arm.problem.machine)
     return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)

@@ -21,7 +21,6 @@ from msplit.schedule.lane_order import keep_lanes
 from msplit.schedule.machine import Machine
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
-from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -226,40 +225,10 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     """
     lanes, _ = program.lanes(ids)
     machine = None if costs is None else Machine.of_costs(costs)
-    problem = step_problem(program, costs, lanes, machine=machine)
+    problem = estimated(program, costs).problem(program, lanes, machine=machine)
     chosen = evaluate(problem, problem.pin)
     plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
     return prove(keep_lanes(plan), program)
-
-
-def step_problem(
-    program: Program,
-    costs: Costs | None,
-    lanes: NDArray[np.int32] | int = -1,
-    *,
-    tie: NDArray[np.int32] | int = -1,
-    machine: Machine | None = None,
-) -> Problem:
-    """The program's steps as a scheduling problem.
-
-    Args:
-        program: The steps.
-        costs: Of the flat graph's nodes; None: every step costs the same.
-        lanes: Per step its stream; -1 where that is open.
-        tie: Per step a group that must share a stream, or -1.
-        machine: The GPU, by default the one that the defaults were fitted to.
-    """
-    found = estimated(program, costs)
-    return Problem.of(
-        program.dag,
-        found.time_us,
-        found.share,
-        found.bytes,
-        launches=[step.launches for step in program.steps],
-        pin=lanes,
-        tie=tie,
-        machine=machine,
-    )
 
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:

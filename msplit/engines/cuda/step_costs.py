@@ -9,6 +9,7 @@ import numpy as np
 
 from msplit.cost.costs import Costs, Floats
 from msplit.cost.gpus import SM_BYTES_PER_CYCLE, data_sheet
+from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from msplit.cost.profile import Constants
     from msplit.engines.cuda.engine import Prepared
     from msplit.engines.cuda.program import Op, Program, Step
+    from msplit.schedule.machine import Machine
 
 LEAST_US = 1.0
 """No step that launches a kernel is estimated below this."""
@@ -41,6 +43,27 @@ class StepCosts:
     measured: int = 0
     constants: Constants | None = None
     one_us: float | None = None
+
+    def problem(
+        self,
+        program: Program,
+        lanes: NDArray[np.int32] | int = -1,
+        *,
+        tie: NDArray[np.int32] | int = -1,
+        machine: Machine | None = None,
+    ) -> Problem:
+        """The steps as a scheduling problem.
+
+        Args:
+            program: Whose costs these are.
+            lanes: Per step its stream; -1 where that is open.
+            tie: Per step a group that must share a stream, or -1.
+            machine: The GPU, by default the one that the defaults were fitted to.
+        """
+        launches = [step.launches for step in program.steps]
+        return Problem.of(
+            program.dag, self.time_us, self.share, self.bytes, launches=launches, pin=lanes, tie=tie, machine=machine
+        )
 
 
 def estimated(program: Program, costs: Costs | None) -> StepCosts:

@@ -142,15 +142,7 @@ def arms(
             costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=own_seconds)
             if costs.measured:
                 costs = replace(costs, one_us=one_stream_seconds(own, prepared, device) * 1e6)
-        problem = Problem.of(
-            program.dag,
-            costs.time_us,
-            costs.share,
-            costs.bytes,
-            launches=[step.launches for step in program.steps],
-            tie=steps.ties(program, groups),
-            machine=_machine(job, costs),
-        )
+        problem = costs.problem(program, tie=steps.ties(program, groups), machine=_machine(job, costs))
         found[name] = Arm(name, own, prepared, problem, costs)
     return found
 

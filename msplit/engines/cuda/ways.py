@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, step_problem
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.step_costs import estimated
 from msplit.engines.cuda.trials import OPTIONS, Arm, arms
 from msplit.graph import Ints
 from msplit.schedule.candidates import ONE
@@ -148,7 +149,7 @@ def predicted_us(job: Job) -> float:
     program = ENGINE.prepared(job, torch.device(str(job.options.get("device", "cuda")))).program
     lanes, _ = program.lanes(job.ids)
     machine = None if job.costs is None else Machine.of_costs(job.costs)
-    problem = step_problem(program, job.costs, lanes, machine=machine)
+    problem = estimated(program, job.costs).problem(program, lanes, machine=machine)
     if not len(problem):
         return 0.0
     return evaluate(problem, np.maximum(problem.pin, 0)).simulation.makespan_us
