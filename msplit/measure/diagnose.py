@@ -78,9 +78,8 @@ def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> t
 
 def _devices(measured: Sequence[VariantResult]) -> list[str]:
     if measured and all(str(variant.facts.get("device", "")).upper().startswith("CPU") for variant in measured):
-        return [
-            "Every stream was a CPU device. Such timings say nothing about GPU streams; only the outputs were checked."
-        ]
+        checked = "; only the outputs were checked" if any(variant.checks for variant in measured) else ""
+        return [f"Every stream was a CPU device. Such timings say nothing about GPU streams{checked}."]
     return []
 
 

@@ -67,7 +67,8 @@ def make_inputs(
     names = [tensor.name for tensor in flat.inputs]
     for name in given:
         if name not in names:
-            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=_nearest(name, names))
+            fix = _with_default(flat, name, names) or _nearest(name, names)
+            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
     specs, shaped = input_specs(flat, batch, shapes)
     composite = structure(flat, specs, batch, frozenset(given))
     feeds: dict[str, NDArray[Any]] = {}
@@ -229,6 +230,14 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
             fix="name other inputs with --inputs",
         )
     return found.removesuffix("_ref")
+
+
+def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
+    """How to feed a scalar that keeps its default, where the name is that of one."""
+    node = flat.graph.index.get(name)
+    if node is None or flat.graph.ops[node] != "PlaceholderWithDefault":
+        return ""
+    return f"it keeps its default; to feed it, name it among the inputs: --inputs {','.join([*known, name])}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -263,6 +263,18 @@ def test_files_that_are_no_arrays_are_told(tmp_path):
             make_inputs(kinds(), {}, batch=2, given={"f": tmp_path / name})
 
 
+def test_a_scalar_that_keeps_its_default_is_told_how_to_feed(tmp_path):
+    np.save(tmp_path / "true.npy", np.array(True))
+    nodes = [
+        placeholder("x", "float32", (None,)),
+        ("no", "Const", [], const(np.array(False))),
+        ("training", "PlaceholderWithDefault", ["no"], {"dtype": "bool", "shape": ()}),
+    ]
+    with pytest.raises(LoadError) as error:
+        make_inputs(flat_of(nodes, [("x", "float32", (None,))]), {}, given={"training": tmp_path / "true.npy"})
+    assert "--inputs x,training" in str(error.value.fix)
+
+
 def test_a_shape_of_an_unknown_input_is_told():
     with pytest.raises(MsplitError, match="no input"):
         make_inputs(kinds(), {"zzz": (1,)})
