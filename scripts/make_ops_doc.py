@@ -24,8 +24,9 @@ HEAD = """# Ops of the cuda engine
 - The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
   are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an
   id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
-- Loops, conds and lists are *unrolled* before the run: how many turns a loop takes and where in a list it writes must follow from
-  constants and shapes. A cond that they do not decide computes both branches and chooses.
+- Loops, conds and lists, those of TensorFlow 1 included (`Enter`, `Switch`, `Merge`, `NextIteration`, `Exit`, `LoopCond`), are *unrolled*
+  before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
+  constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results of both have one shape.
 
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering where they only depend on inputs: TensorFlow runs them
 on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
