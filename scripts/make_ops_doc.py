@@ -26,7 +26,8 @@ HEAD = """# Ops of the cuda engine
   id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
 - Loops, conds and lists, those of TensorFlow 1 included (`Enter`, `Switch`, `Merge`, `NextIteration`, `Exit`, `LoopCond`), are *unrolled*
   before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
-  constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results of both have one shape.
+  constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results
+  of both have one shape.
 
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering where they only depend on inputs: TensorFlow runs them
 on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
