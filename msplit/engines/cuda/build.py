@@ -13,6 +13,7 @@ from msplit import formats
 from msplit.engines.cuda import coverage
 from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
 from msplit.engines.cuda.control.bodies import plain
+from msplit.engines.cuda.needed import needed
 from msplit.engines.cuda.ops import identity
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import Lowering, Node, Unsupported, table
@@ -46,7 +47,7 @@ def build(flat: FlatGraph, fed: Mapping[str, Key], bodies: Bodies | None = None)
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.
         source.feeds[name] = names[key] = (source.fresh(), 0)
     variables: list[int] = []
-    for node in coverage.needed(flat, set(fed.values())):
+    for node in needed(flat.graph, coverage.wanted(flat), set(fed.values())):
         op = flat.graph.ops[node]
         inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
         if op in formats.VARIABLE_OPS:

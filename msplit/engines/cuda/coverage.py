@@ -10,18 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from msplit import optable
 from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
 from msplit.engines.cuda.control.frames import raise_control
 from msplit.engines.cuda.control.inside import Inside
+from msplit.engines.cuda.needed import needed
 from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import table
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import VARIABLE_OPS
-from msplit.graph import CONTROL, TensorValue
+from msplit.graph import TensorValue
 
 READS_A_VARIABLE = ("ReadVariableOp",)
 BY_THE_ENGINE = frozenset(
@@ -80,24 +79,9 @@ class Division:
     inside: Inside
 
 
-def needed(flat: FlatGraph, outside: set[Key]) -> list[int]:
-    """Nodes that the outputs need through data edges, in topological order; the walk stops at values from outside.
-
-    Control edges order effects. Nothing that the engine runs has an effect, so a node needed only for control is left out.
-    """
-    graph = flat.graph
-    seen = np.zeros(len(graph), dtype=bool)
-    stack = [tensor.node for tensor in flat.outputs if (tensor.node, tensor.port) not in outside]
-    seen[stack] = True
-    start, src, ports = graph.in_start.tolist(), graph.edges.src.tolist(), graph.edges.port.tolist()
-    while stack:
-        node = stack.pop()
-        for edge in range(start[node], start[node + 1]):
-            producer, port = src[edge], ports[edge]
-            if port != CONTROL and not seen[producer] and (producer, port) not in outside:
-                seen[producer] = True
-                stack.append(producer)
-    return [node for node in graph.topological.tolist() if seen[node]]
+def wanted(flat: FlatGraph) -> list[Key]:
+    """The values that are fetched."""
+    return [(tensor.node, tensor.port) for tensor in flat.outputs]
 
 
 def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
@@ -108,7 +92,7 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         bodies: Its functions; those of the model if None.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
-    nodes = needed(flat, outside)
+    nodes = needed(flat.graph, wanted(flat), outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     known = table()
     inside = Inside(flat, bodies or Bodies(flat.model))

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.needed import needed
 from msplit.engines.cuda.program import Key
 from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
-from msplit.graph import CONTROL, FunctionRef, TensorValue
+from msplit.graph import FunctionRef, TensorValue
 
 LOOPS = ("While", "StatelessWhile")
 CONDS = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -105,8 +105,8 @@ def body_of(
     """
     ops: list[BodyOp] = []
     constants: dict[Key, NDArray[Any]] = {}
-    needed = _needed(flat, results, set(parameters))
-    for node in needed:
+    nodes = needed(flat.graph, results, set(parameters))
+    for node in nodes:
         op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
         value = attrs.get("value")
         if op == "Const" and isinstance(value, TensorValue) and value.dtype != "string":
@@ -114,25 +114,8 @@ def body_of(
         else:
             kept = plain(attrs, functions=op in FUNCTIONAL)
             ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
-    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in (needed if members is None else members)]
+    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in (nodes if members is None else members)]
     return Body(parameters, ops, constants, results, every)
-
-
-def _needed(flat: FlatGraph, results: Sequence[Key], parameters: set[Key]) -> list[int]:
-    """Nodes that the results need through data edges, in topological order, parameters left out."""
-    graph = flat.graph
-    seen = np.zeros(len(graph), dtype=bool)
-    stack = [key[0] for key in results if key not in parameters]
-    seen[stack] = True
-    start, src, ports = graph.in_start, graph.edges.src, graph.edges.port
-    while stack:
-        node = stack.pop()
-        for edge in range(int(start[node]), int(start[node + 1])):
-            producer, port = int(src[edge]), int(ports[edge])
-            if port != CONTROL and not seen[producer] and (producer, port) not in parameters:
-                seen[producer] = True
-                stack.append(producer)
-    return [node for node in graph.topological.tolist() if seen[node]]
 
 
 def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any]:
