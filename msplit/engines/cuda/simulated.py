@@ -1,4 +1,4 @@
-"""The engine without a GPU: the same program and the same actions on CPU tensors, for tests and for `--device cpu`.
+"""The engine without a GPU: the same program and the same actions on CPU tensors, for tests and for `BenchRequest(device="cpu")`.
 
 It proves lowerings, plans, waits and releases; its timings mean nothing.
 """
