@@ -30,7 +30,19 @@ def build(batch: int | None) -> Any:
             name: tf.compat.v1.placeholder(tf.int32 if name == "ids" else tf.float32, (batch, *sizes), name=name)
             for name, sizes in SIZES.items()
         }
-        for maker in (_elementwise, _arrays, _slices, _shape_arithmetic, _nn, _reductions, _products, _gathers, _state):
+        for maker in (
+            _elementwise,
+            _arrays,
+            _slices,
+            _shape_arithmetic,
+            _nn,
+            _reductions,
+            _products,
+            _gathers,
+            _state,
+            _linear_algebra,
+            _xla,
+        ):
             with tf.name_scope(maker.__name__.strip("_")):
                 list(maker(tf, tf.raw_ops, **inputs))
     return graph.as_graph_def()
@@ -229,6 +241,40 @@ def _products(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, **_: Any) ->
     yield raw.Einsum(inputs=[sequence, sequence], equation="bid,bjd->bij")
     yield raw.Einsum(inputs=[image, tf.zeros([4, 6])], equation="...c,cd->...d")
     yield raw.Einsum(inputs=[sequence], equation="bij->ji")
+
+
+def _linear_algebra(tf: Any, raw: Any, image: Any, sequence: Any, volume: Any, **_: Any) -> Iterator[Any]:
+    square = tf.matmul(sequence, sequence, transpose_a=True) + tf.eye(4)
+    rhs = tf.transpose(sequence, [0, 2, 1])
+    yield raw.MatrixSolve(matrix=square, rhs=rhs, adjoint=True)
+    yield raw.MatrixTriangularSolve(matrix=square, rhs=rhs)
+    yield raw.MatrixTriangularSolve(matrix=tf.eye(4), rhs=rhs)
+    yield raw.MatrixTriangularSolve(matrix=tf.expand_dims(square, 1), rhs=tf.zeros([3, 4, 2]))
+    yield raw.MatrixDeterminant(input=square)
+    yield raw.LogMatrixDeterminant(input=square)
+    yield raw.Lu(input=square)
+    for full in (False, True):
+        yield raw.Qr(input=sequence, full_matrices=full)
+        yield raw.Svd(input=sequence, full_matrices=full)
+    yield raw.SelfAdjointEigV2(input=square)
+    row = tf.ones([1, 6])
+    yield raw.TridiagonalMatMul(superdiag=row, maindiag=row, subdiag=row, rhs=tf.ones([6, 4]))
+    yield raw.ApproxTopK(input=image, k=3)
+    yield raw.HistogramFixedWidth(values=image, value_range=[0.0, 1.0], nbins=5)
+
+
+def _xla(tf: Any, raw: Any, image: Any, sequence: Any, **_: Any) -> Iterator[Any]:
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops as made
+
+    place = tf.zeros([4], tf.int32)
+    yield made.xla_dynamic_update_slice(input=image, update=image[:, :2, :1], indices=place)
+    yield made.xla_dynamic_slice(input=image, start_indices=place, size_indices=[1, 2, 9, 3])
+    yield made.xla_sort(input=sequence)
+    yield made.xla_key_value_sort(keys=sequence, values=sequence)
+    yield made.xla_sharding(input=sequence, sharding="")
+    yield made.xla_pad(
+        input=sequence, padding_value=1.0, padding_low=[0, 1, -1], padding_high=[0, 2, -2], padding_interior=[0, 3, 0]
+    )
 
 
 def _gathers(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_: Any) -> Iterator[Any]:

@@ -47,3 +47,15 @@ def arg_max(node: Node) -> Outputs:
 def scalar(node: Node) -> Outputs:
     """A scalar."""
     return ((),)
+
+
+@shape_function("ApproxTopK")
+def approx_top_k(node: Node) -> Outputs:
+    """k along one axis, and their positions; how many there are before they are aggregated is up to the device."""
+    shape = node.shape(0)
+    if shape is None:
+        return (None, None)
+    axis = axis_of(int(node.attr("reduction_dimension", -1)), len(shape))
+    count = int(node.attr("k")) if node.attr("aggregate_to_topk", True) else None
+    result = (*shape[:axis], count, *shape[axis + 1 :])
+    return (result, result)

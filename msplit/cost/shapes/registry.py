@@ -203,11 +203,13 @@ def _load() -> None:
         control,
         elementwise,
         gather,
+        linalg,
         matmul,
         nn,
         reduction,
         rnn,
         state,
+        xla,
     )
 
 

@@ -52,6 +52,16 @@ for _op, _function in _SAME_AS_TORCH.items():
     _register(_op, _function)
 
 
+@lowering("Polygamma")
+def polygamma(node: Node, order: Tensor, x: Tensor) -> Tensor:
+    """Derivative of digamma of an order for every pair of elements; NaN where the order is no natural number."""
+    following = order + 1
+    sign = 1 - 2 * torch.remainder(following, 2)
+    higher = sign * torch.exp(torch.lgamma(following)) * torch.special.zeta(following, x)
+    natural = (order >= 0) & (order == torch.floor(order))
+    return torch.where(order == 0, torch.digamma(x), torch.where(natural, higher, torch.nan))
+
+
 @lowering("Div", "TruncateDiv")
 def divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Quotient; of integers rounded towards zero."""

@@ -20,6 +20,7 @@ from msplit.engines.cuda.registry import Node, lowering
     "PreventGradient",
     "Snapshot",
     "StopGradient",
+    "XlaSharding",
 )
 def identity(node: Node, x: Tensor) -> Tensor:
     """The input itself."""
@@ -32,7 +33,7 @@ def check_numerics(node: Node, x: Tensor) -> Tensor:
     return x
 
 
-@lowering("IdentityN")
+@lowering("IdentityN", "XlaOptimizationBarrier")
 def identity_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """The inputs themselves."""
     return inputs

@@ -47,7 +47,7 @@ def batch_matmul_to(node: Node, x: Tensor, y: Tensor) -> Tensor:
     return batch_matmul(node, x.to(dtype), y.to(dtype))
 
 
-@lowering("Einsum")
+@lowering("Einsum", "XlaEinsum")
 def einsum(node: Node, *inputs: Tensor) -> Tensor:
     """Einstein summation, with ellipses and with labels repeated in an input or in the output."""
     operands, arrow, output = str(node.get("equation")).partition("->")

@@ -119,3 +119,15 @@ def _counted(node: Node, values: Tensor, size: int, weights: Tensor) -> Tensor:
         addends = weights if weights.numel() else torch.ones_like(places, dtype=weights.dtype)
         buffer.scatter_add_(1, places, addends)
     return buffer[:, 1 : size + 1]
+
+
+@lowering("HistogramFixedWidth", static=(2,))
+def histogram(node: Node, values: Tensor, limits: Tensor, bins: np.ndarray) -> Tensor:
+    """How many values are in each of the bins, equally wide, between two limits. The outer ones take what lies outside."""
+    count, out_type = integer(bins), torch_dtype(node.get("dtype", "int32"))
+    low, high = limits[0], limits[1]
+    width = (high - low).to(torch.float64) / count
+    # As TensorFlow's kernel: the difference in the values' own type, the quotient in float64.
+    places = ((values.maximum(low) - low).to(torch.float64) / width).clamp(0, count - 1).to(torch.int64).reshape(-1)
+    buffer = torch.zeros(count, dtype=out_type, device=values.device)
+    return buffer.scatter_add_(0, places, torch.ones_like(places, dtype=out_type))

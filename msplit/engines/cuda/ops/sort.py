@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ops.axes import integer
+from msplit.engines.cuda.ops.axes import axis_within, integer
 from msplit.engines.cuda.registry import Node, Unsupported, lowering
 from msplit.engines.cuda.tensors import torch_dtype
 
@@ -33,6 +33,19 @@ def _top_k(node: Node, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ordered, positions = torch.sort(x, dim=-1, descending=True, stable=True)
     index_type = torch_dtype(node.get("index_type", "int32"))
     return ordered.narrow(-1, 0, k), positions.narrow(-1, 0, k).to(index_type)
+
+
+@lowering("ApproxTopK")
+def approx_top_k(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The k largest or smallest elements along an axis and their positions: all of them, as everywhere but on a TPU."""
+    if not node.get("aggregate_to_topk", True):
+        raise Unsupported(f"{node.name}: aggregate_to_topk is false")
+    dim = axis_within(node, int(node.get("reduction_dimension", -1)), x.dim())
+    k = int(node.attrs["k"])
+    if not 0 <= k <= x.shape[dim]:
+        raise Unsupported(f"{node.name}: {k} elements along axis {dim} of shape {tuple(x.shape)}")
+    ordered, positions = torch.sort(x, dim=dim, descending=bool(node.get("is_max_k", True)), stable=True)
+    return ordered.narrow(dim, 0, k), positions.narrow(dim, 0, k).to(torch.int32)
 
 
 @lowering("NthElement", static=(1,))

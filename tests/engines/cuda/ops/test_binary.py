@@ -124,3 +124,10 @@ def test_accumulate(dtype):
 
 def test_cross():
     check("Cross", [values((4, 3), seed=1), values((4, 3), seed=2)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_polygamma(dtype):
+    orders = np.array([[0], [1], [2], [5], [1.5], [-1]], dtype)
+    numbers = np.array([0.3, 1, 2.5, 9], dtype)
+    check("Polygamma", [orders, numbers], rtol=1e-5)

@@ -93,3 +93,14 @@ def test_counts_by_row(binary, index):
         size = np.array(6, index)
         check("DenseBincount", [numbers, size, np.zeros((0,) if len(shape) == 1 else (0, 0), np.float32)], attrs)
         check("DenseBincount", [numbers, size, values(shape)], attrs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("out_type", ["int32", "int64"])
+def test_a_histogram_counts_what_lies_outside_in_its_outer_bins(dtype, out_type):
+    numbers = values((40, 3), dtype, low=-9, high=9)
+    for limits, bins in [((-5, 5), 4), ((0, 1), 1), ((-9, 20), 7)]:
+        check("HistogramFixedWidth", [numbers, np.array(limits, dtype), _i(bins)], {"dtype": out_type})
+    edges = np.array([0, 1, 2, 3, 4, 5], dtype)
+    check("HistogramFixedWidth", [edges, np.array([0, 5], dtype), _i(5)], {"dtype": out_type})
+    check("HistogramFixedWidth", [edges[:0], np.array([0, 5], dtype), _i(5)], {"dtype": out_type})

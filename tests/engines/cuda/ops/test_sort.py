@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,25 @@ def test_bounds(op, dtype, out_type):
     wanted = values((3, 7), dtype, low=-7, high=7, seed=1).round()
     check(op, [ordered, wanted], {"out_type": out_type})
     check(op, [ordered[:, :1], wanted], {"out_type": out_type})
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_approximately_largest(dtype, largest):
+    import tensorflow as tf
+
+    distinct = (
+        np.stack([np.random.default_rng(row).permutation(20) for row in range(6)]).reshape(2, 3, 20).astype(dtype)
+    )
+    for axis, k in [(-1, 4), (2, 20), (1, 2), (0, 1)]:
+        attrs = {"k": k, "reduction_dimension": axis, "is_max_k": largest, "recall_target": 0.9}
+        # TensorFlow itself has the last axis and maxima only; XLA has them all.
+        compiled = tf.function(functools.partial(tf.raw_ops.ApproxTopK, input=distinct, **attrs), jit_compile=True)
+        wanted = [output.numpy() for output in compiled()]
+        # Along the other axes numbers are equal, and TensorFlow takes any of them.
+        check("ApproxTopK", [distinct], attrs, expected=wanted, outputs=(0, 1) if axis in (-1, 2) else (0,))
+
+
+def test_what_a_tpu_would_aggregate_later_is_refused():
+    with pytest.raises(Unsupported, match="aggregate_to_topk"):
+        run_lowering("ApproxTopK", [values((20,))], {"k": 3, "aggregate_to_topk": False})

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.registry import Unsupported
+
+from .harness import BFLOAT16, check, run_lowering, values
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int64, np.bool_, np.complex64])
+@pytest.mark.parametrize("start", [(1, 2, 0), (-3, 9, 1), (2, 3, -1)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 2, 5), (3, 4, 5), (1, 1, 1), (0, 4, 2)], ids=str)
+def test_a_slice_from_a_place_that_only_the_run_knows(sizes, start, dtype):
+    x, place = values((3, 4, 5), dtype), np.array(start, np.int32)
+    check("XlaDynamicSlice", [x, place, np.array(sizes, np.int32)])
+    check("XlaDynamicUpdateSlice", [x, values(sizes, dtype, seed=1), place])
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_a_cache_of_a_decoder_is_written_at_its_position(index):
+    cache, keys = values((2, 8, 3, 4)), values((2, 1, 3, 4), seed=1)
+    (written,) = check("XlaDynamicUpdateSlice", [cache, keys, np.array([0, 5, 0, 0], index)], exact=True)
+    assert np.array_equal(written[:, 5:6].numpy(), keys)
+    check("XlaDynamicUpdateSlice", [np.float32(1), np.float32(2), np.zeros(0, index)])
+
+
+def test_a_slice_that_does_not_fit_is_refused():
+    with pytest.raises(Unsupported, match="elements from 1 indices on"):
+        run_lowering("XlaDynamicUpdateSlice", [values((2,)), values((3,)), np.array([0], np.int32)])
+    with pytest.raises(Unsupported):
+        run_lowering("XlaDynamicSlice", [values((2,)), np.array([0], np.int32), np.array([3], np.int32)])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "between"),
+    [
+        ((0, 0), (0, 0), (0, 0)),
+        ((1, 2), (3, 0), (0, 0)),
+        ((0, 1), (2, 0), (1, 2)),
+        ((-1, -2), (-1, 1), (0, 0)),
+        ((-1, -2), (-2, 3), (2, 1)),
+        ((-4, 0), (6, -4), (1, 0)),
+        ((3, 0), (-12, -1), (2, 0)),
+    ],
+    ids=str,
+)
+def test_pad_at_the_edges_and_between(low, high, between):
+    edges = [np.array(numbers, np.int32) for numbers in (low, high, between)]
+    check("XlaPad", [values((5, 4)), np.float32(7), *edges], exact=True)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize(("low", "high", "between"), [(2, 1, 3), (-1, 2, 0), (3, -2, 1)])
+def test_pad_of_an_axis_with_nothing_between(low, high, between, size):
+    edges = [np.array([number], np.int64) for number in (low, high, between)]
+    check("XlaPad", [values((size,)), np.float32(7), *edges], exact=True)
+
+
+def test_padding_that_takes_away_more_than_there_is_is_refused():
+    edges = [np.array([number], np.int32) for number in (-2, -2, 0)]
+    with pytest.raises(Unsupported, match="take away more"):
+        run_lowering("XlaPad", [values((3,)), np.float32(7), *edges])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
+def test_sort(dtype):
+    keys = values((3, 9), dtype, low=0, high=5)
+    check("XlaSort", [keys])
+    distinct = np.stack([np.random.default_rng(row).permutation(9) for row in range(3)]).astype(dtype)
+    check("XlaKeyValueSort", [distinct, values((3, 9), np.int64)])
+
+
+def test_what_xla_calls_otherwise():
+    check("XlaSharding", [values((2, 3))])
+    check("XlaOptimizationBarrier", [values((2, 3)), values((4,), np.int32)])
+    check("XlaEinsum", [values((2, 3, 4)), values((4, 5))], {"equation": "abc,cd->abd"})
