@@ -19,7 +19,7 @@ from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, hands_on, positions
 from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
-from msplit.engines.cuda.control.unroll import unroller_of
+from msplit.engines.cuda.control.unroll import Unroller
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
 from msplit.engines.cuda.registry import Lowering, Node, table
@@ -268,7 +268,7 @@ def infer(
         prover.start(tracer.static, tracer.shapes)
     with torch.no_grad():
         source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = unroller_of(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        unroller = Unroller(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
         kept_alive = unroller.kept
 
         def one(op: Op) -> None:

@@ -267,6 +267,23 @@ def test_a_loop_without_ops_and_without_end_is_refused(monkeypatch):
         run(flat, {"x": np.ones(2, np.float32)})
 
 
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_list_that_is_longer_than_any_model_needs_is_refused(grown):
+    """A damaged graph may ask for any number: memory is not asked for it."""
+    import tensorflow as tf
+
+    def function(x):
+        raw = tf.raw_ops
+        count = 1 if grown else 2**31 - 1
+        held = raw.TensorListReserve(element_shape=[2], num_elements=count, element_dtype=tf.float32)
+        held = raw.TensorListSetItem(input_handle=held, index=2**31 - 2, item=x, resize_if_index_out_of_bounds=grown)
+        return raw.TensorListLength(input_handle=held)
+
+    flat = graph_of_function(function, spec([2]))
+    with pytest.raises(EngineError, match=r"TensorList.*: a list of 2,147,483,64\d elements"):
+        run(flat, {"x": np.ones(2, np.float32)})
+
+
 def test_an_op_that_is_missing_inside_of_a_loop_is_named_with_the_loop():
     import tensorflow as tf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ class Unroller:
         static: What is known; grows while the inference goes on.
         shapes: Of all other values; likewise.
         names: What is another value; the results of functional ops and of lists are put in.
-        forget: Called with values that nothing reads any more.
+        values: What the inference holds; loses what nothing reads any more.
         hands_on: Whether an op gives its inputs back.
 
     Attributes:
@@ -48,11 +47,11 @@ class Unroller:
         static: dict[Key, NDArray[Any]],
         shapes: Mapping[Key, tuple[int, ...]],
         names: dict[Key, Key],
-        forget: Callable[[Key], None],
+        values: dict[Key, Any],
         hands_on: Callable[[str, Mapping[str, Any]], bool],
     ) -> None:
         self.source, self._static, self._shapes, self.names = source, static, shapes, names
-        self._forget, self._hands_on = forget, hands_on
+        self._values, self._hands_on = values, hands_on
         self.kept: set[Key] = set()
         self.made: list[Key] = []
         self._lists: dict[Key, TensorList] = {}
@@ -186,7 +185,7 @@ class Unroller:
             self.made.clear()
             dead = mine - self.kept - set(carried)
             for key in dead:
-                self._forget(key)
+                self._values.pop(key, None)
             mine -= dead
             turn += 1
         self.made = [*outside, *mine]
@@ -250,19 +249,3 @@ class Unroller:
             numbers[piece.node] = op.node
             yield from self.pieces(op)
         return [find(key) for key in body.results]
-
-
-def unroller_of(
-    source: Source,
-    static: dict[Key, NDArray[Any]],
-    shapes: Mapping[Key, tuple[int, ...]],
-    names: dict[Key, Key],
-    values: dict[Key, Any],
-    hands_on: Callable[[str, Mapping[str, Any]], bool],
-) -> Unroller:
-    """An unroller beside an inference that holds some values."""
-    return Unroller(source, static, shapes, names, functools.partial(_drop, values), hands_on)
-
-
-def _drop(values: dict[Key, Any], key: Key) -> None:
-    values.pop(key, None)
