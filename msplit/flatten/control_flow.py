@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,8 +74,25 @@ def check_acyclic(graph: Graph, where: str) -> None:
     )
 
 
-def frames(graph: Graph) -> Nested:
-    """The frames of while loops, from Enter to Exit, with everything nested in them.
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """The frames of while loops, numbered from 1; 0 is no frame.
+
+    Attributes:
+        inside: Node -> the innermost frame that it is in, from Enter to Exit; nodes in none are left out. Producers come first.
+        parent: Per frame the one around it, which has a lower number.
+        depth: Per frame how many it is inside of, itself included.
+        names: Per frame its name.
+    """
+
+    inside: Mapping[int, int]
+    parent: Sequence[int]
+    depth: Sequence[int]
+    names: Sequence[str]
+
+
+def all_frames(graph: Graph) -> Frames:
+    """The frames of while loops.
 
     A frame is known by its name within the frame around it, as the executor knows it. Nodes outside every frame that a frame
     reads are not part of it: they pass through an Enter first.
@@ -83,17 +100,12 @@ def frames(graph: Graph) -> Nested:
     Args:
         graph: A graph without back edges.
     """
-    names: list[str] = []
-    outermost = np.full(len(graph), -1, np.int32)
-    enters = np.flatnonzero(with_op(graph, _ENTER)).tolist()
-    if not enters:
-        return Nested(outermost, names)
-    # Frame 0 is no frame. Each frame knows its parent, its outermost ancestor and how many are around it.
-    parent, top, depth = [0], [-1], [0]
+    parent, depth, names = [0], [0], [""]
     known: dict[tuple[int, str], int] = {}
-    frame_after: dict[int, int] = {}
-    for node in _downstream(graph, enters):
-        around = [frame_after.get(source, 0) for source in graph.predecessors(node).tolist()]
+    within: dict[int, int] = {}
+    after: dict[int, int] = {}
+    for node in _downstream(graph, np.flatnonzero(with_op(graph, _ENTER)).tolist()):
+        around = [after.get(source, 0) for source in graph.predecessors(node).tolist()]
         # Inputs from frames of equal depth are nothing that runs: the first counts, wherever the file has the frames.
         inside = max(around, key=depth.__getitem__, default=0)
         op = graph.ops[node]
@@ -103,15 +115,31 @@ def frames(graph: Graph) -> Nested:
                 known[key] = len(parent)
                 parent.append(inside)
                 depth.append(depth[inside] + 1)
-                if inside:
-                    top.append(top[inside])
-                else:
-                    top.append(len(names))
-                    names.append(key[1])
+                names.append(key[1])
             inside = known[key]
         if inside:
-            outermost[node] = top[inside]
-            frame_after[node] = parent[inside] if op in _EXIT else inside
+            within[node] = inside
+            after[node] = parent[inside] if op in _EXIT else inside
+    return Frames(within, parent, depth, names)
+
+
+def frames(graph: Graph) -> Nested:
+    """The outermost frames of while loops, with everything nested in them.
+
+    Args:
+        graph: A graph without back edges.
+    """
+    found = all_frames(graph)
+    top, names = [-1], list[str]()
+    for frame in range(1, len(found.parent)):
+        if found.parent[frame]:
+            top.append(top[found.parent[frame]])
+        else:
+            top.append(len(names))
+            names.append(found.names[frame])
+    outermost = np.full(len(graph), -1, np.int32)
+    for node, frame in found.inside.items():
+        outermost[node] = top[frame]
     return Nested(outermost, names)
 
 
@@ -193,5 +221,7 @@ def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints)
 
 def _downstream(graph: Graph, roots: Sequence[int]) -> list[int]:
     """Nodes that some nodes reach, themselves included, producers first."""
+    if not roots:
+        return []  # most graphs; sorting a large one takes a while
     order: list[int] = graph.topological[graph.descendants(roots)[graph.topological]].tolist()
     return order

@@ -13,6 +13,7 @@ from msplit.engines.cuda.control.bodies import Bodies, Body, body_of
 from msplit.engines.cuda.control.conds import raise_conds
 from msplit.engines.cuda.control.rewire import Changes, rewired
 from msplit.engines.cuda.program import Key
+from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import FunctionRef, Graph
 
@@ -89,29 +90,14 @@ def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping
 
 
 def _by_depth(graph: Graph) -> list[list[list[int]]]:
-    """The nodes of each frame, without those of frames inside of it, the deepest frames first. See `msplit.flatten.control_flow.frames`."""
-    parent, depth, known = [0], [0], dict[tuple[int, str], int]()
-    members: list[list[int]] = [[]]
-    after: dict[int, int] = {}  # per node the frame of what reads it
-    for node in graph.topological.tolist():
-        inside = max(
-            (after.get(source, 0) for source in graph.predecessors(node).tolist()), key=depth.__getitem__, default=0
-        )
-        op = graph.ops[node].removeprefix("Ref")
-        if op == "Enter":
-            key = inside, str(graph.attrs[node].get("frame_name", ""))
-            if key not in known:
-                known[key] = len(parent)
-                parent.append(inside)
-                depth.append(depth[inside] + 1)
-                members.append([])
-            inside = known[key]
-        if inside:
-            members[inside].append(node)
-            after[node] = parent[inside] if op == "Exit" else inside
-    levels: list[list[list[int]]] = [[] for _ in range(max(depth))]
-    for frame in range(1, len(members)):
-        levels[-depth[frame]].append(members[frame])
+    """The nodes of each frame, without those of frames inside of it, the deepest frames first."""
+    found = all_frames(graph)
+    members: list[list[int]] = [[] for _ in found.parent]
+    for node, frame in found.inside.items():
+        members[frame].append(node)
+    levels: list[list[list[int]]] = [[] for _ in range(max(found.depth))]
+    for nodes, depth in zip(members[1:], found.depth[1:], strict=True):
+        levels[-depth].append(nodes)
     return levels
 
 
