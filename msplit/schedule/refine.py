@@ -46,6 +46,8 @@ def _try(problem: Problem, found: Evaluation, stream: Ints) -> Evaluation:
 
 
 def _better(old: Evaluation, new: Evaluation) -> Evaluation:
+    if new.at_best_us > old.score_us * (1 + 1e-9):
+        return old  # most are not: this spares the simulations of their score
     simpler = new.plan.waits <= old.plan.waits and new.plan.streams <= old.plan.streams
     return new if new.score_us < old.score_us or (simpler and new.score_us <= old.score_us * (1 + 1e-9)) else old
 
