@@ -91,7 +91,9 @@ def test_a_fused_chain_moves_what_goes_in_and_what_comes_out():
     assert together.bytes.sum() == 2 * tensor
     assert alone.bytes.sum() == 6 * 2 * tensor
     assert together.time_us.sum() == pytest.approx(alone.time_us.sum() / 6, rel=0.05)
-    assert together.share.max() > 0.95
+    # All SMs, once the kernel runs: others have them while it is launched.
+    running = 1 - data_sheet(costs.gpu).launch_us / alone.time_us.max()
+    assert together.share.max() == alone.share.max() == pytest.approx(running)
 
 
 def test_a_fused_chain_of_much_arithmetic_takes_that():
