@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from msplit.flatten import flatten
-from msplit.formats import read
 from msplit.measure.inputs import make_inputs
 from msplit.measure.rounding import computed_in
 from msplit.measure.verify import compare
@@ -58,7 +56,7 @@ def test_a_loop_and_layers_of_keras_in_mixed_precision(tmp_path):
     import keras
 
     from msplit.engines.tensorflow.engine import reference
-    from tests.engines.cuda.cases import run
+    from tests.engines.cuda.cases import exported, run
 
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
@@ -66,10 +64,9 @@ def test_a_loop_and_layers_of_keras_in_mixed_precision(tmp_path):
         x = keras.Input((5, 8))
         y = keras.layers.LSTM(16)(x)
         y = keras.layers.Dense(16, activation="relu")(y)
-        keras.Model(x, keras.layers.Dense(4, dtype="float32")(y)).export(tmp_path / "m", verbose=False)
+        flat = exported(keras.Model(x, keras.layers.Dense(4, dtype="float32")(y)), tmp_path)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    flat = flatten(read(tmp_path / "m"))
     feeds = make_inputs(flat, {}, batch=8)
     assert set(computed_in(flat).values()) == {"bfloat16"}
     found = compare(run(flat, feeds), reference(flat, feeds), computed=computed_in(flat))

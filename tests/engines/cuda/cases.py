@@ -38,6 +38,12 @@ def graph_of(build, *, outputs: Sequence[str] | None = None):
     return flat_of(graph.as_graph_def(), outputs=outputs)
 
 
+def exported(model, folder: Path):
+    """The flat graph of what Keras exports of a model."""
+    model.export(folder / "model", verbose=False)
+    return flatten(read(folder / "model"))
+
+
 def job(flat, feeds, ids=None, *, streams: int = 1, **options) -> Job:
     """A job for the simulated engine, in IEEE float32."""
     ids = np.zeros(len(flat), np.int32) if ids is None else ids

@@ -9,7 +9,7 @@ from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.measure.inputs import make_inputs
-from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
+from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, exported, flat_of, program_of, run
 
 pytestmark = pytest.mark.tf
 
@@ -52,8 +52,7 @@ def test_a_sample_with_a_recurrent_layer(larger):
 
 
 def check_keras(model, folder):
-    model.export(folder / "model", verbose=False)
-    flat = flatten(read(folder / "model"))
+    flat = exported(model, folder)
     assert not cover(flat).missing
     feeds = make_inputs(flat, {}, batch=2)
     assert_equals_tensorflow(flat, feeds, streams=(1, 3))
