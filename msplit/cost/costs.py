@@ -22,13 +22,14 @@ class Costs:
     Attributes:
         flops: Floating-point operations.
         bytes: Bytes read and written in device memory.
-        time_us: Time alone on the device, µs; 0 for nodes that launch no kernel (constants, identities, reshapes, host nodes).
+        time_us: Time alone on the device, µs; 0 for nodes that launch no kernel (constants, identities, reshapes, views, host nodes) and
+            for those whose work another one's kernel does.
         share: Share of the device that the node's kernel can fill, in (0, 1].
         out_bytes: Bytes of all outputs.
         known: Whether shapes were known; where not, a default was taken and `time_us` is a guess.
         gpu: Name of the data sheet, such as ``"h200"``.
         source: "static" or what the profile that the times come from says of itself.
-        inside: Nodes whose work is part of another node's kernel, which carries its time; None: none.
+        inside: Nodes whose work is part of another node's kernel, which carries its time, and views; None: none.
         constants: The device's own, measured; None where there is no profile.
         one_us: A whole step on one stream, by the device's clock, back to back; None: not measured.
     """

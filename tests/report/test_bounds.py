@@ -16,6 +16,7 @@ from msplit.measure.inputs import make_inputs
 from msplit.measure.result import VariantResult
 from msplit.measure.stats import summarize
 from msplit.report import bounds
+from msplit.schedule.breakdown import SWITCHES, Breakdown
 from msplit.schedule.machine import Machine
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -85,6 +86,9 @@ def test_the_report_says_where_the_time_of_the_best_goes(found):
     assert "2 streams should take" in said
     assert "µs to start and end the step" in said
     assert json.loads(json.dumps(bounds.payload(with_ids, [])))["spent"][label]["parts"]["company"] == 0.0
+    every = Breakdown(100.0, 50.0, {name: 10.0 for name, _ in SWITCHES})
+    said = bounds.sentence(replace(with_ids, spent={label: every}), [variant(label, 50.0, found.steps.steps)])[1]
+    assert said.count("10.0 µs") == len(SWITCHES)
 
 
 def test_a_full_gpu_has_nothing_to_gain(found):

@@ -19,6 +19,7 @@ from msplit.engines.cuda import convolutions, products
 from msplit.engines.cuda.build import as_tuple, call, evaluate, hands_on, positions
 from msplit.engines.cuda.columns.pattern import Proof
 from msplit.engines.cuda.columns.prove import Prover
+from msplit.engines.cuda.columns.ranges import COUNTED
 from msplit.engines.cuda.control.unroll import Unroller
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Key, Op, Program, Source, Step
@@ -26,9 +27,6 @@ from msplit.engines.cuda.registry import Lowering, Node, table
 from msplit.engines.cuda.tensors import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.windows import keeps_channels_last
 from msplit.errors import EngineError
-
-_COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
-"""Types of which intervals are kept."""
 
 
 class _Tracer:
@@ -271,7 +269,7 @@ def infer(
         unroller = Unroller(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
         kept_alive = unroller.kept
 
-        def one(op: Op) -> None:
+        def run(op: Op) -> None:
             """Runs an op, or what is proved to do in its place."""
             op.inputs = [names.get(key, key) for key in op.inputs]
             proof = prover.prove(op) if prover is not None else None
@@ -291,11 +289,11 @@ def infer(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in _COUNTED)
+            kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in COUNTED)
 
         for op in source.ops.values():
             for piece in unroller.pieces(op):
-                one(piece)
+                run(piece)
             for key in op.inputs:
                 if last_use.get(key) == op.node and key not in kept_alive:
                     tracer.values.pop(key, None)
@@ -318,7 +316,7 @@ def _has_one_value(tracer: _Tracer, prover: Prover, op: Op) -> bool:
     """Whether an op's only output turned out to be the same in every run; it is a constant then."""
     result = tracer.values[op.node, 0]
     name = dtype_name(result.dtype)
-    always = prover.learn(op, np.dtype(name if name in _COUNTED else "float32"))
+    always = prover.learn(op, np.dtype(name if name in COUNTED else "float32"))
     if always is None or (op.node, 1) in tracer.values:
         return False
     tracer.know((op.node, 0), always)

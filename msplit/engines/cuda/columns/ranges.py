@@ -34,6 +34,9 @@ Rule = Callable[[Facts, Op], Range | None]
 
 TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
+COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+"""Types of which intervals are kept."""
+
 
 def of(facts: Facts, op: Op, port: int) -> Range | None:
     """Interval of an output of an op, which must be of integers or truth values."""
@@ -45,13 +48,15 @@ def within(found: Range | None, dtype: np.dtype[Any]) -> Range | None:
     """The interval, if every value in it can be had in a type: an op whose result may not be may wrap around."""
     if found is None:
         return None
-    if dtype.kind == "b":
-        low, high = 0, 1
-    elif dtype.kind in "iu":
-        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    else:
+    limits = of_type(dtype.name)
+    return found if limits is not None and limits[0] <= found[0] <= found[1] <= limits[1] else None
+
+
+def of_type(dtype: str) -> Range | None:
+    """All values of a type; None for one of which no intervals are kept."""
+    if dtype not in COUNTED:
         return None
-    return found if low <= found[0] <= found[1] <= high else None
+    return EITHER if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def of_array(value: NDArray[Any]) -> Range | None:
@@ -179,18 +184,11 @@ def _maximum(facts: Facts, op: Op) -> Range | None:
 def _extreme(facts: Facts, op: Op, choose: Callable[[int, int], int]) -> Range | None:
     """An operand of which nothing is known is somewhere in its type: what it is cut off at holds all the same."""
     found = [facts.range(key) for key in op.inputs[:2]]
-    limits = _limits(str(op.attrs.get("T", "")))
+    limits = of_type(str(op.attrs.get("T", "")))
     if found == [None, None] or (None in found and limits is None):
         return None
     (a, b), (c, d) = (item or limits or (0, 0) for item in found)
     return choose(a, c), choose(b, d)
-
-
-def _limits(dtype: str) -> Range | None:
-    """All values of an integer type."""
-    if dtype not in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
-        return None
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _bucketize(facts: Facts, op: Op) -> Range:

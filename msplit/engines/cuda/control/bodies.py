@@ -135,8 +135,10 @@ def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any
 
 
 def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
-    """The functions that a functional op runs: cond and body of a loop, the branches of a cond by number (of an `If` the else branch
-    first), what is called."""
+    """The functions that a functional op runs.
+
+    Cond and body of a loop; the branches of a cond by number, of an `If` the else branch first; what is called.
+    """
     if op in LOOPS:
         found = [attrs.get("cond"), attrs.get("body")]
     elif op in ("If", "StatelessIf"):

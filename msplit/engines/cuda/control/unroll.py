@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.control.bodies import CALLS, CONDS, FUNCTIONAL, LOOPS, Bodies, Body, functions_of, taken
+from msplit.engines.cuda.control.bodies import CALLS, CONDS, FUNCTIONAL, LOOPS, Body, functions_of, taken
 from msplit.engines.cuda.control.lists import LISTS, Result, TensorList
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.registry import Unsupported
@@ -160,7 +160,7 @@ class Unroller:
         self._give(op, results)
 
     def _body(self, name: str) -> Body:
-        found = self.source.bodies.of(name) if isinstance(self.source.bodies, Bodies) else None
+        found = None if self.source.bodies is None else self.source.bodies.of(name)
         if found is None:
             raise Unsupported(f"there is no function {name}")
         return found
