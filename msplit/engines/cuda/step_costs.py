@@ -99,17 +99,12 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
                 shares[number] = min(1.0, share * members)
                 moved[number] = float(costs.bytes[covers].max())
                 if members > 1:
-                    total -= _joined(each, members, sheet) * sheet.launch_us
+                    # Each member is launched once: products that are added up inside are one product.
+                    total -= max(int(np.count_nonzero(each)) - members, 0) * sheet.launch_us
                     moved[number] = _once(step, float(costs.bytes[covers].sum()))
                     total = max(total * max(1 / members, share), moved[number] / sheet.bytes_per_us)
                 times[number] = max(LEAST_US, total)
     return StepCosts(times, shares, moved)
-
-
-def _joined(each: Floats, members: int, sheet: Gpu) -> int:
-    """Launches that a merged step saves by adding products up inside. Products are what takes more than a launch."""
-    products, launches = (int(np.count_nonzero(each > least)) for least in (1.001 * sheet.launch_us, 0.0))
-    return max(min(2 * (products - members), launches - members), 0)
 
 
 def _is_one_kernel(op: Op) -> bool:
