@@ -78,7 +78,7 @@ def command(
 ) -> None:
     """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes.
 
-    The model is not executed, unless --compare finds a GPU.
+    The model is not executed, unless --compare finds a GPU or the rules say `kernels: best`.
     """
     if compare and (explain or diff):
         raise click.UsageError(
