@@ -167,14 +167,7 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     """
     request = request or BenchRequest()
     engine, why = choose_engine(request)
-    if engine is not CUDA and (request.tune is not None or request.plan is not None):
-        option = "--tune" if request.tune is not None else "--plan"
-        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
-    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
-        raise EngineError(
-            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
-            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
-        )
+    _refuse(request, engine, why)
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
@@ -253,14 +246,35 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
     )
     limited = None
     if engine is CUDA and request.capture and any(variant.device for variant in result.variants):
-        arm = tuned.arms.get("plain") if tuned is not None else None
-        plain = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
-        limited = limits(replace(job, options=_cuda_options(request)), arm=arm, ids=plain)
+        limited = _limited(replace(job, options=_cuda_options(request)), variants, tuned)
     if tuned is not None:
         tuned = confirmed(tuned, result)
     traced = _traced(result, variants, decided)
     layers = shown.layers if shown is not None else ()
     return Bench(result, engine.name, why, (*notes, *unverified), tuned, costs, traced, layers, limited)
+
+
+def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises what is asked for and the engine can not do.
+
+    Raises:
+        EngineError: That.
+    """
+    if engine is not CUDA and (request.tune is not None or request.plan is not None):
+        option = "--tune" if request.tune is not None else "--plan"
+        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+        raise EngineError(
+            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
+            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
+        )
+
+
+def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limits | None:
+    """What limits a job's kernels, and where the time of each variant that captures them as they are goes."""
+    arm = tuned.arms.get("plain") if tuned is not None else None
+    plain = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
+    return limits(job, arm=arm, ids=plain)
 
 
 def _captures_plain(job: Job) -> bool:
