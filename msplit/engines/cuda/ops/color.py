@@ -12,15 +12,13 @@ from msplit.engines.cuda.registry import Node, lowering
 def rgb_to_hsv(node: Node, images: Tensor) -> Tensor:
     """Hue, saturation and value, each in [0, 1] for colors in [0, 1]."""
     hue, low, high = _hue(images)
-    saturation = torch.where(high > 0, (high - low) / high, 0)
-    return torch.stack((hue, saturation, high), -1)
+    return torch.stack((hue, _saturation(low, high), high), -1)
 
 
 @lowering("HSVToRGB")
 def hsv_to_rgb(node: Node, images: Tensor) -> Tensor:
     """Red, green and blue of hue, saturation and value."""
-    hue, saturation, value = images.unbind(-1)
-    return (1 - saturation[..., None] * (1 - _wheel(hue))) * value[..., None]
+    return _colors(*images.unbind(-1))
 
 
 @lowering("AdjustHue")
@@ -37,8 +35,8 @@ def adjust_saturation(node: Node, images: Tensor, scale: Tensor) -> Tensor:
     """The saturation times `scale`, within [0, 1]."""
     colors = images.to(torch.float32)
     hue, low, high = _hue(colors)
-    saturation = torch.clamp(torch.where(high > 0, (high - low) / high, 0) * scale, 0, 1)
-    return ((1 - saturation[..., None] * (1 - _wheel(hue))) * high[..., None]).to(images.dtype)
+    saturation = torch.clamp(_saturation(low, high) * scale, 0, 1)
+    return _colors(hue, saturation, high).to(images.dtype)
 
 
 @lowering("AdjustContrastv2")
@@ -61,6 +59,16 @@ def _hue(colors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
     hue = torch.where(high > low, hue, 0)
     return torch.where(hue < 0, hue + 1, hue), low, high
+
+
+def _saturation(low: Tensor, high: Tensor) -> Tensor:
+    """Of the smallest and the largest color; 0 for black."""
+    return torch.where(high > 0, (high - low) / high, 0)
+
+
+def _colors(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Red, green and blue, on a new last axis."""
+    return (1 - saturation[..., None] * (1 - _wheel(hue))) * value[..., None]
 
 
 def _wheel(hue: Tensor) -> Tensor:
