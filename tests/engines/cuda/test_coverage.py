@@ -123,4 +123,4 @@ def test_analyze_tells_what_runs_on_the_host_and_what_can_not():
     rows = {row[0]: row[2] for row in _coverage(before).rows}
     assert rows["LookupTableFindV2"] == "on the host, before"
     assert "every op" in _coverage_note(before)
-    assert "no lowering for 1 op" in _coverage_note(Coverage({}, {"While": ["w"]}, {}))
+    assert "no lowering for 1 op" in _coverage_note(Coverage({}, {"SelfAdjointEigV2": ["e"]}, {}))
