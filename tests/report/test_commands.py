@@ -54,3 +54,12 @@ def test_report_of_a_model_without_ids_says_where_its_ids_come_from(tmp_path: Pa
     out = tmp_path / "report.html"
     assert run(["report", PLAIN, "-o", str(out), "--rules", "auto", "--streams", "4", "--no-candidates"]) == 0
     assert "from the rules auto (shipped)" in out.read_text("utf-8")
+
+
+def test_that_every_op_can_run_does_not_say_that_every_loop_can(capsys: pytest.CaptureFixture[str]):
+    said = {}
+    for model in ("gru_while", "mmoe_small.pb"):
+        assert run(["analyze", str(SAMPLES / model), "--engine", "cuda"]) == 0
+        said[model] = " ".join(capsys.readouterr().out.split())
+    assert "can run every op of this model, if the number of turns of its loops follows" in said["gru_while"]
+    assert "can run every op of this model." in said["mmoe_small.pb"]
