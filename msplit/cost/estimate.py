@@ -12,7 +12,8 @@ Kernels are taken as msplit's cuda engine launches them on one stream, without l
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
 
 What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
-first step (see `prepared`).
+first step (see `prepared`). So does what a loop counts. What a loop holds, of TensorFlow 1 or a function of a `While`, costs its turns,
+where these follow from constants; what XLA would compile costs what its kernels do.
 """
 
 from __future__ import annotations
@@ -60,30 +61,24 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
     Raises:
         MsplitError: There is no such data sheet.
     """
-    loops = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)
     fetched = np.zeros(len(flat), dtype=np.bool_)
     fetched[[tensor.node for tensor in flat.outputs]] = True
-    return _estimate(flat.graph, shapes, data_sheet(gpu), flat.host, flat.stateful, loops[flat.region], fetched, {})
+    back = zip(flat.back_edges.src.tolist(), flat.back_edges.dst.tolist(), strict=True)
+    constant = prepared(flat.graph, shapes, flat.stateful, back=back)
+    return _estimate(shapes, data_sheet(gpu), flat.host, flat.stateful, constant, fetched, {})
 
 
 def _estimate(
-    graph: Graph,
-    shapes: Shapes,
-    sheet: Gpu,
-    host: Mask,
-    stateful: Mask,
-    looped: Mask,
-    fetched: Mask,
-    done: dict[int, Costs],
+    shapes: Shapes, sheet: Gpu, host: Mask, stateful: Mask, constant: Mask, fetched: Mask, done: _Done
 ) -> Costs:
     """As `estimate`. A body that stands in several places is the same object in all of them: `done` holds those that are priced."""
+    graph = shapes.graph
     count = len(graph)
     if not count:
         empty = np.zeros(0)
         return Costs(empty, empty, empty, empty, empty, np.zeros(0, np.bool_), sheet.name)
     tensors = tensors_of(shapes)
     classes = _Classes(graph)
-    constant = prepared(graph, shapes, stateful)
     launches = (~classes.free | _copies(graph, classes)) & ~host & ~constant
     out_bytes = tensors.per_node(tensors.nbytes)
     asked = _asked(graph, shapes, tensors, classes, launches, out_bytes, sheet)
@@ -109,7 +104,9 @@ def _estimate(
     # Which of those that compute the same runs is not said: each carries its part.
     alike = np.bincount(same, minlength=count)[same]
     nbytes, time = nbytes / alike, time / alike
-    known = ~launches | (_known(tensors) & ~looped)
+    known = ~launches | _known(tensors)
+    if shapes.runs is not None:
+        known &= ~launches | ~np.isnan(shapes.runs)
     guessed = launches & ~known
     time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
     share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
@@ -123,7 +120,7 @@ def _estimate(
         gpu=sheet.name,
         inside=riders.inside | (classes.views & ~host & ~constant),
     )
-    return _with_bodies(costs, shapes, sheet, host, done)
+    return _repeated(_with_bodies(costs, shapes, sheet, host | constant, constant, done), shapes.runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,14 +183,33 @@ def _asked(
     return _Asked(flops, blocks, product, setup, chain, kernels, nbytes)
 
 
-def _body(body: Shapes, sheet: Gpu, done: dict[int, Costs]) -> Costs:
-    found = done.get(id(body))
+MOST_WAYS = 8
+"""Ways in which a function is priced by what is known at its calls: functions in each other could have a way per path through them."""
+
+_Done = dict[int, dict[tuple[frozenset[int], bool], tuple[Costs, Mask]]]
+
+
+def _body(body: Shapes, given: frozenset[int], loops: bool, sheet: Gpu, done: _Done) -> tuple[Costs, Mask]:
+    """What the nodes of a function cost, and which of them are prepared.
+
+    Args:
+        body: The function.
+        given: Its parameters that are prepared where it is called, by number.
+        loops: Whether its results are its parameters in the next turn.
+        sheet: The data sheet.
+        done: What is priced.
+    """
+    ways = done.setdefault(id(body), {})
+    key = (given if len(ways) < MOST_WAYS or (given, loops) in ways else frozenset[int]()), loops
+    found = ways.get(key)
     if found is None:
         graph = body.graph
         host, stateful = host_nodes(graph), stateful_nodes(graph)
-        none = np.zeros(len(graph), np.bool_)
-        found = _estimate(graph, body, sheet, host, stateful, looped=none, fetched=none, done=done)
-        done[id(body)] = found
+        parameters = [node for number, node in enumerate(body.parameters) if number in key[0]]
+        back = zip(body.results, body.parameters, strict=False) if loops else ()
+        constant = prepared(graph, body, stateful, parameters, back)
+        fetched = np.zeros(len(graph), np.bool_)
+        found = ways[key] = _estimate(body, sheet, host, stateful, constant, fetched, done), constant
     return found
 
 
@@ -284,29 +300,53 @@ def _known(tensors: Tensors) -> Mask:
     return result
 
 
-def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, host: Mask, done: dict[int, Costs]) -> Costs:
-    """Puts the cost of their functions on `While`, `If` and calls: a loop's turns, or one where they are not known, the costlier branch."""
+def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, constant: Mask, done: _Done) -> Costs:
+    """Puts the cost of their functions on `While`, `If` and calls: a loop's turns, or one where they are not known, the costlier branch.
+
+    Args:
+        costs: Of everything else.
+        shapes: Shapes, and the functions.
+        sheet: The data sheet.
+        nothing: Nodes that cost nothing.
+        constant: Nodes that are prepared.
+        done: Functions that are priced.
+    """
     if not shapes.bodies:
         return costs
     flops, nbytes, time, share = (array.copy() for array in (costs.flops, costs.bytes, costs.time_us, costs.share))
     known = costs.known.copy()
     for node, bodies in shapes.bodies.items():
-        if host[node]:
-            continue
-        inner = [_body(body, sheet, done) for body in bodies.values()]
-        if not inner:
+        if nothing[node] or not bodies:
             continue
         op = shapes.graph.ops[node]
+        first = 1 if op.endswith(("If", "Case")) else 0
+        sources = shapes.graph.inputs(node)[first:]
+        given = frozenset(number for number, (source, _) in enumerate(sources) if constant[source])
+        loops = "While" in op
+        inner: list[Costs] = []
+        for name, body in bodies.items():
+            found, still = _body(body, given, loops and name == "body", sheet, done)
+            inner.append(found)
+            if loops and name == "body":
+                # What the body changes is not known to the condition either.
+                stays = still[list(body.parameters)]
+                given = frozenset(number for number in given if number < len(stays) and stays[number])
         totals = np.array([[part.flops.sum(), part.bytes.sum(), part.time_us.sum()] for part in inner])
-        chosen = totals.sum(axis=0) if "While" in op else totals[np.argmax(totals[:, 2])]
-        flops[node], nbytes[node], time[node] = chosen
+        chosen = totals.sum(axis=0) if loops else totals[np.argmax(totals[:, 2])]
+        turns = shapes.turns.get(node)
+        # The condition is asked once more than the body runs; that once is left out.
+        flops[node], nbytes[node], time[node] = chosen * (1 if turns is None else turns)
         area = sum(float((part.time_us * part.share).sum()) for part in inner)
         whole = float(totals[:, 2].sum())
         share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))
         whole_known = all(bool(part.known.all()) for part in inner)
-        turns = shapes.turns.get(node)
-        if turns is not None:
-            # The condition is asked once more than the body runs; that once is left out.
-            flops[node], nbytes[node], time[node] = chosen * turns
-        known[node] = whole_known and (turns is not None if "While" in op else len(inner) == 1)
+        known[node] = whole_known and (turns is not None if loops else len(inner) == 1)
     return replace(costs, flops=flops, bytes=nbytes, time_us=time, share=share, known=known)
+
+
+def _repeated(costs: Costs, runs: Floats | None) -> Costs:
+    """What runs in a loop of TensorFlow 1 by its turns, or once where they are not known."""
+    if runs is None:
+        return costs
+    times = np.where(np.isnan(runs), 1.0, runs)
+    return replace(costs, flops=costs.flops * times, bytes=costs.bytes * times, time_us=costs.time_us * times)

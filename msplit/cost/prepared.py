@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,13 @@ _REF_READS = frozenset({"Gather", "GatherV2", "IsVariableInitialized", "Shape"})
 """What only reads a variable by its handle, and one that is a reference."""
 
 
-def prepared(graph: Graph, shapes: Shapes, stateful: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def prepared(
+    graph: Graph,
+    shapes: Shapes,
+    stateful: NDArray[np.bool_],
+    given: Iterable[int] = (),
+    back: Iterable[tuple[int, int]] = (),
+) -> NDArray[np.bool_]:
     """Which nodes depend on constants, on variables that nothing assigns and on static shapes only.
 
     They are evaluated once, before the first step: such as the batch normalization of a Keras model, which is scales and offsets
@@ -24,6 +32,9 @@ def prepared(graph: Graph, shapes: Shapes, stateful: NDArray[np.bool_]) -> NDArr
         graph: A DAG.
         shapes: Its shapes.
         stateful: Which nodes read or write state, or are random.
+        given: Parameters of a function for which it is called with what is known before the first step.
+        back: What a loop's next turn takes from the last one, as (from, to). What a loop only counts is known before the first step,
+            since it is unrolled there; what it makes of other things is not, even where it starts with a constant.
     """
     count = len(graph)
     edges = graph.edges
@@ -31,13 +42,21 @@ def prepared(graph: Graph, shapes: Shapes, stateful: NDArray[np.bool_]) -> NDArr
     constant = np.fromiter((op in ("Const", "HostConst") for op in graph.ops), np.bool_, count)
     fixed, reads = _fixed(graph)
     constant |= fixed
+    constant[list(given)] = True
     varies = ((stateful & ~fixed & ~reads) | ((data_inputs == 0) & ~constant)).tolist()
     folded = shapes.folded.tolist()
     starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
     ports = edges.port[graph.out_order].tolist()
+    following: dict[int, list[int]] = {}
+    for source, target in back:
+        following.setdefault(source, []).append(target)
     waiting = [node for node in range(count) if varies[node]]
     while waiting:
         node = waiting.pop()
+        for target in following.get(node, ()):
+            if not varies[target]:
+                varies[target] = True
+                waiting.append(target)
         for edge in range(starts[node], starts[node + 1]):
             target = targets[edge]
             if not varies[target] and ports[edge] != CONTROL and not folded[target]:

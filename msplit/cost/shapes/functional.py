@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.cost.shapes.registry import Handle, Node, Shape, as_ints, join, merge
+from msplit.cost.shapes.registry import Handle, Node, Shape, join, merge
+from msplit.cost.shapes.turns import Tensor, added, behind, counted_turns, number, turns_between
 from msplit.cost.shapes.walk import FUNCTIONAL, Bound, Outcome, Result, State, run
-from msplit.graph import Function, FunctionRef, Graph
+from msplit.graph import Function, FunctionRef
 
 MAX_ROUNDS = 3
 """Walks of a loop's body whose results differ in shape from its arguments; afterwards those shapes count as unknown."""
@@ -54,12 +56,12 @@ def _inputs(node: Node, first: int = 0) -> list[Bound]:
 
 
 def call(node: Node, state: State) -> Outcome | None:
-    """A call: the function is named by the attribute `f`, or by the op itself."""
-    function = _function(node.attr("f", node.op), state)
+    """A call: the function is named by the attribute `f` (of a launch of XLA `function`), or by the op itself."""
+    function = _function(node.attr("function" if node.op == "XlaLaunch" else "f", node.op), state)
     if function is None:
         return None
     walked = _walked(function, _inputs(node), state)
-    return None if walked is None else Outcome(walked[0], {"f": (function.body, walked[1])})
+    return None if walked is None else Outcome(walked[0], {"f": (function, walked[1])})
 
 
 def branch(node: Node, state: State) -> Outcome | None:
@@ -69,7 +71,7 @@ def branch(node: Node, state: State) -> Outcome | None:
         attributes = [(f"branches[{index}]", item) for index, item in enumerate(node.attr("branches", ()))]
     else:
         attributes = [("then_branch", node.attr("then_branch")), ("else_branch", node.attr("else_branch"))]
-    bodies: dict[str, tuple[Graph, Result]] = {}
+    bodies: dict[str, tuple[Function, Result]] = {}
     outputs: list[Bound] | None = None
     complete = True
     for name, reference in attributes:
@@ -78,7 +80,7 @@ def branch(node: Node, state: State) -> Outcome | None:
         if function is None or walked is None:
             complete = False
             continue
-        bodies[name] = (function.body, walked[1])
+        bodies[name] = (function, walked[1])
         outputs = walked[0] if outputs is None else _joined(outputs, walked[0])
     stated = node.attr("output_shapes") or ()
     if outputs is None or not complete:
@@ -128,7 +130,7 @@ def loop(node: Node, state: State) -> Outcome | None:
     if body is None or len(body.results) != len(node.inputs):
         return None
     kept = [
-        _behind_identities(body.body, result.node) == parameter.node
+        behind(body.body, (result.node, result.port))[0] == parameter.node
         for result, parameter in zip(body.results, body.parameters, strict=False)
     ]
     carried = [
@@ -155,74 +157,28 @@ def loop(node: Node, state: State) -> Outcome | None:
         if settled:
             break
     assert walked is not None
-    bodies = {"body": (body.body, walked[1])}
+    bodies = {"body": (body, walked[1])}
     turns = None
     if condition is not None and (tested := _walked(condition, carried, state)) is not None:
-        bodies["cond"] = (condition.body, tested[1])
-        turns = _turns(condition, tested[1], body, walked[1], node)
+        bodies["cond"] = (condition, tested[1])
+        asked = condition.results[0]
+        counted = functools.partial(_counted, (condition, body), (tested[1], walked[1]), node)
+        turns = counted_turns(condition.body, (asked.node, asked.port), counted)
     return Outcome(_stated(carried, stated), bodies, turns)
 
 
-def _turns(condition: Function, tested: Result, body: Function, walked: Result, node: Node) -> int | None:
-    """How often a loop runs whose condition is `counter < limit`, or several of these joined by "and"; None for any other loop.
-
-    The counter starts at a known value and the body adds a known amount to it; the limit is known and the loop does not change it.
-    """
-    waiting = [condition.results[0].node]
-    found: list[int] = []
-    unknown = False
-    seen: set[int] = set()
-    while waiting:
-        place, graph = waiting.pop(), condition.body
-        if place in seen:
-            continue
-        seen.add(place)
-        sources = [source for source, _ in graph.inputs(place)]
-        op = graph.ops[place]
-        if op in ("Identity", "LogicalAnd"):
-            waiting += sources
-        elif op == "Less" and (turns := _counted(condition, tested, sources, body, walked, node)) is not None:
-            found.append(turns)
-        else:
-            unknown = True
-    # One side of an "and" that is not understood may end the loop sooner.
-    return None if unknown or not found else min(found)
-
-
 def _counted(
-    condition: Function, tested: Result, sources: list[int], body: Function, walked: Result, node: Node
+    functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: Tensor, limit: Tensor
 ) -> int | None:
-    counter, limit = (_behind_identities(condition.body, source) for source in sources)
-    position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == counter), None)
+    """Turns of a loop, given as condition and body, that compares one of its arguments with what does not change."""
+    (condition, body), (tested, walked) = functions, results
+    place = behind(condition.body, counter)[0]
+    position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == place), None)
     if position is None:
         return None
-    start, end = node.scalar(position), tested.value(limit)
-    step = _step(body, walked, position)
-    if start is None or step is None or step <= 0 or end is None or end.size != 1 or None in as_ints(end):
-        return None
-    last = as_ints(end)[0] or 0
-    return max(0, -(-(last - start) // step))
-
-
-def _step(body: Function, walked: Result, position: int) -> int | None:
-    """What the body adds to one of its arguments."""
-    graph = body.body
-    place = _behind_identities(graph, body.results[position].node)
-    if graph.ops[place] not in ("Add", "AddV2"):
-        return None
-    sources = [_behind_identities(graph, source) for source, _ in graph.inputs(place)]
-    counter = body.parameters[position].node
-    others = [source for source in sources if source != counter]
-    if len(others) != 1:
-        return None
-    value = walked.value(others[0])
-    return None if value is None or value.size != 1 else as_ints(value)[0]
-
-
-def _behind_identities(graph: Graph, node: int) -> int:
-    while graph.ops[node] == "Identity":
-        node = graph.inputs(node)[0][0]
-    return node
+    last = body.results[position]
+    step = added(body.body, walked, (last.node, last.port), body.parameters[position].node)
+    return turns_between(node.scalar(position), number(condition.body, tested, limit), step)
 
 
 FUNCTIONAL.update(
@@ -231,6 +187,7 @@ FUNCTIONAL.update(
         "PartitionedCall": call,
         "StatefulPartitionedCall": call,
         "RemoteCall": call,
+        "XlaLaunch": call,
         "If": branch,
         "StatelessIf": branch,
         "Case": branch,

@@ -10,13 +10,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.cost.costs import Floats
 from msplit.cost.shapes.dtypes import output_dtypes
 from msplit.cost.shapes.inputs import input_shapes
 from msplit.cost.shapes.registry import Outputs, Shape, join, known
+from msplit.cost.shapes.turns import runs_in_loops
 from msplit.cost.shapes.values import missing
 from msplit.cost.shapes.walk import Result, State, run
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Graph
+from msplit.graph import CONTROL, Function, Graph
 
 MAX_PASSES = 3
 """Passes over a graph whose loops change the shapes of what they carry; afterwards those shapes count as unknown."""
@@ -33,6 +35,9 @@ class Shapes:
         assumed: What was taken for granted, one sentence each, such as an unknown batch size.
         bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
         turns: For each `While` that counts to a limit known before it runs: how often its body runs.
+        runs: Per node how often it runs in a step, by the loops of TensorFlow 1 that it is in: NaN where that is not known. None: once.
+        parameters: Of a function's body the nodes that are its parameters, and ..
+        results: .. those that give its results.
     """
 
     graph: Graph
@@ -41,6 +46,9 @@ class Shapes:
     assumed: tuple[str, ...] = ()
     bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
     turns: Mapping[int, int] = field(default_factory=dict)
+    runs: Floats | None = None
+    parameters: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
 
     def shape(self, node: int, port: int = 0) -> Shape:
         """Shape of a tensor; None where even its rank is unknown."""
@@ -109,11 +117,16 @@ def infer(
         if not changed:
             break
         result = run(graph, State(graph.functions), overrides)
-    return _finish(graph, result, tuple(assumed))
+    return _finish(graph, result, tuple(assumed), runs=runs_in_loops(flat, result))
 
 
 def _finish(
-    graph: Graph, result: Result, assumed: tuple[str, ...] = (), done: dict[int, Shapes] | None = None
+    graph: Graph,
+    result: Result,
+    assumed: tuple[str, ...] = (),
+    done: dict[int, Shapes] | None = None,
+    function: Function | None = None,
+    runs: Floats | None = None,
 ) -> Shapes:
     """The shapes of a graph and of all bodies inside it; a body that stands in several places is finished once."""
     done = {} if done is None else done
@@ -125,8 +138,18 @@ def _finish(
         if isinstance(key, int) and ops[key] != "Const" and not missing(value).any():
             folded[key] = True
     bodies = {
-        node: {name: _finish(body_graph, body, (), done) for name, (body_graph, body) in inner.items()}
+        node: {name: _finish(function.body, body, (), done, function) for name, (function, body) in inner.items()}
         for node, inner in result.bodies.items()
     }
-    shapes = done[id(result)] = Shapes(graph, result.outputs, folded, assumed, bodies, result.turns)
+    shapes = done[id(result)] = Shapes(
+        graph,
+        result.outputs,
+        folded,
+        assumed,
+        bodies,
+        result.turns,
+        runs,
+        tuple(item.node for item in function.parameters) if function else (),
+        tuple(item.node for item in function.results) if function else (),
+    )
     return shapes

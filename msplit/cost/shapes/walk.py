@@ -82,7 +82,7 @@ class Result:
         values: Known values.
         handles: What handles refer to.
         undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
-        bodies: For each node with functions: body graph and result by the name of the attribute.
+        bodies: For each node with functions: function and result by the name of the attribute.
         turns: For each loop that counts to a known limit: how often its body runs.
     """
 
@@ -90,7 +90,7 @@ class Result:
     values: dict[Key, Value]
     handles: dict[Key, Handle]
     undecoded: dict[Key, TensorValue] = field(default_factory=dict)
-    bodies: dict[int, dict[str, tuple[Graph, Result]]] = field(default_factory=dict)
+    bodies: dict[int, dict[str, tuple[Function, Result]]] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
 
     def shape(self, node: int, port: int) -> Shape:
@@ -169,7 +169,7 @@ class Outcome:
     """
 
     outputs: list[Bound]
-    bodies: dict[str, tuple[Graph, Result]]
+    bodies: dict[str, tuple[Function, Result]]
     turns: int | None = None
 
 
