@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
+from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.registry import Unsupported
+from tests.engines.cuda.cases import assert_equals_tensorflow
+from tests.engines.cuda.test_control import graph_of_function
 
 from .harness import BFLOAT16, check, run_lowering, values
 
@@ -75,3 +78,29 @@ def test_what_xla_calls_otherwise():
     check("XlaSharding", [values((2, 3))])
     check("XlaOptimizationBarrier", [values((2, 3)), values((4,), np.int32)])
     check("XlaEinsum", [values((2, 3, 4)), values((4, 5))], {"equation": "abc,cd->abd"})
+
+
+def test_a_decoder_that_xla_compiles_writes_its_cache_at_a_fed_position():
+    """The whole engine, on a model: the position is fed, so that it is not known before the run."""
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    weights = values((16, 16))
+
+    @tf.function(jit_compile=True)
+    def step(cache, x, position):
+        key = tf.matmul(x, weights)
+        cache = gen_xla_ops.xla_dynamic_update_slice(cache, key[:, None, :], tf.stack([0, position, 0]))
+        attention = tf.nn.softmax(tf.einsum("bd,btd->bt", key, cache))
+        return cache, tf.einsum("bt,btd->bd", attention, cache)
+
+    def model(cache, x, position):
+        cache, y = step(cache, x, position)
+        square = 3.0 * tf.eye(16, batch_shape=[2]) + tf.matmul(cache, cache, transpose_a=True)
+        return tf.linalg.solve(square, y[..., None]), cache
+
+    feeds = {"c": values((2, 8, 16), seed=1), "x": values((2, 16), seed=2), "p": np.array(5, np.int32)}
+    specs = [tf.TensorSpec(feed.shape, feed.dtype, name) for name, feed in feeds.items()]
+    flat = graph_of_function(model, *specs)
+    assert not cover(flat).missing
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
