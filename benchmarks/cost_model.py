@@ -43,6 +43,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.measure.inputs import make_inputs
 from msplit.report import jsonio
 from msplit.report.profile import estimated
+from msplit.schedule.breakdown import breakdown
 from msplit.schedule.choose import REFINING, best, choose
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.machine import Machine
@@ -138,7 +139,11 @@ def again(graphs: Path, row: dict[str, Any]) -> dict[str, Any]:
         min(tried, key=lambda one: one[f"{label}_score"])["chosen"].append(
             f"{label}-{max(one['streams'] for one in tried)}"
         )
-    return {**row, "kernels": kernels(found, flat, static), "tried": tried, "machine": Machine.of_costs(measured)}
+    best_one = min(tried, key=lambda one: one["measured_us"])
+    problem = predict(flat, measured, np.asarray(best_one["ids"], np.int32)[place]).problem
+    spent = breakdown(problem, evaluate(problem, problem.pin).plan)
+    machine = Machine.of_costs(measured)
+    return {**row, "kernels": kernels(found, flat, static), "tried": tried, "machine": machine, "spent": spent}
 
 
 def kernels(found: Profile, flat: FlatGraph, static: Costs) -> dict[str, Any]:
@@ -310,6 +315,24 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             cells.append(next((f"{one['measured_us']:.0f}" for one in row["tried"] if tag in one["chosen"]), "-"))
         cells.append(f"{min(took):.0f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    if rows and "spent" in rows[0]:
+        names = list(rows[0]["spent"].parts)
+        lines += [
+            "",
+            "Where the time of the best measured plan goes, by switching parts of the simulator off one after the other, µs:",
+            "",
+            "| model | one stream | best plan, measured | simulated | kernels | " + " | ".join(names) + " |",
+            "| --- " + "| ---: " * (4 + len(names)) + "|",
+        ]
+        for row in rows:
+            spent = row["spent"]
+            took = [one["measured_us"] for one in row["tried"] if one["streams"] == 1]
+            best_us = min(one["measured_us"] for one in row["tried"])
+            cells = [
+                f"{took[0]:.0f}",
+                *(f"{us:.1f}" for us in (best_us, spent.makespan_us, spent.kernels_us, *spent.parts.values())),
+            ]
+            lines.append(f"| {row['model']} | " + " | ".join(cells) + " |")
     if rows:
         known = rows[0]["profile"]["constants"]
         lines += [
