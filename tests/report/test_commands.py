@@ -57,6 +57,7 @@ def test_report_of_a_model_without_ids_says_where_its_ids_come_from(tmp_path: Pa
 
 
 def test_that_every_op_can_run_does_not_say_that_every_loop_can(capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("torch")
     said = {}
     for model in ("gru_while", "mmoe_small.pb"):
         assert run(["analyze", str(SAMPLES / model), "--engine", "cuda"]) == 0
