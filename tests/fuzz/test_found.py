@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,18 @@ MODELS = {
 }
 
 
-def seconds(case: Case, folder: Path) -> float:
-    """Processor time of a case: the least of three runs, since what else runs on a core slows it down, without what earlier tests left
-    in memory, which Python's collector would look through again."""
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Without what earlier tests left in memory, which Python's collector would look through again and again: there are limits of time."""
     gc.collect()
     gc.freeze()
-    try:
-        results = [run(case, folder) for _ in range(3)]
-    finally:
-        gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def seconds(case: Case, folder: Path) -> float:
+    """Processor time of a case: the least of three runs, since what else runs on a core slows it down."""
+    results = [run(case, folder) for _ in range(3)]
     assert [result.problem for result in results] == [""] * 3
     return min(result.seconds for result in results)
 
