@@ -3,6 +3,8 @@
 import functools
 import importlib.util
 import os
+import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -26,3 +28,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one."""
     if item.get_closest_marker("gpu") and (why := _no_gpu()):
         pytest.skip(why)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests marked `no_cover` measure time: nothing traces them. pytest-cov stops its own tracer for them, under which another one of
+    coverage's runs in the workers of xdist. Last: within what pytest-cov does."""
+    trace = sys.gettrace() if item.get_closest_marker("no_cover") else None
+    if trace is None:
+        return (yield)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(trace)

@@ -94,6 +94,11 @@ def test_the_public_names_are_sorted_and_there() -> None:
 # What the suite is made of -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
+def test_nothing_traces_what_measures_time() -> None:
+    assert sys.gettrace() is None
+
+
 def test_the_same_tests_are_collected_later_and_under_another_hash_seed(request: pytest.FixtureRequest) -> None:
     """Workers collect at moments of their own, and xdist refuses to run what they do not agree on."""
     here = request.session.items
