@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msplit.cost.shapes.registry import Node, Outputs, Shape, broadcast, merge, merge_dim, shape_function
 
 
@@ -10,26 +12,26 @@ def _square(shape: Shape) -> tuple[tuple[int | None, ...], int | None] | None:
     return None if shape is None else (shape[:-2], merge_dim(shape[-2], shape[-1]))
 
 
-@shape_function("MatrixSolve", "BatchMatrixSolve")
-def solve(node: Node) -> Outputs:
-    """Rows of the square matrix, columns of the right side; both have the same batch axes."""
-    found, rhs = _square(node.shape(0)), node.shape(1)
-    if found is None or rhs is None:
-        return (None,)
-    lead, size = found
-    rows = merge_dim(size, rhs[-2])
-    return ((*(merge(lead, rhs[:-2]) or ()), rows, rhs[-1]),)
-
-
-@shape_function("MatrixTriangularSolve", "BatchMatrixTriangularSolve")
-def triangular_solve(node: Node) -> Outputs:
-    """As `solve`, with batch axes that broadcast."""
+def _solution(node: Node, join: Callable[[Shape, Shape], Shape]) -> Outputs:
+    """Rows of the square matrix, columns of the right side, and the batch axes of both, joined."""
     found, rhs = _square(node.shape(0)), node.shape(1)
     if found is None or rhs is None:
         return (None,)
     batch, size = found
-    lead = broadcast(batch, rhs[:-2])
+    lead = join(batch, rhs[:-2])
     return (None if lead is None else (*lead, merge_dim(size, rhs[-2]), rhs[-1]),)
+
+
+@shape_function("MatrixSolve", "BatchMatrixSolve")
+def solve(node: Node) -> Outputs:
+    """Of equations whose two sides have the same batch axes."""
+    return _solution(node, merge)
+
+
+@shape_function("MatrixTriangularSolve", "BatchMatrixTriangularSolve")
+def triangular_solve(node: Node) -> Outputs:
+    """Of equations whose batch axes broadcast."""
+    return _solution(node, broadcast)
 
 
 @shape_function("MatrixDeterminant", "BatchMatrixDeterminant")

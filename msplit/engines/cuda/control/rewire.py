@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
+
+import numpy as np
 
 from msplit.engines.cuda.program import Key
+from msplit.flatten.attrs import PickedAttrs
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.graph import CONTROL, Edges, Graph
 
@@ -54,7 +57,7 @@ def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:
         graph.names,
         [changes.ops.get(node, op) for node, op in enumerate(graph.ops)],
         graph.devices,
-        _Patched(graph.attrs, changes.attrs),
+        _patched(graph.attrs, changes.attrs),
         Edges.of(*zip(*rows, strict=True)) if rows else edges,
         graph.functions,
     )
@@ -62,23 +65,9 @@ def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:
     return replace(flat, graph=changed, host=host, outputs=outputs)
 
 
-class _Patched(Sequence[Mapping[str, Any]]):
+def _patched(attrs: Sequence[Mapping[str, Any]], others: Mapping[int, Mapping[str, Any]]) -> PickedAttrs:
     """Attributes of nodes of which some have others."""
-
-    def __init__(self, attrs: Sequence[Mapping[str, Any]], others: Mapping[int, Mapping[str, Any]]) -> None:
-        self._attrs, self._others = attrs, others
-
-    def __len__(self) -> int:
-        return len(self._attrs)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._others[index] if index in self._others else self._attrs[index]
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return (self[index] for index in range(len(self)))
+    which, index = np.zeros(len(attrs), np.int32), np.arange(len(attrs), dtype=np.int32)
+    nodes = list(others)
+    which[nodes], index[nodes] = 1, np.arange(len(nodes))
+    return PickedAttrs([attrs, list(others.values())], which, index)
