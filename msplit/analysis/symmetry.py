@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
 from msplit.flatten.flat import FlatGraph
-
-Hashes = NDArray[np.uint64]
+from msplit.hashes import Hashes, mixed
 
 BUDGET = 100_000
 """Links that may be looked at on trial for one graph: a limit in work, so that results do not depend on the machine."""
@@ -47,9 +46,9 @@ class Cells:
             further: What else tells nodes apart.
         """
         self._link(flat)
-        own = _mixed(np.asarray(colours, np.int64).view(np.uint64))
+        own = mixed(np.asarray(colours, np.int64).view(np.uint64))
         for column in further:
-            own = _mixed(own + np.unique(column, return_inverse=True)[1].reshape(-1).astype(np.uint64))
+            own = mixed(own + np.unique(column, return_inverse=True)[1].reshape(-1).astype(np.uint64))
         own = np.concatenate([own, np.zeros(self._groups, np.uint64)])
         number, cells = self._first(own)
         self.of: list[int] = number.tolist()
@@ -113,12 +112,12 @@ class Cells:
         tied = np.flatnonzero(self._group_of >= 0)
         # The place of an input counts, that of control inputs too: whatever walks along inputs goes by it.
         place = np.arange(len(edges.src)) - graph.in_start[edges.dst]
-        kind = _mixed(_mixed(edges.port.astype(np.int64).view(np.uint64)) + place.astype(np.uint64))
+        kind = mixed(mixed(edges.port.astype(np.int64).view(np.uint64)) + place.astype(np.uint64))
         group = (self._group_of[tied] + count).astype(np.int64)
         source = np.concatenate([edges.src, edges.dst, tied, group]).astype(np.int64)
         target = np.concatenate([edges.dst, edges.src, group, tied]).astype(np.int64)
-        member = np.full(len(tied), _mixed(np.atleast_1d(_MEMBER))[0])
-        kinds = np.concatenate([_mixed(kind + _INPUT), _mixed(kind + _CONSUMER), member, member])
+        member = np.full(len(tied), mixed(np.atleast_1d(_MEMBER))[0])
+        kinds = np.concatenate([mixed(kind + _INPUT), mixed(kind + _CONSUMER), member, member])
         order = np.argsort(source, kind="stable")
         self._link_start = np.searchsorted(source[order], np.arange(count + self._groups + 1))
         self._links, self._kinds = target[order], kinds[order]
@@ -127,10 +126,10 @@ class Cells:
         """Sets after one round from given ones, all nodes at once: per node its set, and their number. Splits that remain wait."""
         count = len(own)
         sums = np.zeros(len(self._links) + 1, np.uint64)  # whatever one end says of its links, summed at that end
-        np.cumsum(_mixed(own[self._links] + self._kinds), out=sums[1:])
+        np.cumsum(mixed(own[self._links] + self._kinds), out=sums[1:])
         ends = self._link_start
         around = sums[ends[1:]] - sums[ends[:-1]]  # wraps, and so does the difference
-        new = _mixed(_mixed(own) + around)
+        new = mixed(mixed(own) + around)
         pairs = np.stack([own, new], axis=1) if count else np.zeros((0, 2), np.uint64)
         order = np.lexsort((pairs[:, 1], pairs[:, 0]))
         differs = (pairs[order][1:] != pairs[order][:-1]).any(axis=1)
@@ -211,11 +210,3 @@ class Cells:
 
 def _size(linked: dict[int, set[int]]) -> int:
     return sum(map(len, linked.values()))
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """Hashes of numbers, the same on every machine (the finalizer of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
