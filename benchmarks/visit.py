@@ -13,6 +13,7 @@ Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printe
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import gzip
 import json
 import math
@@ -33,6 +34,12 @@ SUITE = ("gpu_suite.py", "--duration", "0.8", "--builds", "2")
 SCHEDULERS = ("schedulers.py", "--seconds", "8")
 AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
 """Models for which `auto` chooses among kernels, too."""
+
+ONCE = ("--duration", "0.5", "--builds", "1")
+"""For steps of many milliseconds, or of many kernels: built once for each precision."""
+
+FEW = (*ONCE, "--streams", "1,8")
+"""The same, of fewer variants."""
 
 RESULTS = {
     "suite": ("h200.json", "runs"),
@@ -77,7 +84,7 @@ JOBS = (
     suite("mmoe:128,towers:128", 60),
     suite("inception_v3:1", 70),
     suite("googlenet:1,squeezenet:1", 90),
-    schedulers("lstm:1,lstm:16", 200),
+    schedulers("lstm:1", 250),
     suite("columns_50:256", 50),
     suite("deepfm:1,dlrm:1", 60),
     suite("mmoe:1,mmoe:1024,towers:1,towers:1024", 100),
@@ -91,20 +98,25 @@ JOBS = (
     schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
     schedulers("bert:1,bert:16", 70),
     suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
-    suite("lstm:16", 200, "--no-xla", "lstm"),
+    suite("lstm:16", 400, *ONCE),
+    suite("nasnet_mobile:16", 300, *ONCE),
     Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
     Job("tests", "kernels", 110, ("-m", "pytest", "-q", "-n", "6", "-m", "gpu", "tests/engines")),
     Job("tests", "gpu", 110, ("-m", "pytest", "-q", "-n", "6", "-m", "gpu", "tests/gpu")),
     Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
+    schedulers("lstm:16", 250),
+    suite("columns_50:1,columns_50:128,columns_50:1024", 150),
     suite("columns_100", 100),
     suite("inception_v3:16,googlenet:16,squeezenet:16", 120),
-    suite("nasnet_mobile:16", 120, "--no-xla", "nasnet_mobile"),
-    suite("bert:128,bert:1024", 70),
-    suite("columns_50:1,columns_50:128,columns_50:1024", 130),
-    suite("inception_v3:128,googlenet:128,squeezenet:128", 150),
-    suite("lstm:128", 200, "--no-xla", "lstm"),
-    suite("nasnet_mobile:128", 120, "--no-xla", "nasnet_mobile"),
-    suite("lstm:1024", 200, "--no-xla", "lstm"),
+    suite("bert:128", 50),
+    suite("bert:1024", 60, *ONCE),
+    suite("googlenet:128,squeezenet:128", 150, *ONCE),
+    suite("inception_v3:128", 150, *ONCE),
+    suite("nasnet_mobile:128", 250, *FEW, "--no-xla", "nasnet_mobile"),
+    suite("lstm:128", 300, *FEW, "--no-xla", "lstm"),
+    suite("lstm:1024", 300, *FEW, "--no-xla", "lstm"),
+    suite("squeezenet:1024,googlenet:1024", 250, *FEW, "--no-xla", "squeezenet,googlenet"),
+    suite("inception_v3:1024", 250, *FEW, "--no-xla", "inception_v3"),
 )
 """In the order in which they begin: what matters most first."""
 
@@ -116,14 +128,15 @@ def main() -> None:
     parser.add_argument("steps", nargs="*", help="which; all by default")
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many to use")
     parser.add_argument(
-        "--only", action="append", help="only jobs with this in their name, such as lstm:16; again for more"
+        "--only", action="append", help="only jobs of this kind: suite/lstm:16, or a pattern, */*:1024*; again for more"
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no job that would end later than this")
     arguments = parser.parse_args()
     steps = arguments.steps or [*RESULTS, "tests"]
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in JOBS:
-        if job.step in steps and (not arguments.only or any(text in job.name for text in arguments.only)):
+        path = f"{job.step}/{job.name}"
+        if job.step in steps and any(fnmatch.fnmatchcase(path, pattern) for pattern in arguments.only or ["*"]):
             waiting.put(job)
     stop = time.monotonic() + arguments.seconds
     workers = [

@@ -84,7 +84,7 @@ def test_a_replay_gives_what_the_cpu_gives(op: str, inputs: Any, attrs: dict[str
         _run(op, first, attrs, tensors)
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="relaxed"):  # as the engine does
         outputs = _run(op, first, attrs, tensors)
     for tensor, fresh in zip(tensors, _tensors(second, "cuda"), strict=True):
         tensor.copy_(fresh)

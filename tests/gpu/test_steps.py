@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from msplit import proto
 from msplit.engines.base import Job
-from msplit.engines.cuda import delivery
+from msplit.engines.cuda import delivery, registry
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.errors import EngineError
 from tests.engines.cuda.cases import flat_of
 
 pytestmark = pytest.mark.gpu
@@ -162,3 +165,18 @@ def test_executables_take_turns(build):
             which.device_times(2)
     live[0].close()
     check(live[1], 100)
+
+
+def test_a_step_that_waits_for_the_device_is_named_when_it_is_captured(monkeypatch):
+    def peeks(node, tensor):
+        assert tensor.isfinite().all().item()
+        return -tensor
+
+    monkeypatch.setitem(registry.table(), "Neg", replace(registry.table()["Neg"], function=peeks))
+    flat, feeds = graph(["b_neg"]), {"b": np.ones(1, np.float32)}
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds)
+    with pytest.raises(EngineError, match=r"b_neg \(Neg\) can not be captured: .*\n.*--no-capture"):
+        CudaEngine().build(job)
+    eager = CudaEngine().build(replace(job, options={"capture": False}))
+    np.testing.assert_array_equal(eager.step(feeds)["b_neg"], [-1])
+    eager.close()

@@ -23,6 +23,7 @@ from msplit.engines.cuda.replay import Replay
 from msplit.engines.cuda.staging import Inputs
 from msplit.engines.cuda.tensors import to_numpy
 from msplit.engines.cuda.timeline import EventTap, timeline
+from msplit.errors import EngineError
 
 TIMELINE_RUNS = 5
 """Runs of a step that a timeline is made of: the last is told."""
@@ -135,7 +136,12 @@ class CudaExecutable:
                 torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
             if tap is not None:
                 tap.before(action)
-            run_step(self.program, action.step, values)
+            try:
+                run_step(self.program, action.step, values)
+            except RuntimeError as problem:
+                if isinstance(problem, torch.OutOfMemoryError) or not torch.cuda.is_current_stream_capturing():
+                    raise
+                raise uncapturable(self.program, action.step, problem) from problem
             if tap is not None:
                 tap.after(action)
             for view in action.views:
@@ -157,16 +163,26 @@ class CudaExecutable:
         return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
 
     def _capture_graph(self, *, copies: bool) -> None:
-        """Captures one run, with or without the copies of inputs and outputs. Both graphs share memory and never run at once."""
+        """Captures one run, with or without the copies of inputs and outputs. Both graphs share memory and never run at once.
+
+        Raises:
+            EngineError: A step can not be captured; it is named.
+        """
         graph = torch.cuda.CUDAGraph()
-        with self._on_origin(), self._capturing(graph):
-            if copies:
-                self._inputs.to_device()
-            elif len(self.lanes.fork) >= _ROOTS:
-                self._root.add_(1)
-            results = self._record()
-            if copies:
-                self._outputs.deliver(results)
+        try:
+            with self._on_origin(), self._capturing(graph):
+                if copies:
+                    self._inputs.to_device()
+                elif len(self.lanes.fork) >= _ROOTS:
+                    self._root.add_(1)
+                results = self._record()
+                if copies:
+                    self._outputs.deliver(results)
+        except RuntimeError as problem:
+            # A capture that a step made invalid can not be ended either, which raises an error of its own.
+            if isinstance(problem.__context__, EngineError):
+                raise problem.__context__ from None
+            raise
         self._graphs[copies] = Replay(graph, self.device)
         self._results[copies] = results
 
@@ -295,3 +311,12 @@ def precision(ieee: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+
+
+def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:
+    """What to say of a step that failed in a capture, and had run before it."""
+    op = program.steps[step].op
+    return EngineError(
+        f"{op.name} ({op.op}) can not be captured: {str(problem).splitlines()[0]}",
+        fix="run launch by launch with --no-capture, or cut it off with --inputs and --outputs",
+    )
