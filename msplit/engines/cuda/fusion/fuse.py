@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.build import positions
 from msplit.engines.cuda.fusion.compiler import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.fusion.contract import Outline, contract, outline
 from msplit.engines.cuda.fusion.groups import find_groups
+from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Key, Source, Step
-from msplit.engines.cuda.tensors import dtype_name
+from msplit.engines.cuda.registry import table
+from msplit.engines.cuda.tensors import dtype_name, to_torch
 from msplit.engines.cuda.trace import trace
 
 
@@ -122,13 +125,22 @@ def observe(
     nchw: bool,
     held: Mapping[Key, torch.Tensor] | None = None,
 ) -> dict[Key, Layout]:
-    """How every value that an op reads on the device lies in memory: the graph runs once."""
+    """How every value that an op reads on the device lies in memory: the graph runs once.
+
+    A view of a constant, as grouping leaves them, does not run: it is known before. But a group may have a copy of the view, and
+    then it is the constant that it reads.
+    """
     layouts: dict[Key, Layout] = {}
 
     def note(step: Step, arguments: list[torch.Tensor]) -> None:
         layouts.update(zip(step.inputs, map(layout, arguments), strict=True))
 
     trace(source, feeds, device, nchw=nchw, observe=note, held=held)
+    for op in source.ops.values():
+        static = positions(table()[op.op], len(op.inputs)) if op.op in VIEWS else range(len(op.inputs))
+        for slot, key in enumerate(op.inputs):
+            if slot not in static and key in source.constants and key not in layouts:
+                layouts[key] = layout(to_torch(source.constants[key]))
     return layouts
 
 

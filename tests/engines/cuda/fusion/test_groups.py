@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.fusion.contract import outline
-from msplit.engines.cuda.fusion.fuse import observe
+from msplit.engines.cuda.fusion.fuse import fuse, observe
 from msplit.engines.cuda.fusion.groups import MOST_INPUTS, MOST_MEMBERS, find_groups
 from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.op_classes import VIEWS
@@ -101,6 +101,17 @@ def test_a_chain_is_one_group_and_a_product_ends_it():
     d = g.op("Exp", c)
     e = g.op("Neg", d)
     assert g.groups(e) == [numbers(a, b), numbers(d, e)]
+
+
+def test_a_group_looks_at_a_constant_through_a_view_that_grouping_left():
+    g = Graph()
+    flat = g.constant(np.arange(8, dtype=np.float32))
+    bias = g.op("Reshape", flat, g.constant(np.array([2, 4])))
+    total = g.op("AddV2", product(g, g.feed()), bias)
+    last = g.op("Neg", total)
+    assert g.groups(last) == [numbers(total, last)]
+    done = fuse(g.source, {name: np.ones((2, 4), np.float32) for name in g.source.feeds}, CPU, seconds=0)
+    assert done.facts()["not_fused"] == {"compiling took more than 0 s": 1}
 
 
 def test_what_another_branch_waits_for_does_not_wait_for_this_one():
