@@ -14,6 +14,7 @@ from msplit.engines.cuda.build import build
 from msplit.engines.cuda.columns.join import join_columns
 from msplit.engines.cuda.columns.prove import Prover
 from msplit.engines.cuda.columns.uniques import drop_uniques
+from msplit.engines.cuda.control import FUNCTIONAL
 from msplit.engines.cuda.control.frames import raise_control
 from msplit.engines.cuda.coverage import divide, refuse
 from msplit.engines.cuda.grouping import Group, group_branches
@@ -80,6 +81,7 @@ def lower(
         fed = {**fed, **host.feeds}
         flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
     source = build(flat, fed, raised.bodies)
+    source.unrolled = {node: raised.frames.get(node, ()) for node, op in source.ops.items() if op.op in FUNCTIONAL}
     if rewrites:
         drop_uniques(source)
     infer(source, feeds, device, Prover(source) if rewrites else None)

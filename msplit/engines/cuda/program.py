@@ -34,6 +34,8 @@ class Op:
         inputs: Data inputs by slot.
         covers: Every flat node that this op does the work of, the one whose stream it runs on first.
         members: Alike ops that it does side by side.
+        instead: In place of whose kernels it is, one flat node per kernel, where that is not each of `covers` once: the fused op of a loop
+            is instead of many kernels of the loop's node.
     """
 
     node: int
@@ -43,6 +45,7 @@ class Op:
     inputs: list[Key]
     covers: list[int] = field(default_factory=list)
     members: int = 1
+    instead: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -58,6 +61,8 @@ class Source:
         dtypes: Type of every value that ran then, as TensorFlow names it.
         numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
         bodies: The model's functions, for what loops and conds become in `trace.infer`.
+        unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
+            of, and that no op covers: those of a TensorFlow 1 loop's frame.
     """
 
     ops: dict[int, Op]
@@ -68,6 +73,7 @@ class Source:
     dtypes: dict[Key, str] = field(default_factory=dict)
     numbers: int = 0
     bodies: Bodies | None = None
+    unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -191,6 +197,7 @@ class Program:
         dag: Dependencies between steps, in the order of `steps`.
         dynamic: Steps whose output shapes depend on values, or that read a value on the host: such a program can not be captured.
         fed: Input name -> shape and dtype name that the program was traced with.
+        unrolled: See `Source`.
     """
 
     steps: tuple[Step, ...]
@@ -201,6 +208,7 @@ class Program:
     dag: Dag
     dynamic: tuple[int, ...] = ()
     fed: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def producers(self) -> dict[Key, int]:
         """Step that makes each value."""

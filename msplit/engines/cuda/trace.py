@@ -398,4 +398,5 @@ def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> 
         Dag.of(len(tracer.steps), src, dst),
         tuple(tracer.dynamic),
         fed,
+        tracer.source.unrolled,
     )

@@ -127,3 +127,57 @@ def test_merged_lookups_are_no_slower_than_a_single_one_and_move_what_all_do():
     assert found.time_us[lookup] <= costs.time_us[covers].sum() / 2
     assert 0 < found.bytes[lookup] <= costs.bytes[covers].sum()
     assert found.time_us.sum() < estimated(plain, costs).time_us.sum() / 2
+
+
+TURNS = 6
+
+
+def _loops(functional: bool, count: int):
+    """Alike loops beside each other, one product and four pointwise ops per turn: what each way to make kernels launches, and the costs."""
+    import tensorflow as tf
+    import torch
+
+    v1 = tf.compat.v1
+    before = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if functional else v1.disable_control_flow_v2)()
+
+    def turn(i, a):
+        made = tf.matmul(a, weights)
+        return i + 1, tf.tanh(made) * tf.sigmoid(made) + a
+
+    try:
+        with tf.Graph().as_default() as graph:
+            for number in range(count):
+                x = v1.placeholder(tf.float32, [4, 8], f"x{number}")
+                weights = tf.constant(np.random.default_rng(number).normal(size=(8, 8)).astype(np.float32))
+                tf.identity(tf.while_loop(lambda i, a: i < TURNS, turn, (0, x))[1], f"out{number}")
+    finally:
+        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+    flat = flat_of(graph.as_graph_def(), outputs=[f"out{number}" for number in range(count)])
+    own = job(flat, {f"x{number}": np.ones((4, 8), np.float32) for number in range(count)})
+    engine, larger = CudaEngine(), ({}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True})
+    jobs = [replace(own, options={**own.options, **options}) for options in larger]
+    return estimate(flat, infer(flat)), [engine.prepared(one, torch.device("cpu")).program for one in jobs]
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("functional", [True, False])
+def test_fused_and_grouped_kernels_of_a_loop_cost_what_launching_them_does(functional):
+    """All of these kernels are as short as kernels get: what there is to gain is the number of launches."""
+    costs, programs = _loops(functional, 2)
+    plain, *_ = programs
+    counts = [sum(step.launches for step in program.steps) for program in programs]
+    assert counts == [2 * 5 * TURNS, 2 * 2 * TURNS, 5 * TURNS + 1, 2 * TURNS + 1]  # what comes in is put side by side
+    assert estimated(plain, costs).time_us.sum() == pytest.approx(costs.time_us.sum())
+    each = costs.time_us.sum() / counts[0]
+    for program, count in zip(programs, counts, strict=True):
+        assert estimated(program, costs).time_us.sum() == pytest.approx(count * each, rel=0.1)
+
+
+@pytest.mark.tf
+def test_fused_kernels_of_a_loop_of_much_arithmetic_take_that():
+    costs, (plain, fused, *_) = _loops(True, 1)
+    busy = replace(costs, flops=np.where(costs.time_us > 0, 1e12, 0.0), time_us=np.where(costs.time_us > 0, 1e5, 0.0))
+    # As many operations take as long in one kernel as in four.
+    assert estimated(plain, busy).time_us.sum() == pytest.approx(1e5)
+    assert estimated(fused, busy).time_us.sum() == pytest.approx(1e5)

@@ -44,32 +44,34 @@ class Raised:
         flat: The graph.
         bodies: The functions of the model and of those nodes.
         origin: Output of a loop -> the value that it is in the graph as it was.
+        frames: Node that a loop has become -> the nodes whose work it does: its frame's, and those of frames inside of that.
     """
 
     flat: FlatGraph
     bodies: Bodies
     origin: Mapping[Key, Key]
+    frames: Mapping[int, tuple[int, ...]]
 
 
 def raise_control(flat: FlatGraph) -> Raised:
     """Raises loops and conds to nodes. Nodes keep their numbers. A damaged graph that would have cycles then is left as it is."""
-    made, choices = raise_conds(flat)
-    made, bodies, origin = raise_loops(made)
-    if made is not flat and len(made.graph.topological) < len(made.graph):
-        return Raised(flat, Bodies(flat.model), {})
-    return Raised(made, Bodies(flat.model, {**choices, **bodies}), origin)
+    made = raise_loops(*raise_conds(flat))
+    if made.flat is not flat and len(made.flat.graph.topological) < len(made.flat.graph):
+        return Raised(flat, Bodies(flat.model), {}, {})
+    return made
 
 
-def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping[Key, Key]]:
-    """The graph with each frame as one node of op `While`, the functions of those, and what their outputs were.
+def raise_loops(flat: FlatGraph, functions: Mapping[str, Body]) -> Raised:
+    """The graph with each frame as one node of op `While`, their functions beside those that are given.
 
     An Exit of the frame becomes the `While`, and what is inside of the frame is not needed any more. Frames inside of frames come first.
     What is no loop as TensorFlow makes them stays as it is.
     """
     if "LoopCond" not in flat.graph.ops:
-        return flat, {}, {}
-    bodies: dict[str, Body] = {}
+        return Raised(flat, Bodies(flat.model, functions), {}, {})
+    bodies = dict(functions)
     origin: dict[Key, Key] = {}
+    inside: dict[int, tuple[int, ...]] = {}
     for frames in _by_depth(flat.graph):
         changes = Changes()
         for nodes in frames:
@@ -78,6 +80,8 @@ def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping
                 continue
             name = flat.graph.names[loop.node]
             bodies |= {f"{name}/cond": loop.cond, f"{name}/body": loop.body}
+            own = {op.node for function in (loop.cond, loop.body) for op in function.ops}
+            inside[loop.node] = tuple(sorted(own.union(*(inside[node] for node in own if node in inside))))
             changes.ops[loop.node] = "While"
             changes.attrs[loop.node] = {"cond": FunctionRef(f"{name}/cond"), "body": FunctionRef(f"{name}/body")}
             changes.inputs[loop.node] = loop.inputs
@@ -86,7 +90,7 @@ def raise_loops(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body], Mapping
                     changes.stands_for[node, 0] = (loop.node, number)
                     origin[loop.node, number] = (node, 0)
         flat = rewired(flat, changes)
-    return flat, bodies, origin
+    return Raised(flat, Bodies(flat.model, bodies), origin, inside)
 
 
 def _by_depth(graph: Graph) -> list[list[list[int]]]:

@@ -166,10 +166,13 @@ def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict
         own = [node for op in [*computing[::-1], *ops] for node in op.covers if doer[node] in inside]
         first = [node for op in computing[::-1] for node in op.covers if doer[node] in inside][:1]
         covers = list(dict.fromkeys([*first, *own])) or [last.covers[0]]
+        # Of a loop's node every op is a kernel, whichever of them counts as its doer.
+        turns = [node for op in computing for node in op.covers if node in source.unrolled]
+        instead = [*(node for node in covers if node not in source.unrolled), *turns] if turns else []
         number = source.fresh()
         attrs = {"body": made.body, "kernel": kernel}
         members = max(op.members for op in computing)
-        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers, members)
+        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers, members, instead)
         for port, key in enumerate(made.outputs):
             names[key] = (number, port)
             source.shapes[number, port] = source.shapes[key]

@@ -39,3 +39,6 @@ def rewrite(source: Source) -> None:
         step(source)
         source.prune()
         source.sort()
+    for op in source.ops.values():
+        # One kernel each from here on. What rides on an op of a loop is the same flat node, and adds no kernel of it.
+        op.covers = list(dict.fromkeys(op.covers))
