@@ -35,6 +35,9 @@ SCHEDULERS = ("schedulers.py", "--seconds", "8")
 AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
 """Models for which `auto` chooses among kernels, too."""
 
+TESTS = ("-m", "pytest", "-q", "-n", "10", "-m", "gpu", "--durations", "5")
+"""Tests marked gpu, several at once; the races have 200 random graphs (see `run`)."""
+
 ONCE = ("--duration", "0.5", "--builds", "1")
 """For steps of many milliseconds, or of many kernels: built once for each precision."""
 
@@ -91,19 +94,21 @@ JOBS = (
     suite("columns_1000", 240, "--no-xla", "columns_1000", "--streams", "1,8"),
     suite("bert:1,bert:16", 60),
     schedulers("mmoe:1,mmoe:128,towers:1,towers:128", 110),
-    schedulers("googlenet:1,googlenet:16,squeezenet:1,squeezenet:16", 130),
-    schedulers("inception_v3:1,inception_v3:16", 100),
+    schedulers("googlenet:1,squeezenet:1", 60),
+    schedulers("inception_v3:1", 60),
+    schedulers("googlenet:16,squeezenet:16", 70),
+    schedulers("inception_v3:16", 60),
     Job("hand", "all", 70, ("by_hand.py",)),
     schedulers("nasnet_mobile:1,nasnet_mobile:16", 150),
     schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
     schedulers("bert:1,bert:16", 70),
     suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
     suite("lstm:16", 400, *ONCE),
+    Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
+    Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
+    Job("tests", "kernels", 110, (*TESTS, "tests/engines")),
     suite("nasnet_mobile:16", 300, *ONCE),
     Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
-    Job("tests", "kernels", 110, ("-m", "pytest", "-q", "-n", "6", "-m", "gpu", "tests/engines")),
-    Job("tests", "gpu", 110, ("-m", "pytest", "-q", "-n", "6", "-m", "gpu", "tests/gpu")),
-    Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
     schedulers("lstm:16", 250),
     suite("columns_50:1,columns_50:128,columns_50:1024", 150),
     suite("columns_100", 100),

@@ -15,6 +15,7 @@ from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Op, Source
 from msplit.engines.cuda.tensors import dtype_name
+from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 
@@ -47,6 +48,16 @@ def test_no_value_waits_for_more_than_it_did(case):
         for key in made.outputs:
             if any(reader not in group.members or reader in made.kept for reader in readers.get(key, ())):
                 assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(alike_branches(), random_graphs(most=40)), st.booleans())
+def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group):
+    graph_def, feeds, outputs = case
+    lowered = lower(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
+    assert (
+        fuse(lowered.source, lowered.feeds, CPU, seconds=0).groups == 0
+    )  # to compile, that is, and nothing was compiled
 
 
 def ancestors(source: Source) -> dict[int, set[int]]:
