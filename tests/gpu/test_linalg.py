@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from msplit import proto
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.registry import Node, table
+from msplit.errors import EngineError
+from tests.engines.cuda.cases import flat_of
 
 pytestmark = pytest.mark.gpu
 
@@ -30,15 +36,15 @@ def _definite(shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
 SQUARE = [(5, 5), (3, 64, 64), (40, 8, 8), (2, 600, 600)]
 CASES: list[Any] = [
     *(("Cholesky", lambda seed, s=s: [_definite(s, seed)], {}) for s in SQUARE),
-    *(("MatrixInverse", lambda seed, s=s: [_regular(s, seed)], {}) for s in SQUARE),
-    *(("MatrixSolve", lambda seed, s=s: [_regular(s, seed), _values((*s[:-1], 3), seed + 1)], {}) for s in SQUARE),
+    *(("MatrixInverse", lambda seed, s=s: [_regular(s, seed)], {}) for s in SQUARE[:3]),
+    *(("MatrixSolve", lambda seed, s=s: [_regular(s, seed), _values((*s[:-1], 3), seed + 1)], {}) for s in SQUARE[:3]),
     *(
         ("MatrixTriangularSolve", lambda seed, s=s: [_regular(s, seed), _values((*s[:-1], 3), seed + 1)], {"adjoint": True})
         for s in SQUARE[:3]
     ),
     *(("MatrixDeterminant", lambda seed, s=s: [_values(s, seed)], {}) for s in SQUARE[:3]),
-    *(("LogMatrixDeterminant", lambda seed, s=s: [_values(s, seed)], {}) for s in SQUARE),
-    *(("Lu", lambda seed, s=s: [_regular(s, seed)], {}) for s in SQUARE),
+    *(("LogMatrixDeterminant", lambda seed, s=s: [_values(s, seed)], {}) for s in SQUARE[:3]),
+    *(("Lu", lambda seed, s=s: [_regular(s, seed)], {}) for s in SQUARE[:3]),
     *(("Qr", lambda seed, s=s: [_values(s, seed)], {}) for s in [(5, 3), (3, 64, 64), (40, 8, 8)]),
     (
         "XlaDynamicUpdateSlice",
@@ -92,3 +98,20 @@ def test_a_replay_gives_what_the_cpu_gives(op: str, inputs: Any, attrs: dict[str
     torch.cuda.synchronize()
     for got, want in zip(outputs, _run(op, second, attrs, _tensors(second, "cpu")), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=2e-3, atol=2e-3)
+
+
+def test_what_the_library_can_not_capture_is_named_and_runs_launch_by_launch() -> None:
+    """LU of two matrices of 600 rows waits for the device (PyTorch 2.11 with CUDA 13)."""
+    made = proto.graph_pb2.GraphDef()
+    node = made.node.add(op="Placeholder", name="x")
+    node.attr["dtype"].type = 1
+    for size in (2, 600, 600):
+        node.attr["shape"].shape.dim.add(size=size)
+    made.node.add(op="MatrixInverse", name="inverse", input=["x"]).attr["T"].type = 1
+    flat, feeds = flat_of(made, outputs=["inverse"]), {"x": _regular((2, 600, 600), 0)}
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True)
+    eager = CudaEngine().build(replace(job, options={"capture": False}))
+    np.testing.assert_allclose(eager.step(feeds)["inverse"], np.linalg.inv(feeds["x"]), rtol=1e-3, atol=1e-4)
+    eager.close()
+    with pytest.raises(EngineError, match=r"inverse \(MatrixInverse\) can not be captured: .*\n.*--no-capture"):
+        CudaEngine().build(job)

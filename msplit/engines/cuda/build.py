@@ -127,6 +127,12 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
         raise EngineError(
             f"{op.op}: the attribute {problem} is missing", where=f"node {op.name}", fix="export the model again"
         ) from problem
+    except torch.OutOfMemoryError as problem:
+        raise EngineError(
+            f"{op.op}: {str(problem).splitlines()[0].split(' GPU ')[0]}",
+            where=f"node {op.name}",
+            fix="use a smaller --batch or fewer --streams, --no-fuse and --no-group: what is compared is on the GPU at the same time",
+        ) from problem
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as problem:
         raise EngineError(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",

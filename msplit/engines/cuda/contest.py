@@ -20,6 +20,9 @@ MARGIN = 0.97
 MOST_KEPT = 4 << 30
 """Bytes of results that are kept until a graph ends; where there would be more, each stream writes over its own."""
 
+MOST_SIDE_BY_SIDE = 2 << 30
+"""Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
+
 
 def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
     """Whether one call is faster than another both alone and side by side."""
@@ -28,6 +31,8 @@ def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
 
 def milliseconds(call: Callable[[], Any], lanes: int = 1) -> float:
     """Time of a graph of `CALLS` calls on each of some streams."""
+    if lanes > 1 and lanes * _bytes_of(call()) > MOST_SIDE_BY_SIDE:
+        return lanes * milliseconds_of([call])
     return milliseconds_of([call] * lanes)
 
 

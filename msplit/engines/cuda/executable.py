@@ -138,10 +138,11 @@ class CudaExecutable:
                 tap.before(action)
             try:
                 run_step(self.program, action.step, values)
-            except RuntimeError as problem:
-                if isinstance(problem, torch.OutOfMemoryError) or not torch.cuda.is_current_stream_capturing():
+            except (EngineError, RuntimeError) as problem:
+                reason = problem.__cause__ if isinstance(problem, EngineError) else problem
+                if not isinstance(reason, torch.AcceleratorError) or not torch.cuda.is_current_stream_capturing():
                     raise
-                raise uncapturable(self.program, action.step, problem) from problem
+                raise uncapturable(self.program, action.step, reason) from problem
             if tap is not None:
                 tap.after(action)
             for view in action.views:
@@ -178,7 +179,7 @@ class CudaExecutable:
                 results = self._record()
                 if copies:
                     self._outputs.deliver(results)
-        except RuntimeError as problem:
+        except torch.AcceleratorError as problem:
             # A capture that a step made invalid can not be ended either, which raises an error of its own.
             if isinstance(problem.__context__, EngineError):
                 raise problem.__context__ from None

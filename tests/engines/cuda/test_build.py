@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from msplit.engines.cuda import build as build_module
 from msplit.engines.cuda.build import build
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.program import Op
+from msplit.engines.cuda.registry import Lowering
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -86,6 +89,17 @@ def test_shapes_that_do_not_fit_name_the_node_and_what_to_check():
     flat = graph_of(graph)
     with pytest.raises(EngineError, match=r"(?s)product.*--shape"):
         run(flat, {"x": np.ones((2, 3), np.float32), "y": np.ones((4, 5), np.float32)})
+
+
+def test_too_little_memory_is_told_as_such():
+    def fails(node, *arguments):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.30 GiB. GPU 0 has a total capacity of 139.80 GiB"
+        )
+
+    wanted = r"node big: Neg: CUDA out of memory. Tried to allocate 2.30 GiB.\n  fix: use a smaller --batch or fewer --streams"
+    with pytest.raises(EngineError, match=wanted):
+        build_module.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
 
 
 @pytest.mark.parametrize("name", ["training.meta", "training_resource.meta"])
