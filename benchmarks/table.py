@@ -4,7 +4,7 @@
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
 
-Of several runs of a model at a batch the first counts.
+Of several runs of a model at a batch the first counts. A † stands at what was measured at another commit than the first run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def runs(paths: list[str]) -> list[dict[str, Any]]:
         for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
             name = Path(run["model"]).stem
             found.setdefault((name, run["batch"]), run)
-    return list(found.values())
+    order = list(dict.fromkeys(name.removesuffix(f"_{batch}") for name, batch in found))
+    return sorted(found.values(), key=lambda run: (order.index(name_of(run)), run["batch"]))
 
 
 def variants(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -67,6 +68,12 @@ def name_of(run: dict[str, Any]) -> str:
     return Path(run["model"]).stem.removesuffix(f"_{run['batch']}")
 
 
+def batch_of(run: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """The batch, marked where the run is of another commit than the first one."""
+    first, own = (one["result"]["environment"]["commit"] for one in (found[0], run))
+    return f"{run['batch']}{'†' * (own != first)}"
+
+
 def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
     """What streams alone give."""
     rows = [
@@ -81,7 +88,7 @@ def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                str(run["batch"]),
+                batch_of(run, found),
                 *(clocks(own.get(label)) for label in SHOWN),
                 f"{one / device:.2f}" if one and device else "-",
                 times_faster(micros(own.get("TensorFlow")), best),
@@ -125,7 +132,7 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                str(run["batch"]),
+                batch_of(run, found),
                 *(clocks(own.get(label)) for label in ("TensorFlow", "TensorFlow with XLA", "1 stream")),
                 *(clocks(own.get(label)) if label else "-" for label in (plain, many["fused"], grouped, alone)),
                 f"{before.get('kernels', '-')} → {after.get('kernels', '-')}",
@@ -158,7 +165,7 @@ def auto_table(found: list[dict[str, Any]]) -> list[list[str]]:
         best = min(measured, key=measured.__getitem__, default="")
         short = best.replace("msplit, ", "").replace(", CUDA graph", "")
         auto = cells.get("auto") or next(
-            (cells[name] for name in names if name in cells and note.endswith(f"that is {label_of(run, name)}")), "-"
+            (cell for name, cell in cells.items() if note.endswith(f"that is {label_of(run, name)}")), "-"
         )
         fastest = f"{measured[best]:.0f}: {short}" if best else "-"
         rows.append([name_of(run), str(run["batch"]), *(cells.get(name, "-") for name in names), taken, auto, fastest])
