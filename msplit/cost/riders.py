@@ -2,10 +2,10 @@
 
 A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
 become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
-ReLU, one activation or a GELU. Zeros put around the data of a convolution become its padding. A layer norm or a softmax that is spelled
-out over the last axis is one kernel, that of its first reduction. Which of these an engine really fuses it decides with the constants'
-values at hand; here only ops, shapes and who reads what are looked at, so that a graph of a million nodes costs no more than a walk over
-its products.
+ReLU, one activation or a GELU. Zeros put around the data of a convolution become its padding, and SpaceToBatchND and BatchToSpaceND around
+it its dilation. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its first reduction. Which of
+these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads what are looked at, so
+that a graph of a million nodes costs no more than a walk over its products.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Walk:
         """What rides on a product or a convolution."""
         weights = self._inputs(head)[1:2]
         constant = bool(weights) and self.prepared[weights[0]]
-        node, biased = head, False
+        node, biased = self._dilation(head), False
         while (found := self._reader(node)) is not None:
             reader, slot = found
             if self.ops[reader] in BIASES and slot == 0 and (constant or not biased):
@@ -143,10 +143,30 @@ class _Walk:
         else:
             self._gelu(node)
 
+    def _dilation(self, head: int) -> int:
+        """The BatchToSpaceND behind a convolution that is dilated so, whose pixels it then skips itself; otherwise the convolution."""
+        attrs = self.graph.attrs[head]
+        if self.ops[head] not in ("Conv2D", "DepthwiseConv2dNative") or attrs.get("padding") != "VALID":
+            return head
+        before, reader = next(iter(self._inputs(head)), head), self.only[head]
+        if self.ops[before] in RESHAPES and self.only[before] == head:
+            before = next(iter(self._inputs(before)), before)
+        if reader >= 0 and self.ops[reader] in RESHAPES:
+            reader = self.only[reader]
+        if reader < 0 or self.ops[before] != "SpaceToBatchND" or self.ops[reader] != "BatchToSpaceND":
+            return head
+        constant = all(self.prepared[source] for node in (before, reader) for source in self._inputs(node)[1:])
+        if not constant or self.only[before] < 0:
+            return head
+        self.inside[before] = self.inside[reader] = True
+        return reader
+
     def pad(self, node: int) -> None:
         """Padding that a convolution does itself."""
         reader, slot = self.only[node], self.slot[node]
         constant = all(self.prepared[source] for source in self._inputs(node)[1:])
+        if reader >= 0 and slot == 0 and self.ops[reader] in RESHAPES:
+            reader, slot = self.only[reader], self.slot[reader]
         if reader >= 0 and slot == 0 and constant and self.ops[reader] in CONVOLUTIONS:
             self.inside[node] = True
 
@@ -214,7 +234,7 @@ class _Walk:
         if found is None or self.ops[found[0]] not in SUMS:
             return node
         others, after = self._others(*found), self._reader(found[0])
-        if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[head]:
+        if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[node]:
             return node
         beside = self.ops[others[0]] in HEADS | BIASES | NORMS | SCALES and self.only[others[0]] == found[0]
         if found[1] and beside:

@@ -108,6 +108,52 @@ def test_a_bias_behind_the_sum_of_two_products_moves_to_one_of_them() -> None:
     assert _kernels(b) == ["MatMul", "MatMul", "AddV2"]
 
 
+def _dilated(b: Builder, sequence: bool, padding: str = "VALID") -> tuple[int, int]:
+    """The convolution and what comes last: a bias and a ReLU behind the BatchToSpaceND."""
+    x = b.input("x", (1, 10, 4) if sequence else (1, 10, 10, 4))
+    axes = 1 if sequence else 2
+    block = b.const([2] * axes, "int32")
+    pads, crops = (b.const([[size, size]] * axes, "int32") for size in (2, 0))
+    node = b.add("SpaceToBatchND", x, block, pads, **FLOAT, Tblock_shape="int32", Tpaddings="int32")
+    attrs = {**SAME, "padding": padding}
+    if sequence:
+        convolution = b.add("Conv2D", b.add("ExpandDims", node, b.ints(1), **FLOAT), b.weight(1, 3, 4, 16), **attrs)
+        node = b.add("Squeeze", convolution, **FLOAT, squeeze_dims=(1,))
+    else:
+        node = convolution = b.add("Conv2D", node, b.weight(3, 3, 4, 16), **attrs)
+    joined = b.add("BatchToSpaceND", node, block, crops, **FLOAT, Tblock_shape="int32", Tcrops="int32")
+    return convolution, b.add("Relu", b.add("BiasAdd", joined, b.weight(16), **FLOAT), **FLOAT)
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_dilation_that_is_spelled_rides_on_the_convolution(sequence: bool) -> None:
+    b = Builder()
+    _dilated(b, sequence)
+    assert _kernels(b) == ["Conv2D"]
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_dilation_is_no_dilation_where_the_parts_are_padded_or_read(sequence: bool) -> None:
+    b = Builder()
+    _dilated(b, sequence, "SAME")
+    assert _kernels(b) == ["SpaceToBatchND", "Conv2D", "BatchToSpaceND", "BiasAdd", "Relu"]
+    b = Builder()
+    convolution, _ = _dilated(b, sequence)
+    b.add("Neg", convolution, **FLOAT)
+    assert _kernels(b) == ["SpaceToBatchND", "Conv2D", "BatchToSpaceND", "BiasAdd", "Relu", "Neg"]
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_padding_rides_on_a_convolution(sequence: bool) -> None:
+    b = Builder()
+    x = b.input("x", (1, 10, 4) if sequence else (1, 10, 10, 4))
+    node = b.add("Pad", x, b.const([[0, 0], *[[1, 1]] * (1 if sequence else 2), [0, 0]], "int32"), **FLOAT)
+    if sequence:
+        node = b.add("ExpandDims", node, b.ints(1), **FLOAT)
+    b.add("Conv2D", node, b.weight(1 if sequence else 3, 3, 4, 16), **{**SAME, "padding": "VALID"})
+    assert _kernels(b) == ["Conv2D"]
+
+
 def _gelu(b: Builder, value: int) -> int:
     inner = b.add("Erf", b.add("Mul", value, b.const(0.7071), **FLOAT), **FLOAT)
     half = b.add("Mul", value, b.const(0.5), **FLOAT)

@@ -87,6 +87,14 @@ class Source:
         self.shapes[key] = value.shape
         return key
 
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Shape of a value, also of a constant; None where it differs from run to run."""
+        return self.constants[key].shape if key in self.constants else self.shapes.get(key)
+
+    def sizes(self, shape: tuple[int, ...]) -> Key:
+        """A shape as a new constant, for a Reshape."""
+        return self.constant(np.asarray(shape, np.int64))
+
     def add(self, op: str, like: Op, attrs: dict[str, Any], inputs: list[Key], shape: tuple[int, ...]) -> Op:
         """A new op with one output of a known shape, that does a part of another's work. `sort` afterwards."""
         number = self.fresh()

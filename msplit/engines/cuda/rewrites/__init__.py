@@ -10,6 +10,7 @@ from __future__ import annotations
 from msplit.engines.cuda.program import Source
 from msplit.engines.cuda.rewrites.affine import fold_affine
 from msplit.engines.cuda.rewrites.dense import flatten_products
+from msplit.engines.cuda.rewrites.dilation import absorb_dilation
 from msplit.engines.cuda.rewrites.duplicates import drop_duplicates
 from msplit.engines.cuda.rewrites.epilogue import fuse_epilogues
 from msplit.engines.cuda.rewrites.identities import drop_identities
@@ -21,6 +22,7 @@ from msplit.engines.cuda.rewrites.sums import move_biases
 ORDER = (
     drop_identities,
     flatten_products,  # products become matrices
+    absorb_dilation,
     absorb_padding,
     move_biases,
     fold_affine,  # scales and offsets become weights and a bias

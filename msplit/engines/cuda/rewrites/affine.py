@@ -168,7 +168,7 @@ def _commit(source: Source, head: Op, weights: NDArray[Any], chain: _Chain) -> N
         bias.covers = covers
         key = (bias.node, 0)
     last.op, last.attrs, last.covers = "Reshape", {}, [last.covers[0]]
-    last.inputs = [key, source.constant(np.asarray(shape, np.int64))]
+    last.inputs = [key, source.sizes(tuple(shape))]
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:

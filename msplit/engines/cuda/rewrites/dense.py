@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from msplit.engines.cuda.program import Key, Op, Source
 
 _BATCHED = ("BatchMatMul", "BatchMatMulV2")
@@ -60,12 +58,8 @@ def _as_matrices(source: Source, op: Op, left: Key, right: Key, inner: int, *, t
     if not inner or not math.prod(out):
         return
     rows = math.prod(out) // columns
-    narrow = source.add("Reshape", op, {}, [left, _shape(source, (rows, inner))], (rows, inner))
+    narrow = source.add("Reshape", op, {}, [left, source.sizes((rows, inner))], (rows, inner))
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
     product = source.add("MatMul", op, attrs, [(narrow.node, 0), right], (rows, columns))
     product.covers = op.covers
-    op.op, op.attrs, op.inputs, op.covers = "Reshape", {}, [(product.node, 0), _shape(source, out)], [op.covers[0]]
-
-
-def _shape(source: Source, sizes: tuple[int, ...]) -> Key:
-    return source.constant(np.asarray(sizes, np.int64))
+    op.op, op.attrs, op.inputs, op.covers = "Reshape", {}, [(product.node, 0), source.sizes(out)], [op.covers[0]]

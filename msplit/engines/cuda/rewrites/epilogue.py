@@ -50,7 +50,7 @@ def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op | None) -> Non
         absorbed.append(sum_op)
         key = (sum_op.node, 0)
     before_reshape = len(absorbed)
-    reshapes = _reshapes(readers, key) if head.op == "MatMul" else []
+    reshapes = _reshapes(readers, key)
     if reshapes:
         key = (reshapes[-1].node, 0)
     activation, ops, alpha = _activation(source, readers, key)
@@ -74,7 +74,7 @@ def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op | None) -> Non
         made = absorbed[before_reshape - 1] if before_reshape else head
         product = source.add(fused, head, attrs, inputs, source.shapes[made.node, 0])
         product.covers = covers
-        shape = source.constant(np.asarray(source.shapes[last.node, 0], np.int64))
+        shape = source.sizes(source.shapes[last.node, 0])
         last.op, last.attrs, last.inputs, last.covers = "Reshape", {}, [(product.node, 0), shape], [last.covers[0]]
     else:
         last.op, last.attrs, last.inputs, last.covers, last.name = fused, attrs, inputs, covers, name

@@ -38,6 +38,18 @@ def channels_last(op: Op) -> bool:
     return str(op.attrs.get("data_format", "NHWC"))[1] != "C"
 
 
+def inserted_axis(shape: Sequence[int], wider: Sequence[int], kernel: Sequence[int]) -> int | None:
+    """Which spatial axis of size one a reshape adds, so that a convolution of images can take a sequence; None if it adds none.
+
+    Args:
+        shape: Of the sequences: batch, length, channels.
+        wider: Of the images, channels last.
+        kernel: Shape of the convolution's filter: of two axes of size one, the added one is that which nothing is summed along.
+    """
+    axes = [one for one in (1, 2) if (*shape[:one], 1, *shape[one:]) == tuple(wider) and kernel[one - 1] == 1]
+    return axes[0] if len(shape) == 3 and axes else None
+
+
 def trailing(shape: Sequence[int], size: int) -> tuple[int, ...] | None:
     """The last axes of a shape whose sizes multiply to `size`, as few as possible; None where none do."""
     for axis in range(len(shape) - 1, -1, -1):

@@ -1,5 +1,6 @@
 """Zeros around an image become padding of the convolution."""
 
+import numpy as np
 import pytest
 
 from tests.engines.cuda.cases import graph_of, kernels, program_of
@@ -43,3 +44,15 @@ def test_other_padding_stays(paddings, value, mode):
     flat = graph_of(build)
     assert_equals_itself(flat, feeds)
     assert len(kernels(program_of(flat, feeds))) == 2
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_zeros_around_a_sequence_become_padding(axis):
+    feeds = {"x": normal(2, 9, 3)}
+
+    def build(tf, v1):
+        x = tf.pad(placeholder(tf, v1, feeds["x"]), [[0, 0], [2, 1], [0, 0]])
+        filter = np.expand_dims(normal(3, 3, 4), axis - 1)
+        tf.squeeze(tf.nn.conv2d(tf.expand_dims(x, axis), filter, 1, "VALID"), axis, name="out")
+
+    check(build, feeds, ["Conv2D"], outputs=["out"])
