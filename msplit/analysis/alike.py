@@ -30,6 +30,11 @@ LONGEST = 256
 SHORTEST = 3
 """Kernels of a branch that may be called nearly alike: two ops that differ in one have nothing in common."""
 
+_ALONE = frozenset(
+    {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D"}
+)
+"""Ops that the engine does not do for several branches at once: branches with one of them are not compared."""
+
 _LOOKUPS = ("Gather", "GatherV2", "ResourceGather", "EmbeddingLookupSparse")
 Signature = tuple[Any, ...]
 
@@ -98,7 +103,9 @@ def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> Likeness:
     ops = flat.graph.ops
     sets: dict[tuple[tuple[str, ...], int], list[tuple[int, ...]]] = {}
     for block, nodes in enumerate(members):
-        sets.setdefault((tuple(ops[node] for node in nodes), depth[block]), []).append(nodes)
+        names = tuple(ops[node] for node in nodes)
+        if _ALONE.isdisjoint(names):
+            sets.setdefault((names, depth[block]), []).append(nodes)
     forms = _Forms(flat, shapes)
     alike: dict[Signature, list[list[tuple[int, ...]]]] = {}
     nearly: list[NearlyAlike] = []

@@ -62,6 +62,24 @@ def test_alike_branches_are_one_kind():
     assert not found.nearly
 
 
+def test_branches_with_convolutions_are_left_out():
+    """The engine does not do them at once."""
+    g = Branches(lambda strategy: 0)
+    g.placeholder("x", (1, 8, 8, 4))
+    ends = []
+    for _ in range(3):
+        node = g.node("Conv2D", ["x", g.normal(3, 3, 4, 4)], T=FLOAT)
+        made = g.graph_def.node[-1]
+        made.attr["strides"].list.i.extend([1, 1, 1, 1])
+        made.attr["padding"].s = b"SAME"
+        ends.append(g.node("Exp", [g.node("Tanh", [node], T=FLOAT)], T=FLOAT))
+    g.node("ConcatV2", [*ends, g.constant(np.int32(3))], T=FLOAT, Tidx=INT32)
+    g.graph_def.node[-1].attr["N"].i = len(ends)
+    _, found = analyzed(g.graph_def)
+    assert not found.alike
+    assert not found.nearly
+
+
 def test_one_op_more_is_nearly_alike():
     more = [*PLAIN[:1], ("Abs", 4), *PLAIN[1:]]
     flat, found = branches(PLAIN, more, PLAIN)
