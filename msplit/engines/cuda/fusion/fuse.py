@@ -137,10 +137,11 @@ def observe(
 
     trace(source, feeds, device, nchw=nchw, observe=note, held=held)
     for op in source.ops.values():
-        static = positions(table()[op.op], len(op.inputs)) if op.op in VIEWS else range(len(op.inputs))
-        for slot, key in enumerate(op.inputs):
-            if slot not in static and key in source.constants and key not in layouts:
-                layouts[key] = layout(to_torch(source.constants[key]))
+        if op.op in VIEWS:
+            static = positions(table()[op.op], len(op.inputs))
+            for slot, key in enumerate(op.inputs):
+                if slot not in static and key in source.constants and key not in layouts:
+                    layouts[key] = layout(to_torch(source.constants[key]))
     return layouts
 
 
