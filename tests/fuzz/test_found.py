@@ -95,6 +95,28 @@ MODELS = {
         ("axis", "Const", [], {"dtype": kind(3), "value": tensor(3, None)}),
         ("y", "GatherV2", ["t", "ids", "axis"], {"Tparams": kind(1), "Tindices": kind(3), "Taxis": kind(3)}),
     ),
+    "a cond with one branch": graph(
+        (
+            "p",
+            "Const",
+            [],
+            {
+                "dtype": kind(10),
+                "value": lambda attr: (
+                    setattr(attr.tensor, "dtype", 10),
+                    attr.tensor.bool_val.append(True),
+                    attr.tensor.tensor_shape.SetInParent(),
+                ),
+            },
+        ),
+        ("x", "Placeholder", [], {"dtype": kind(1)}),
+        ("y", "If", ["p", "x"], {"then_branch": function("f")}),
+    ),
+    "a choice by two numbers": graph(
+        ("p", "Const", [], {"dtype": kind(3), "value": tensor(3, (2,))}),
+        ("x", "Placeholder", [], {"dtype": kind(1)}),
+        ("y", "Case", ["p", "x"], {"branches": lambda attr: [attr.list.func.add(name="f") for _ in range(2)]}),
+    ),
     "a million outputs that nobody reads": graph(
         ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
     ),

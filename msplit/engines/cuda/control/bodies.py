@@ -150,6 +150,11 @@ def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
     return [one for one in found if isinstance(one, FunctionRef)]
 
 
+def names_all(op: str, functions: Sequence[FunctionRef]) -> bool:
+    """Whether these are all functions that a functional op needs: a damaged one may lack some."""
+    return len(functions) == 2 if op in (*LOOPS, "If", "StatelessIf") else bool(functions)
+
+
 def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
     """Which of its branches a cond takes.
 
@@ -157,6 +162,6 @@ def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
     one for a number that no branch has.
     """
     if op in ("Case", "StatelessCase"):
-        number = int(predicate)
+        number = int(predicate) if predicate.ndim == 0 and predicate.dtype.kind in "iu" else -1
         return number if 0 <= number < branches else branches - 1
     return int(bool(predicate) if predicate.ndim == 0 else predicate.size > 0)

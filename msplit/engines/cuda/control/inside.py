@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msplit.engines.cuda.control.bodies import CONDS, FUNCTIONAL, LOOPS, Bodies, functions_of, taken
+from msplit.engines.cuda.control.bodies import CONDS, FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.control.conds import known
 from msplit.engines.cuda.control.lists import LISTS
 from msplit.engines.cuda.registry import table
@@ -61,14 +61,14 @@ class Inside:
     def _look(self, node: int, op: str) -> Within:
         attrs, where = self._flat.graph.attrs[node], self._flat.graph.names[node]
         wanted = functions_of(op, attrs)
-        if op in CONDS and (inputs := self._flat.graph.inputs(node)) and wanted:
+        missing: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
+        if not names_all(op, wanted):
+            missing[op] = [where]
+        elif op in CONDS and (inputs := self._flat.graph.inputs(node)):
             predicate = known(self._flat.graph, inputs[0], self._fed)
             if predicate is not None:
                 wanted = [wanted[taken(op, predicate, len(wanted))]]
-        missing: dict[str, list[str]] = {}
-        names: dict[str, list[str]] = {}
-        if not wanted or (op in LOOPS and len(wanted) != 2):
-            missing[op] = [where]
         seen: set[str] = set()
         pending = [ref.name for ref in wanted]
         while pending:
@@ -84,7 +84,10 @@ class Inside:
                 names.setdefault(inner, []).append(f"{where}/{name}")
             for piece in body.ops:
                 if piece.op in FUNCTIONAL:
-                    pending += [ref.name for ref in functions_of(piece.op, piece.attrs)]
+                    inner_functions = functions_of(piece.op, piece.attrs)
+                    pending += [ref.name for ref in inner_functions]
+                    if not names_all(piece.op, inner_functions):
+                        missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
                 elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in table():
                     missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
         return Within(frozenset(names), missing, names)
