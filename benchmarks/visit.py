@@ -189,11 +189,9 @@ def run(job: Job, graphs: Path, out: Path, gpu: int) -> int | None:
     command = (
         [script, *options] if script == "-m" else [str(HERE / script), str(graphs), "--out", str(folder), *options]
     )
-    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     environment = {
-        **os.environ,
+        **with_package(),
         "CUDA_VISIBLE_DEVICES": str(gpu),
-        "PYTHONPATH": paths,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "MSPLIT_RACE_GRAPHS": "200",
     }
@@ -207,6 +205,12 @@ def run(job: Job, graphs: Path, out: Path, gpu: int) -> int | None:
             process.kill()
             process.wait()
             return None
+
+
+def with_package() -> dict[str, str]:
+    """This process's environment, with this checkout's msplit in front."""
+    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": paths}
 
 
 def collect(out: Path, step: str) -> str:
@@ -246,7 +250,13 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
     if commands is None:
         return "\n".join((folder / "printed.txt").read_text() for folder in folders)
     printed = [
-        subprocess.run([sys.executable, str(HERE / script), *options], capture_output=True, text=True, cwd=HERE.parent)
+        subprocess.run(
+            [sys.executable, str(HERE / script), *options],
+            capture_output=True,
+            text=True,
+            cwd=HERE.parent,
+            env=with_package(),
+        )
         for script, *options in commands
     ]
     return "\n".join(done.stdout if done.returncode == 0 else done.stderr for done in printed)

@@ -78,13 +78,8 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
         wanted.append(("fused", {"fuse": True}, "no pointwise ops can share a kernel"))
     if group:
         name = "fused and grouped" if fuse else "grouped"
-        wanted.append(
-            (
-                name,
-                {"group": True, **({"fuse": True} if fuse else {})},
-                "running alike branches as one saves no kernels here",
-            )
-        )
+        larger = {"group": True} | ({"fuse": True} if fuse else {})
+        wanted.append((name, larger, "running alike branches as one saves no kernels here"))
     kernels = _kernels(job) if wanted else ()
     for name, larger, why in wanted:
         own = replace(job, options={**job.options, **larger})

@@ -14,9 +14,8 @@ import numpy as np
 
 from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
-from msplit.engines.cuda.rewrites.pattern import Readers, channels_last, inserted_axis
+from msplit.engines.cuda.rewrites.pattern import CONVOLUTIONS, Readers, channels_last, inserted_axis
 
-_CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 _PLAIN = (1, 1, 1, 1)
 _RANK = 4
 
@@ -57,13 +56,16 @@ def _follow(source: Source, readers: Readers, split: Op) -> _Spelled | None:
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
         key = (chain[-1].node, 0)
         reader = readers.only(key)
-        if reader is None or reader.inputs[0] != key or reader.op not in (*RESHAPES, *_CONVOLUTIONS, "BatchToSpaceND"):
+        if reader is None or reader.inputs[0] != key or reader.op not in (*RESHAPES, *CONVOLUTIONS, "BatchToSpaceND"):
             return None
         chain.append(reader)
-    ops = [op.op in _CONVOLUTIONS for op in chain]
-    if chain[-1].op != "BatchToSpaceND" or ops.count(True) != 1 or ops.index(True) != len(chain) // 2:
-        return None
     convolution = chain[len(chain) // 2]
+    if (
+        chain[-1].op != "BatchToSpaceND"
+        or len(chain) not in (3, 5)
+        or [op for op in chain if op.op in CONVOLUTIONS] != [convolution]
+    ):
+        return None
     plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))
     if not plain or convolution.attrs.get("padding") != "VALID" or not channels_last(convolution):
         return None

@@ -6,9 +6,8 @@ import numpy as np
 
 from msplit.engines.cuda.op_classes import RESHAPES
 from msplit.engines.cuda.program import Key, Op, Source
-from msplit.engines.cuda.rewrites.pattern import Readers, channels_last, inserted_axis
+from msplit.engines.cuda.rewrites.pattern import CONVOLUTIONS, Readers, channels_last, inserted_axis
 
-_CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 _RANK = 4
 
 
@@ -24,7 +23,7 @@ def absorb_padding(source: Source) -> None:
         if reader is not None and reader.op in RESHAPES:
             view = last = reader
             reader = readers.only((view.node, 0))
-        if reader is None or reader.op not in _CONVOLUTIONS or reader.inputs[0] != (last.node, 0):
+        if reader is None or reader.op not in CONVOLUTIONS or reader.inputs[0] != (last.node, 0):
             continue
         axis = None if view is None else _added_axis(source, pad, view, reader)
         pairs = None if view is not None and axis is None else _zeros_around(source, pad, reader, axis)

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.program import Key, Op, Source
 
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+"""Of images: four axes."""
+
 
 class Readers:
     """Who reads each value of a source, as it was when this was made.
