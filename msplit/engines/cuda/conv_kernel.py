@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,28 +17,8 @@ from torch import Tensor
 
 from msplit.engines.cuda import tickets
 from msplit.engines.cuda.conv_tile import convolve_tile
+from msplit.engines.cuda.tiles import Tiles
 from msplit.engines.cuda.windows import Window
-
-
-class Tiles(NamedTuple):
-    """How the work is cut.
-
-    Attributes:
-        pixels: Of a tile.
-        results: Output channels of a tile.
-        summands: Added up at a time.
-        warps: Of a block.
-        stages: Of the pipeline of loads.
-        parts: Blocks that share a tile's summands.
-    """
-
-    pixels: int
-    results: int
-    summands: int
-    warps: int
-    stages: int
-    parts: int = 1
-
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -149,7 +128,7 @@ def convolve_siblings(
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
     out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
-    in_tile, in_columns, summands, warps, stages, parts = Tiles(*tiles)
+    in_tile, in_columns, summands, warps, stages, parts, _ = Tiles(*tiles)
     grid = triton.cdiv(pixels, in_tile), sum(triton.cdiv(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
     share = triton.cdiv(steps_in_all, parts)
@@ -197,6 +176,7 @@ def convolve_siblings(
         IN_FIRST=in_first,
         POINT=point,
         NARROW=channels < _NARROW,
+        EVEN=channels >= _NARROW and channels % summands == 0,
         BIAS=bias is not None,
         SIDE=side is not None,
         RELU=relu,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,8 @@ from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.program import Op, Source
 from msplit.engines.cuda.registry import table
 from msplit.engines.cuda.tensors import to_torch
+from msplit.engines.cuda.tiles import Tiles
 from msplit.engines.cuda.windows import SIBLINGS, TILES
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.conv_kernel import Tiles
 
 JOIN = 0.2
 """µs that a fork of streams and the join after it take at the least: merged siblings save them, and `Times.beside` leaves them out."""

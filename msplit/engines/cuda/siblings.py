@@ -25,7 +25,7 @@ EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
 """What may follow each of them in the same step."""
 
 Decide = Callable[[Source, Sequence[Op]], "tuple[int, ...] | None"]
-"""How to cut the work of siblings into tiles (`conv_kernel.Tiles`), or None to leave them as they are."""
+"""How to cut the work of siblings into tiles (`tiles.Tiles`), or None to leave them as they are."""
 
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from msplit.engines.cuda.registry import Node, Unsupported
 
 TILES = "_tiles"
-"""Attribute that an engine gives a convolution which runs in our own kernel: `conv_kernel.Tiles`. Absent: the library runs it."""
+"""Attribute that an engine gives a convolution which runs in our own kernel: `tiles.Tiles`. Absent: the library runs it."""
 
 SIBLINGS = "_siblings"
 """Attribute of an op that does several convolutions of the same data: how many output channels each has."""

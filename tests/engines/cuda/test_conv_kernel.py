@@ -38,12 +38,22 @@ CASES = [
     (2, 15, 9, 33, 7, (3, 5), (2, 1), (1, 2), (0, 3), (1, 2)),
     (1, 30, 31, 3, 40, (7, 7), (2, 2), (1, 1), (2, 3), (3, 3)),
     (3, 5, 5, 1, 1, (2, 2), (1, 3), (2, 1), (1, 0), (0, 1)),
+    (1, 17, 17, 64, 80, (1, 7), (1, 1), (1, 1), (0, 3), (0, 3)),
+    (2, 12, 13, 128, 32, (3, 2), (1, 2), (2, 3), (2, 1), (1, 2)),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    "tiles", [(16, 32, 64, 4, 3), (32, 32, 32, 4, 4), (32, 32, 32, 4, 4, 4), (64, 64, 64, 4, 4, 2)]
+    "tiles",
+    [
+        (16, 32, 64, 4, 3),
+        (32, 32, 32, 4, 4),
+        (32, 32, 32, 4, 4, 4),
+        (64, 64, 64, 4, 4, 2),
+        (64, 32, 64, 4, 3, 4),
+        (64, 64, 32, 4, 3),
+    ],
 )
 def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
     from msplit.engines.cuda import conv_kernel
@@ -200,7 +210,7 @@ def test_a_slow_library_loses_and_the_numbers_stay(monkeypatch):
         return lambda *tensors: (table()[op.op].function(Node(op.name, op.op, op.attrs), *tensors),)
 
     chosen, weights = convolutions.choose(op, [data, filter, bias], lowered)
-    assert "_tiles" in chosen.attrs
+    assert weights.is_contiguous() == chosen.attrs["_tiles"].turned
     assert weights.is_contiguous()
     found, wanted = lowered(chosen)(data, weights, bias)[0], lowered(op)(data, filter, bias)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=5e-2)

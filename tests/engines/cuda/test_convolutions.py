@@ -6,10 +6,11 @@ import torch
 from msplit.engines.cuda import contest, convolutions
 from msplit.engines.cuda.program import Op
 from msplit.engines.cuda.registry import Node, table
+from msplit.engines.cuda.tiles import Tiles
 from msplit.engines.cuda.windows import TILES
 
 OP = Op(0, "conv", "Conv2D", {"strides": (1, 1, 1, 1), "padding": "SAME"}, [(1, 0), (2, 0)], [0])
-A, B, C = (16, 32, 64, 4, 3), (32, 32, 64, 4, 3, 8), (1, 1, 1, 1, 1)
+A, B, C = Tiles(16, 32, 64, 4, 3, turned=True), Tiles(32, 32, 64, 4, 3, 8), Tiles(1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -47,5 +48,5 @@ def test_the_fastest_alone_that_is_faster_under_load_too(times, winner, monkeypa
     for _ in range(2):  # measured once, remembered
         op, weights = convolutions.choose(OP, [data, filter], lowered)
         assert op.attrs.get(TILES) == winner
-        assert weights.is_contiguous() == (winner is not None)
+        assert weights.is_contiguous() == (winner is not None and winner.turned)
         monkeypatch.setattr(contest, "milliseconds", None)

@@ -1,0 +1,28 @@
+"""How the work of a convolution in our own kernel is cut. Apart from the kernel, since that needs Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tiles(NamedTuple):
+    """What a block of the kernel computes, and how.
+
+    Attributes:
+        pixels: Of a tile.
+        results: Output channels of a tile.
+        summands: Added up at a time.
+        warps: Of a block.
+        stages: Of the pipeline of loads.
+        parts: Blocks that share a tile's summands.
+        turned: Whether the filter is to lie with its output channels side by side, not its input channels. The kernel takes both; tiles
+            of 64 pixels, whose products (wgmma) read the filter as it lies, are slow with the former.
+    """
+
+    pixels: int
+    results: int
+    summands: int
+    warps: int
+    stages: int
+    parts: int = 1
+    turned: bool = False
