@@ -77,11 +77,14 @@ class Cells:
         """Members of a set such that singling one out does the same as singling out any other of them, for all that is seen while doing so.
 
         Each is tried. Of several kinds those are given whose record is the lowest. None where that would take too long: where the set times
-        the graph, or what was tried before on this graph, is too large.
+        the graph, or what was tried before on this graph, is too large. None, too, where there is nothing to see: the set has no links.
         """
         members = self._members(cell)
         if len(members) == 1:
             return list(members)
+        any_of_them = next(iter(members))
+        if self._link_start[any_of_them] == self._link_start[any_of_them + 1]:
+            return None  # nor has any other: a set is linked alike
         if self._budget <= 0 or len(members) * len(self._links) > LARGEST:
             return None
         kinds: dict[int, list[int]] = {}

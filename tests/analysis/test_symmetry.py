@@ -152,6 +152,16 @@ def test_trying_changes_nothing_and_ends():
     assert cells.leading(cells.of[8]) == [8]
 
 
+def test_what_is_linked_with_nothing_is_not_tried(monkeypatch):
+    """Trials of it spend no budget: all of one set, once per member, were quadratic."""
+    flat, costs = build([f"n{node}" for node in range(3000)], ["MatMul"] * 3000, [], np.ones(3000))
+    trials = []
+    monkeypatch.setattr(Cells, "_undo", lambda cells: trials.append(cells))
+    assert sorted(canonical(flat, costs.time_us).tolist()) == list(range(3000))
+    assert not trials
+    assert Cells(flat, colours(flat, costs.time_us), ()).leading(0) is None
+
+
 @pytest.mark.no_cover
 def test_time_grows_with_the_number_of_copies():
     def seconds(copies: int) -> float:
