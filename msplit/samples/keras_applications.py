@@ -61,7 +61,8 @@ def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: in
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    for index, variable in enumerate(model.weights):
+    weights = model.weights  # Keras gathers them from all layers anew whenever it is asked
+    for index, variable in enumerate(weights):
         variable.assign(np.full(tuple(variable.shape), _MARK + index, np.float32))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -75,8 +76,8 @@ def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: in
         if node.op == "Const" and node.attr["dtype"].type == tf.float32.as_datatype_enum:
             values = tf.make_ndarray(node.attr["value"].tensor)
             index = int(values.flat[0]) - _MARK if values.size else -1
-            if 0 <= index < len(model.weights):
-                recipe = recipe_for(node.name, seed, model.weights[index].path, values.shape, gain)
+            if 0 <= index < len(weights):
+                recipe = recipe_for(node.name, seed, weights[index].path, values.shape, gain)
                 node.attr[ATTRIBUTE].s = recipe.encode()
     return fill(graph_def), frozen.outputs[0].op.name
 
