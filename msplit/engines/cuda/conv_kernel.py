@@ -17,7 +17,7 @@ from torch import Tensor
 
 from msplit.engines.cuda import tickets
 from msplit.engines.cuda.conv_tile import convolve_tile
-from msplit.engines.cuda.tiles import Tiles
+from msplit.engines.cuda.tiles import Tiles, reciprocal
 from msplit.engines.cuda.windows import Window
 
 _LARGEST = 2**31 - 1
@@ -139,6 +139,8 @@ def convolve_siblings(
         partial = counters = out
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
+    divisors = vertical.outputs, horizontal.outputs, triton.cdiv(channels, summands), horizontal.kernel
+    by, shifts = zip(*map(reciprocal, divisors), strict=True)
     convolve_tile[(*grid, parts)](
         data,
         flat,
@@ -167,6 +169,8 @@ def convolve_siblings(
         *(step // of_filter for step in filter_steps),
         share,
         parts,
+        *by,
+        *shifts,
         PIXELS=in_tile,
         RESULTS=in_columns,
         SUMMANDS=summands,
@@ -176,7 +180,6 @@ def convolve_siblings(
         IN_FIRST=in_first,
         POINT=point,
         NARROW=channels < _NARROW,
-        EVEN=channels >= _NARROW and channels % summands == 0,
         BIAS=bias is not None,
         SIDE=side is not None,
         RELU=relu,

@@ -14,9 +14,17 @@ import triton.language as tl
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
-    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts"
+    "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts "
+    "by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
 ).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
+
+
+@triton.jit
+def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
+    """A number from 0 to 2³¹ - 1, divided by what `tiles.reciprocal` made two numbers of."""
+    high = tl.umulhi((2 * number).to(tl.uint32), by.to(tl.uint32, bitcast=True))
+    return (high >> shift.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -54,6 +62,14 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     filter_o,
     share,
     parts,
+    by_rows,
+    by_columns,
+    by_blocks,
+    by_kernel_w,
+    shift_rows,
+    shift_columns,
+    shift_blocks,
+    shift_kernel_w,
     PIXELS: tl.constexpr,
     RESULTS: tl.constexpr,
     SUMMANDS: tl.constexpr,
@@ -63,7 +79,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     IN_FIRST: tl.constexpr,
     POINT: tl.constexpr,
     NARROW: tl.constexpr,
-    EVEN: tl.constexpr,
     BIAS: tl.constexpr,
     SIDE: tl.constexpr,
     RELU: tl.constexpr,
@@ -105,11 +120,11 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
     column_of_filter = first_column + result
     summand = tl.arange(0, SUMMANDS)
-    column = pixel % columns
-    rest = pixel // columns
-    top = rest % rows * stride_h - before_h
-    left = column * stride_w - before_w
-    start = rest // rows * step_n + top * step_h + left * step_w
+    rest = _quotient(pixel, by_columns, shift_columns)
+    image = _quotient(rest, by_rows, shift_rows)
+    top = (rest - image * rows) * stride_h - before_h
+    left = (pixel - rest * columns) * stride_w - before_w
+    start = image * step_n + top * step_h + left * step_w
     there = pixel < pixels
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
@@ -145,10 +160,11 @@ def convolve_tile(  # type: ignore[no-untyped-def]
         if SPLIT:
             start_at = tl.program_id(2) * share
             end = tl.minimum(end, start_at + share)
-            tap = start_at // blocks
+            tap = _quotient(start_at, by_blocks, shift_blocks)
             channel = (start_at - tap * blocks) * SUMMANDS
-            down = tap // kernel_w * dilation_h
-            right = tap % kernel_w * dilation_w
+            line = _quotient(tap, by_kernel_w, shift_kernel_w)
+            down = line * dilation_h
+            right = (tap - line * kernel_w) * dilation_w
         from_data = data + start[:, None] + summand[None, :]
         from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
         # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
@@ -161,13 +177,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
                 inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
             of_data = from_data + (down * step_h + right * step_w + channel)
             of_filter = from_filter + (tap * filter_tap + channel * filter_c)
-            if EVEN:
-                a = tl.load(of_data, mask=inside[:, None], other=0)
-                b = tl.load(of_filter, mask=wanted[None, :], other=0)
-            else:
-                exists = channel + summand < channels
-                a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
-                b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
+            exists = channel + summand < channels
+            a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
+            b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
             channel += SUMMANDS
             if not POINT:

@@ -1,14 +1,13 @@
 """Which kernel runs a convolution, chosen by measurement: the library's, or our own with tiles of one of a few sizes.
 
-cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: the better of
-both takes 561 µs for the convolutions of Inception-v3, one after the other, instead of 692, and 269 for those of GoogLeNet instead of 363
-(`benchmarks/probes`). There is no rule that a page could hold, so each shape is timed once per process, and the tiled kernel is taken where
-it is faster both alone and eight side by side (see `contest`) and gives the same numbers.
+cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
+of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/probes`). There is no rule that a page could hold, so each
+shape is timed once per process, and the tiled kernel is taken where it is faster both alone and eight side by side (see `contest`), and
+gives the same numbers.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,20 +22,22 @@ from msplit.engines.cuda.windows import TILES
 _ANY = (1, 2, 4, 8)
 
 SINGLE = (
-    (Tiles(16, 32, 64, 4, 3, turned=True), _ANY),
+    (Tiles(16, 32, 64, 4, 5, turned=True), _ANY),
     (Tiles(32, 32, 64, 4, 3), _ANY),
+    (Tiles(32, 32, 64, 4, 5), _ANY),
     (Tiles(64, 32, 64, 4, 3), _ANY),
-    (Tiles(64, 64, 32, 4, 3), _ANY),
+    (Tiles(64, 32, 64, 4, 5), _ANY),
+    (Tiles(64, 64, 32, 4, 5), _ANY),
 )
 FEW_CHANNELS = ((Tiles(32, 32, 32, 4, 4, turned=True), (1,)), (Tiles(32, 64, 32, 4, 4, turned=True), (1,)))
 SIBLINGS = (
     (Tiles(32, 32, 64, 4, 3), (1, 2, 4)),
-    (Tiles(64, 32, 64, 4, 3), (1, 2, 4)),
+    (Tiles(32, 32, 64, 4, 5), (1, 2, 4)),
+    (Tiles(64, 32, 64, 4, 5), (1, 2, 4)),
     (Tiles(64, 64, 64, 4, 4), (1, 2, 4)),
-    (Tiles(64, 64, 32, 4, 3), (1, 2, 4)),
 )
-"""Tiles that won for some shape, with the numbers of parts that won. Every tile more costs a user's first run a second or two of
-compiling, once with one part and once with several, and each new shape its measurement.
+"""Tiles that won for some shape, with the numbers of parts that won. Every tile more costs a user's first run a few kernels of half a second
+to compile (windows of one pixel and of more, whole and with shared sums), and each new shape its measurement.
 
 Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
 
@@ -109,23 +110,24 @@ def _winner(
     turned: torch.Tensor,
     lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
 ) -> Tiles | None:
-    library = lowered(op)
-    expected = library(*arguments)[0]
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    found: list[tuple[float, Tiles, Callable[[], Any]]] = []
     data, filter, *rest = arguments
+    lying = {False: contest.copies(filter), True: contest.copies(turned)}
+    library = contest.Turns(lowered(op), data, lying[False], rest)
+    expected = library()[0]
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    found: list[tuple[float, Tiles, contest.Turns]] = []
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
         if not tiles.turned and filter.stride(2) != 1:
             continue  # the library wants it to lie in yet another way
-        call = functools.partial(lowered(_tiled(op, tiles)), data, turned if tiles.turned else filter, *rest)
+        call = contest.Turns(lowered(_tiled(op, tiles)), data, lying[tiles.turned], rest)
         if float((call()[0] - expected).abs().max()) <= SAME * largest:
-            found.append((contest.milliseconds(call), tiles, call))
-    alone, loaded = (contest.milliseconds(lambda: library(*arguments), lanes) for lanes in (1, contest.LANES))
+            found.append((contest.milliseconds(call, cold=True), tiles, call))
+    alone, loaded = (contest.milliseconds(library, lanes, cold=True) for lanes in (1, contest.LANES))
     for time, tiles, tiled in sorted(found, key=lambda one: one[0]):
         if time >= contest.MARGIN * alone:
             break
         # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
-        if contest.milliseconds(tiled, contest.LANES) < contest.MARGIN * loaded:
+        if contest.milliseconds(tiled, contest.LANES, cold=True) < contest.MARGIN * loaded:
             return tiles
     return None

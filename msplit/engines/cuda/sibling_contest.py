@@ -98,7 +98,7 @@ def _measure(source: Source, members: Sequence[Op], device: torch.device) -> Tim
     for op, filter, bias in zip(members, filters, biases, strict=True):
         prepared = FILTERS[op.op](filter, True)
         chosen, weights = convolutions.choose(op, [data, prepared, *bias], _lowered)
-        alone.append(_bound(chosen, [data, weights, *bias]))
+        alone.append(contest.Turns(_lowered(chosen), data, contest.copies(weights), bias))
 
     def one_by_one() -> list[Any]:
         return [member() for member in alone]
@@ -113,10 +113,10 @@ def _measure(source: Source, members: Sequence[Op], device: torch.device) -> Tim
     return Times(
         tiles,
         us * time,
-        us * contest.milliseconds(all_at_once, contest.LANES),
-        us * contest.milliseconds(one_by_one),
-        us * contest.milliseconds(one_by_one, contest.LANES),
-        us * contest.milliseconds_of(alone),
+        us * contest.milliseconds(all_at_once, contest.LANES, cold=True),
+        us * contest.milliseconds(one_by_one, cold=True),
+        us * contest.milliseconds(one_by_one, contest.LANES, cold=True),
+        us * contest.milliseconds_of(alone, cold=True),
     )
 
 
@@ -125,19 +125,22 @@ def _fastest(
 ) -> tuple[float, Tiles, _Call] | None:
     """The fastest kernel for all that gives the expected numbers: its time, its tiles, a call of it."""
     first = members[0]
+    data, filters, *biases = arguments
+    weights = contest.copies(filters)
     largest = [float(one.abs().max()) for one in expected]
     sizes = tuple(int(one.shape[-1]) for one in expected)
     found: list[tuple[float, Tiles, _Call]] = []
     pixels = expected[0].numel() // sizes[0]
-    for tiles in convolutions.candidates(arguments[0], arguments[1], pixels, sizes):
+    for tiles in convolutions.candidates(data, filters, pixels, sizes):
         attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-        run = _bound(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.covers), arguments)
+        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.covers)
+        run = contest.Turns(_lowered(op), data, weights, biases)
         made = run()
         if all(
             float((one - wanted).abs().max()) <= convolutions.SAME * most
             for one, wanted, most in zip(made, expected, largest, strict=True)
         ):
-            found.append((contest.milliseconds(run), tiles, run))
+            found.append((contest.milliseconds(run, cold=True), tiles, run))
     return min(found, key=lambda one: one[0], default=None)
 
 
@@ -147,7 +150,3 @@ def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
     return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
-
-
-def _bound(op: Op, arguments: list[torch.Tensor]) -> _Call:
-    return lambda: _lowered(op)(*arguments)

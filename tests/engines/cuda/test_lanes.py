@@ -188,6 +188,7 @@ def seconds(steps: int) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.no_cover
 def test_arranging_is_near_linear():
     """As an unrolled LSTM has it: 20,000 steps on ten streams, a wait at nearly each."""
     small = min(seconds(5_000) for _ in range(3))
