@@ -36,8 +36,8 @@ SIBLINGS = (
     (Tiles(64, 32, 64, 4, 5), (1, 2, 4)),
     (Tiles(64, 64, 64, 4, 4), (1, 2, 4)),
 )
-"""Tiles that won for some shape, with the numbers of parts that won. Every tile more costs a user's first run a few kernels of half a second
-to compile (windows of one pixel and of more, whole and with shared sums), and each new shape its measurement.
+"""Tiles that won for some shape, with the numbers of parts that won. Every tile more costs a user's first run a few kernels of half a
+second to compile (windows of one pixel and of more, whole and with shared sums), and each new shape its measurement.
 
 Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
 

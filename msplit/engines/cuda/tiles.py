@@ -29,9 +29,10 @@ class Tiles(NamedTuple):
 
 
 def reciprocal(divisor: int) -> tuple[int, int]:
-    """What `conv_tile._quotient` takes for a divisor from 1 to 2³¹ - 1 (Granlund and Montgomery, Division by invariant integers, PLDI 1994).
+    """What `conv_tile._quotient` takes for a divisor from 1 to 2³¹ - 1.
 
-    GPUs have no instruction that divides integers; the code for one division takes longer than a multiplication by twenty.
+    Granlund and Montgomery, Division by invariant integers using multiplication, PLDI 1994. GPUs have no instruction that divides integers;
+    the code for one division takes longer than a multiplication by twenty.
 
     Returns:
         ``ceil(2 ** (31 + shift) / divisor)`` as the 32 bits of a signed number, and the shift, the bits of ``divisor - 1``.
