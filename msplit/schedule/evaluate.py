@@ -83,7 +83,7 @@ def evaluate(problem: Problem, stream: Ints, order: Ints | None = None) -> Evalu
     if order is not None:
         orders = [order]
     elif len(problem) <= BOTH_ORDERS:
-        orders = [topological(problem.dag, problem.rank), timed_order(problem, stream)]
+        orders = [problem.by_rank, timed_order(problem, stream)]
     else:
         orders = [timed_order(problem, stream)]
     return min((_evaluate(problem, stream, order) for order in orders), key=lambda found: found.at_best_us)

@@ -14,6 +14,7 @@ from msplit.dag import Dag
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.schedule.machine import Machine
+from msplit.schedule.order import topological
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +182,11 @@ class Problem:
             following = dst[start[node] : start[node + 1]]
             rank[node] = work[node] + (max([rank[consumer] for consumer in following]) if following else 0.0)
         return np.asarray(rank)
+
+    @cached_property
+    def by_rank(self) -> Ints:
+        """The blocks in topological order, those with the longest path to the end first: one record order for all assignments."""
+        return topological(self.dag, self.rank)
 
     def bound_us(self) -> float:
         """No schedule is shorter: the longest path, and each resource's total demand."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from msplit.cost.costs import Floats
 from msplit.graph import Ints
-from msplit.schedule.order import topological
 from msplit.schedule.plan import Plan, make_plan
 from msplit.schedule.problem import Problem
 
@@ -48,7 +47,7 @@ def plan_of(problem: Problem, stream: Ints, order: Ints | None = None) -> Plan:
         order: Topological order of the blocks; by default the blocks with the longest path to the end come first.
     """
     if order is None:
-        order = topological(problem.dag, problem.rank)
+        order = problem.by_rank
     return make_plan(problem.dag, np.where(problem.joints, -1, stream).astype(np.int32), order)
 
 
