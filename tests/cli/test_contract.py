@@ -81,7 +81,7 @@ def test_every_sample_is_analyzed(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ALL)
-@pytest.mark.parametrize("rules", ["default", "auto"])
+@pytest.mark.parametrize("rules", ["default", pytest.param("auto", marks=pytest.mark.no_cover)])
 def test_every_sample_is_assigned(model: str, rules: str, tmp_path: Path) -> None:
     arguments = ("assign", SAMPLES / model, *options_of(model), "--rules", rules, "--format", "json")
     with unchanged(SAMPLES):

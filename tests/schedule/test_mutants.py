@@ -110,6 +110,7 @@ def test_of_400_plans_with_one_wait_dropped_every_broken_one_is_caught():
     assert right > 10
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_of_10_000_plans_with_one_wait_dropped_every_broken_one_is_caught():
     broken, right = judge(10_000)
