@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from msplit.engines.base import Job
+from msplit.errors import EngineError
 from msplit.graph import Ints
 from msplit.measure.result import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
@@ -75,7 +76,10 @@ def limits(
         alone = np.full(len(job.flat), -1, np.int32)
         try:
             arm = trials.arms(job, alone, ("plain",), seconds=seconds)["plain"]
-        except RuntimeError:  # out of memory, say: what was measured before is worth more than bounds by the clock
+        except (
+            RuntimeError,
+            EngineError,
+        ):  # out of memory, say: what was measured before is worth more than bounds by the clock
             arm = trials.arms(job, alone, ("plain",))["plain"]
     if arm.prepared.program.dynamic:
         return None

@@ -12,6 +12,8 @@ import pytest
 from msplit import api
 from msplit.api.limits import limits
 from msplit.engines.base import Job
+from msplit.engines.cuda import trials
+from msplit.errors import EngineError
 from msplit.measure.inputs import make_inputs
 from msplit.measure.result import VariantResult
 from msplit.measure.stats import summarize
@@ -43,6 +45,25 @@ def test_without_a_gpu_the_steps_go_by_the_data_sheet(found):
     )
     assert found.steps.bandwidth_us <= found.static.bandwidth_us
     assert found.steps.lower_us <= found.steps.serial_us
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("CUDA error"), EngineError("Conv2D: CUDA out of memory.")])
+def test_where_kernels_can_not_be_timed_the_data_sheet_bounds_them(problem, found, monkeypatch):
+    """What a bench measured before is worth more than bounds by the clock: they must not end it."""
+
+    def arms(job, ids, names, *, seconds=None, **options):
+        if seconds is not None:
+            raise problem
+        return real(job, ids, names, **options)
+
+    real = trials.arms
+    monkeypatch.setattr(trials, "arms", arms)
+    flat = api.load(SAMPLES / "towers_small.pb")
+    _, costs = api.price(flat, batch=2)
+    feeds = make_inputs(flat, {}, batch=2)
+    told = limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": "cpu"}))
+    assert told.source == "the data sheet"
+    assert told.steps == found.steps
 
 
 def test_only_variants_of_the_same_kernels_are_held_against_the_bound(found):

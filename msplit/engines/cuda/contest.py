@@ -9,6 +9,7 @@ in the cache when it starts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,8 +81,8 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
         lanes: A call for each stream.
         cold: Whether the cache is emptied before each run of the graph.
     """
-    origin = torch.cuda.Stream()
-    streams = [origin, *(torch.cuda.Stream() for _ in lanes[1:])]
+    streams = _streams(torch.cuda.current_device())[: len(lanes)]
+    origin = streams[0]
     origin.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(origin), tickets.lent():
@@ -91,6 +92,8 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
             with torch.cuda.stream(stream):
                 size += CALLS * _bytes_of(call())
                 stream.synchronize()
+        if size > MOST_KEPT:
+            torch.cuda.empty_cache()  # what lies there unused can not be had while a capture is under way
         # Not `torch.cuda.graph`, which collects garbage first: that takes longer than all else here.
         graph.capture_begin(pool=trial_memory.pool(), capture_error_mode="relaxed")
         kept = []
@@ -127,6 +130,12 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
     torch.cuda.current_stream().wait_stream(origin)
     graph.reset()
     return sorted(times)[RUNS // 2]
+
+
+@functools.cache
+def _streams(device: int) -> list[torch.cuda.Stream]:
+    """Always the same ones: PyTorch keeps the memory of each for itself, and results may be of gigabytes."""
+    return [torch.cuda.Stream(device) for _ in range(LANES)]
 
 
 def _crowd() -> int:

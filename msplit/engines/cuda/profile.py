@@ -17,6 +17,7 @@ from msplit.engines.cuda.constants import constants
 from msplit.engines.cuda.program import Key, Program, Step
 from msplit.engines.cuda.tensors import dtype_name, to_torch
 from msplit.engines.cuda.timing import CpuTimer, CudaTimer, Timer
+from msplit.errors import EngineError
 
 Progress = Callable[[str, float], None]
 
@@ -26,6 +27,9 @@ LONG_US = 150.0
 MOST_COPIES = 100
 LANES = 16
 """Copies of a step side by side: a step that they do not slow down fills no more than a sixteenth of the device."""
+
+MOST_BYTES = 2 << 30
+"""Copies side by side whose results would be larger than this are not tried: a kernel that writes so much fills any device."""
 
 LANE_US = 20.0
 """Each of them is a chain of about so long."""
@@ -161,10 +165,12 @@ class _Steps:
         if time.perf_counter() > self.stop:
             return LATE
         try:
-            time_us, share = _time(self.timer, call, self.device)
+            time_us, share = _time(self.timer, call, self.device, step.bytes)
+        except EngineError as problem:
+            _quiet()
+            return problem.what[:140]
         except RuntimeError as problem:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            _quiet()
             return f"{step.op.op} can not be captured: {str(problem).splitlines()[0][:120]}"
         inputs = tuple((dtype_name(one.dtype), tuple(one.shape), tuple(one.stride())) for one in arguments)
         moved = float(sum(one.numel() * one.element_size() for one in arguments) + step.bytes)
@@ -181,8 +187,15 @@ def kind_of(step: Step, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return step.op.op, attrs, bound, tensors
 
 
-def _time(timer: Timer, call: Callable[[], Any], device: Constants) -> tuple[float, float | None]:
-    """µs of a call alone, and the share of the device that it takes in the company of its like."""
+def _quiet() -> None:
+    """Lets the device end what a failed measurement left, and gives the memory back that it took."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _time(timer: Timer, call: Callable[[], Any], device: Constants, size: int) -> tuple[float, float | None]:
+    """µs of a call alone, and the share of the device that it takes in the company of its like. A call makes `size` bytes."""
     if isinstance(timer, CpuTimer):
         return timer.graph_us([[call]]), None
     launch = device.launch_us or 0.0
@@ -191,6 +204,8 @@ def _time(timer: Timer, call: Callable[[], Any], device: Constants) -> tuple[flo
     alone = max((timer.graph_us([[call] * copies]) - launch) / copies, 0.1)
     if device.node_us is not None and alone < TINY * device.node_us:
         return alone, None
+    if size * timer.lanes > MOST_BYTES:
+        return alone, 1.0
     # The lanes of a graph do not begin at once: what twice as long ones take longer is free of that.
     deep = min(max(round(LANE_US / alone), 2), 16)
     short, long = (timer.graph_us([[call] * count] * timer.lanes) for count in (deep, 2 * deep))

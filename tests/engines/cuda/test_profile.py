@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from msplit import api
+from msplit.cost.profile import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda import profile, records
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.profile import kind_of, measure, resident, share_of, walk
+from msplit.errors import EngineError
 from msplit.measure.inputs import make_inputs
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import scattered
@@ -77,6 +79,40 @@ def test_what_can_not_be_measured_is_said_and_the_rest_is(model, monkeypatch):
     found = measure(model.program, model.feeds, CPU)
     assert found.unmeasured == {"Softmax can not be captured: operation not permitted": 2}
     assert sum(kind < 0 for kind, step in zip(found.kernel, model.program.steps, strict=True) if step.launches) == 2
+
+
+def test_what_the_device_has_no_memory_for_is_said_and_the_rest_is_measured(model, monkeypatch):
+    class Small(profile.CpuTimer):
+        def graph_us(self, lanes, **options):
+            for lane in lanes:
+                for call in lane:
+                    if "Softmax" in str(call):
+                        raise EngineError(
+                            "Softmax: CUDA out of memory.", where="node gate", fix="use a smaller --batch"
+                        )
+            return super().graph_us(lanes, **options)
+
+    monkeypatch.setattr(profile, "CpuTimer", Small)
+    found = measure(model.program, model.feeds, CPU)
+    assert found.unmeasured == {"Softmax: CUDA out of memory.": 2}
+    assert sum(kind < 0 for kind, step in zip(found.kernel, model.program.steps, strict=True) if step.launches) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1 << 20, 0.5), (128 << 20, 0.5), ((128 << 20) + 1, 1.0), (3 << 30, 1.0)]
+)
+def test_copies_of_what_makes_gigabytes_do_not_run_side_by_side(size, expected):
+    class Timer:
+        lanes = 16
+
+        def graph_us(self, lanes, **_):
+            # Sixteen chains take as long as eight would one after the other: a kernel fills half of the device.
+            assert len(lanes) == 1 or size * len(lanes) <= 2 << 30
+            return 10.0 * len(lanes[0]) * (8 if len(lanes) == 16 else 1)
+
+    time_us, share = profile._time(Timer(), lambda: None, Constants(node_us=1.0), size)
+    assert time_us == pytest.approx(10.0)
+    assert share == pytest.approx(expected)
 
 
 def test_walking_gives_each_step_the_inputs_that_it_has_in_the_model(model):
