@@ -49,9 +49,7 @@ def by_name(candidates: list[Candidate]) -> dict[str, Candidate]:
 # --- Laws that hold for every algorithm ---
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.no_cover if name == "ios" else ()) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=60)
 @given(problem=problems(), streams=st.integers(1, 5))
 def test_every_algorithm_gives_a_plan_that_the_checker_proves(name, problem, streams):
