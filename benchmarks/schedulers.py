@@ -4,7 +4,7 @@
 
 GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/schedulers.json (every round's time) and OUT/schedulers.md (the
 table of `schedulers.md`); what is there of other models is kept, so that several visits add up. `--device cpu` tries it without a GPU:
-times are then the simulator's. `--table FILE.json…` only makes the table again.
+times are then the simulator's. `--table FILE.json…` only makes the table again; of several rows for a model and batch the last counts.
 
 For each model: kernels are timed alone, which gives the lower bound and what the simulator goes by; every algorithm assigns up to
 `--streams` streams; the rule set that fits the model does, too; the tuner searches for `--seconds`. Then all of them are measured,
@@ -71,11 +71,14 @@ def main() -> None:
     parser.add_argument("--max-memory", type=float, default=1.5)
     parser.add_argument("--limit", type=float, default=570, help="start no further model after so many seconds")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--table", type=Path, nargs="+", help="only make the table of these files")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", help="only make the table of these files; of several rows the last counts"
+    )
     arguments = parser.parse_args()
     if arguments.table:
         files = [json.loads(raw(path)) for path in arguments.table]
-        print(page([row for file in files for row in file["rows"]], files[0]["environment"]), end="")
+        last = {(row["model"], row["batch"]): row for file in files for row in file["rows"]}
+        print(page(list(last.values()), files[0]["environment"]), end="")
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     target = arguments.out / "schedulers.json"

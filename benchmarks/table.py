@@ -4,7 +4,7 @@
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
 
-Of several runs of a model at a batch the first counts. A † stands at what was measured at another commit than the first run.
+Of several runs of a model at a batch the last counts. A † stands at what is of the second file, a ‡ at what is of the third.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ SHOWN = {
 """Variants of the first table, with their heads."""
 
 
+MARKS = ("†", "‡")
+"""Of the files after the first."""
+
+
 def runs(paths: list[str]) -> list[dict[str, Any]]:
     """The runs of all files, one per model and batch."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in paths:
+    for mark, path in zip(("", *MARKS), paths, strict=False):
         raw = Path(path).read_bytes()
         for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
             name = Path(run["model"]).stem
-            found.setdefault((name, run["batch"]), run)
+            found[name, run["batch"]] = {**run, "mark": mark}
     order = list(dict.fromkeys(name.removesuffix(f"_{batch}") for name, batch in found))
     return sorted(found.values(), key=lambda run: (order.index(name_of(run)), run["batch"]))
 
@@ -68,10 +72,9 @@ def name_of(run: dict[str, Any]) -> str:
     return Path(run["model"]).stem.removesuffix(f"_{run['batch']}")
 
 
-def batch_of(run: dict[str, Any], found: list[dict[str, Any]]) -> str:
-    """The batch, marked where the run is of another commit than the first one."""
-    first, own = (one["result"]["environment"]["commit"] for one in (found[0], run))
-    return f"{run['batch']}{'†' * (own != first)}"
+def batch_of(run: dict[str, Any]) -> str:
+    """The batch, marked where the run is not of the first file."""
+    return f"{run['batch']}{run['mark']}"
 
 
 def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
@@ -88,7 +91,7 @@ def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                batch_of(run, found),
+                batch_of(run),
                 *(clocks(own.get(label)) for label in SHOWN),
                 f"{one / device:.2f}" if one and device else "-",
                 times_faster(micros(own.get("TensorFlow")), best),
@@ -132,7 +135,7 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                batch_of(run, found),
+                batch_of(run),
                 *(clocks(own.get(label)) for label in ("TensorFlow", "TensorFlow with XLA", "1 stream")),
                 *(clocks(own.get(label)) if label else "-" for label in (plain, many["fused"], grouped, alone)),
                 f"{before.get('kernels', '-')} → {after.get('kernels', '-')}",
