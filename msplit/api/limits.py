@@ -76,10 +76,8 @@ def limits(
         alone = np.full(len(job.flat), -1, np.int32)
         try:
             arm = trials.arms(job, alone, ("plain",), seconds=seconds)["plain"]
-        except (
-            RuntimeError,
-            EngineError,
-        ):  # out of memory, say: what was measured before is worth more than bounds by the clock
+        except (RuntimeError, EngineError):
+            # Out of memory, say: what was measured before is worth more than bounds by the clock.
             arm = trials.arms(job, alone, ("plain",))["plain"]
     if arm.prepared.program.dynamic:
         return None

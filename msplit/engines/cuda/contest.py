@@ -68,7 +68,7 @@ def beats(challenger: Callable[[], Any], holder: Callable[[], Any]) -> bool:
 
 
 def milliseconds(call: Callable[[], Any], lanes: int = 1, *, cold: bool = False) -> float:
-    """Time of a graph of `CALLS` calls on each of some streams."""
+    """Time of a graph of `CALLS` calls on each of some streams; `cold` as `milliseconds_of` has it."""
     if lanes > 1 and lanes * _bytes_of(call()) > MOST_SIDE_BY_SIDE:
         return lanes * milliseconds_of([call], cold=cold)
     return milliseconds_of([call] * lanes, cold=cold)

@@ -140,7 +140,9 @@ def convolve_siblings(
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
     divisors = vertical.outputs, horizontal.outputs, triton.cdiv(channels, summands), horizontal.kernel
-    by, shifts = zip(*map(reciprocal, divisors), strict=True)
+    by, shifts = zip(
+        *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
+    )  # 0 where there is nothing to do
     convolve_tile[(*grid, parts)](
         data,
         flat,

@@ -14,6 +14,7 @@ from msplit.cost.profile import Constants, Kernel
 from msplit.engines.base import Arrays
 from msplit.engines.cuda import records
 from msplit.engines.cuda.constants import constants
+from msplit.engines.cuda.contest import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.program import Key, Program, Step
 from msplit.engines.cuda.tensors import dtype_name, to_torch
 from msplit.engines.cuda.timing import CpuTimer, CudaTimer, Timer
@@ -27,9 +28,6 @@ LONG_US = 150.0
 MOST_COPIES = 100
 LANES = 16
 """Copies of a step side by side: a step that they do not slow down fills no more than a sixteenth of the device."""
-
-MOST_BYTES = 2 << 30
-"""Copies side by side whose results would be larger than this are not tried: a kernel that writes so much fills any device."""
 
 LANE_US = 20.0
 """Each of them is a chain of about so long."""
@@ -204,7 +202,7 @@ def _time(timer: Timer, call: Callable[[], Any], device: Constants, size: int) -
     alone = max((timer.graph_us([[call] * copies]) - launch) / copies, 0.1)
     if device.node_us is not None and alone < TINY * device.node_us:
         return alone, None
-    if size * timer.lanes > MOST_BYTES:
+    if size * timer.lanes > MOST_SIDE_BY_SIDE:
         return alone, 1.0
     # The lanes of a graph do not begin at once: what twice as long ones take longer is free of that.
     deep = min(max(round(LANE_US / alone), 2), 16)
