@@ -12,7 +12,8 @@ from msplit.engines.cuda import contest
 def test_calls_with_large_results_are_not_made_side_by_side(monkeypatch, elements, lanes):
     timed = []
 
-    def takes(calls):
+    def takes(calls, *, cold):
+        assert not cold
         timed.append(len(calls))
         return 3.0 * len(calls)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.control import unroll
+from msplit.engines.cuda.control.bodies import functions_of
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError
 from msplit.flatten import flatten
@@ -264,6 +265,14 @@ def test_a_loop_without_ops_and_without_end_is_refused(monkeypatch):
     )
     with pytest.raises(EngineError, match="ops when they are unrolled"):
         run(flat, {"x": np.ones(2, np.float32)})
+
+
+@pytest.mark.parametrize("damage", [7, 2.5, b"branches", "ab", True, None, (), [7, "a"]])
+@pytest.mark.parametrize("op", ["If", "Case", "StatelessCase", "While", "PartitionedCall"])
+def test_attributes_of_any_kind_name_no_functions(op, damage):
+    """A damaged graph may hold a number where functions belong; found by the campaign of a test run."""
+    attrs = dict.fromkeys(["branches", "then_branch", "else_branch", "cond", "body", "f"], damage)
+    assert functions_of(op, attrs) == []
 
 
 @pytest.mark.parametrize("grown", [False, True])

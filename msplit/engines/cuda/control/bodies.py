@@ -144,7 +144,8 @@ def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
     elif op in ("If", "StatelessIf"):
         found = [attrs.get("else_branch"), attrs.get("then_branch")]
     elif op in CONDS:
-        found = list(attrs.get("branches") or ())
+        branches = attrs.get("branches")
+        found = list(branches) if isinstance(branches, list | tuple) else []  # a damaged graph may hold anything
     else:
         found = [attrs.get("f")]
     return [one for one in found if isinstance(one, FunctionRef)]
