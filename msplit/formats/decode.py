@@ -154,12 +154,12 @@ class _Kinds:
 
 def _kinds(nodes: Any) -> _Kinds:
     """Looks at every node once. Most of a large graph is the same few nodes over and over."""
-    found: dict[Any, int] = {}
+    found: dict[tuple[str, frozenset[Any]], int] = {}
     shared: list[NodeAttrs] = []
     kinds = _Kinds([], [], [], [])
     for node in nodes:
         encoded = node.attr
-        parts: list[Any] = [node.op]
+        parts: list[Any] = []
         constant = False
         for key, value in encoded.items():
             held = value.WhichOneof("value")
@@ -170,7 +170,7 @@ def _kinds(nodes: Any) -> _Kinds:
                 parts.append(key)
             else:
                 parts.append((key, value.SerializeToString()))
-        signature = tuple(parts)
+        signature = (node.op, frozenset(parts))  # the order of a protobuf map depends on that in which it was filled
         kind = found.get(signature)
         if kind is None:
             kind = found[signature] = len(shared)

@@ -126,6 +126,16 @@ ATTRIBUTES = st.sampled_from(
 )
 
 
+def test_the_order_in_which_attributes_were_set_makes_no_kind() -> None:
+    graph = proto.graph_pb2.GraphDef()
+    keys = [f"key_{number}" for number in range(40)]
+    for order in (keys, keys[::-1], keys[20:] + keys[:20]):
+        node = graph.node.add(op="A")
+        for key in order:
+            node.attr[key].i = 1
+    assert decode.AttrTable(graph.node).kinds() == [0, 0, 0]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["A", "B"]), st.lists(ATTRIBUTES, max_size=3)), max_size=12))
 def test_nodes_of_a_kind_are_equal_but_for_constants(nodes: list[tuple[str, list[tuple[str, str, Any]]]]) -> None:
     graph = proto.graph_pb2.GraphDef()
