@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msplit.dag import Dag
 from msplit.schedule import candidates as package
 from msplit.schedule import choose as choosing
+from msplit.schedule import refine as refining
 from msplit.schedule.candidates import ALGORITHMS, ONE, Skipped
 from msplit.schedule.candidates.staged import staged
 from msplit.schedule.check import check
@@ -80,6 +81,17 @@ def test_the_best_is_never_slower_than_one_stream(problem, streams):
         if candidate.skipped is None:
             again = simulate(problem, plan_of(problem, candidate.stream, candidate.order))
             assert again.makespan_us == pytest.approx(candidate.makespan_us)
+
+
+@pytest.mark.parametrize("simulated", [0, 1, 3, 10, 40])
+def test_refining_ends_when_its_effort_is_spent(simulated, monkeypatch):
+    problem = towers(8)
+    spread = evaluate(problem, canonical(problem, np.arange(len(problem), dtype=np.int32) % 4))
+    tried = []
+    monkeypatch.setattr(refining, "evaluate", lambda *given: tried.append(given) or evaluate(*given))
+    found = refine(problem, spread, 4, effort=simulated * len(problem))
+    assert found.score_us <= spread.score_us
+    assert len(tried) <= simulated + 8  # and what is tried once, whatever the effort
 
 
 @pytest.mark.no_cover

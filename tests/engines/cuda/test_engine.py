@@ -97,10 +97,6 @@ def small(name):
     return flat_of(sample.graph_def, outputs=sample.outputs)
 
 
-BUILT_BY_KERAS = ("inception_v3", "nasnet_mobile")
-"""Of the large ones: most of the time of their tests is Keras's."""
-
-
 def check_builder(name):
     flat = small(name)
     feeds = make_inputs(flat, {}, batch=2)
@@ -118,8 +114,7 @@ def test_every_builders_model_equals_tensorflow_in_the_expected_kernels(name):
 @pytest.mark.tf
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.no_cover if name in BUILT_BY_KERAS else ()) for name in sorted(LARGE)],
+    "name", [pytest.param(name, marks=pytest.mark.no_cover if name == "inception_v3" else ()) for name in sorted(LARGE)]
 )
 def test_every_image_builders_model_equals_tensorflow_in_the_expected_kernels(name):
     check_builder(name)
