@@ -59,11 +59,14 @@ class ArgInfo:
         count = self.count(attrs)
         if count is None:
             return None
-        count = min(count, most)
+        return (self.dtype_of(0, attrs),) * min(count, most)
+
+    def dtype_of(self, index: int, attrs: Attrs) -> str | None:
+        """Type of one of its tensors, of which the attributes say that it is there; None where they do not say the type."""
+        if self.type_list_attr:
+            return _as_dtype(attrs[self.type_list_attr][index])
         dtype = self.dtype or _as_dtype(attrs.get(self.type_attr))
-        if dtype is not None and self.is_ref:
-            dtype += "_ref"
-        return (dtype,) * count
+        return f"{dtype}_ref" if dtype is not None and self.is_ref else dtype
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,24 @@ def output_count(op: str, attrs: Attrs) -> int | None:
 
 
 def output_dtype(op: str, attrs: Attrs, port: int) -> str | None:
-    """Type of one output tensor of a node; None where that can not be told or there is no such port."""
-    dtypes = output_dtypes(op, attrs, port + 1)
-    return dtypes[port] if dtypes is not None and 0 <= port < len(dtypes) else None
+    """Type of one output tensor of a node; None where that can not be told or there is no such port.
+
+    Takes no longer for one of a thousand outputs than for one of two.
+    """
+    info = lookup(op)
+    if info is None or port < 0:
+        return None
+    filled = info.filled(attrs)
+    found: str | None = None
+    first = 0  # port of the argument
+    for arg in info.outputs:
+        count = arg.count(filled)
+        if count is None:
+            return None
+        if first <= port < first + count:
+            found = arg.dtype_of(port - first, filled)
+        first += count
+    return found
 
 
 def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None] | None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msplit import optable
 
@@ -85,6 +87,30 @@ def test_a_type_that_is_no_name_is_no_statement(value):
     assert optable.output_dtypes("VariableV2", {"dtype": value}) == (None,)
     assert optable.output_dtypes("IdentityN", {"T": (value, "int32")}) == (None, "int32")
     assert optable.output_dtype("Split", {"T": value, "num_split": 2}, 1) is None
+
+
+@given(st.data())
+def test_the_type_of_one_output_is_that_among_all(data):
+    """For any op of the table, with attributes that say much, little, or nonsense."""
+    info = optable.lookup(data.draw(st.sampled_from(sorted(optable._table()["ops"]))))
+    names = {name for arg in info.outputs for name in (arg.type_attr, arg.number_attr, arg.type_list_attr) if name}
+    types = st.sampled_from(["float32", "string", "resource", 7, None])
+    values = types | st.integers(-1, 4) | st.lists(types, max_size=4).map(tuple)
+    attrs = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(sorted(names), values)))
+    listed = optable.output_dtypes(info.name, attrs)
+    for port in range(-1, 14):
+        there = listed is not None and 0 <= port < len(listed)
+        assert optable.output_dtype(info.name, attrs, port) == (listed[port] if there else None)
+
+
+def test_the_type_of_one_output_needs_no_list_of_all(monkeypatch):
+    """A damaged node may have thousands of outputs, each asked for: found by the campaign of a test run."""
+    looked: list[object] = []
+    real = optable._as_dtype
+    monkeypatch.setattr(optable, "_as_dtype", lambda value: looked.append(value) or real(value))
+    types = ("float32",) * 2999 + ("string",)
+    assert optable.output_dtype("IdentityN", {"T": types}, 2999) == "string"
+    assert looked == ["string"]
 
 
 def test_many_tensors_are_counted_without_being_listed():
