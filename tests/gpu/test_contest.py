@@ -31,3 +31,25 @@ def test_what_fails_in_a_capture_is_told_and_harms_no_later_one() -> None:
     with pytest.raises(ValueError, match="in the middle"):
         contest.milliseconds(fails, contest.LANES)
     assert contest.milliseconds(lambda: data + 1) > 0
+
+
+def test_one_contest_after_the_other_takes_no_more_memory() -> None:
+    """PyTorch keeps memory by stream: streams of their own for every contest would keep a gigabyte each."""
+    data = torch.ones(1 << 28, device="cuda")
+    before = torch.cuda.memory_reserved()
+    for _ in range(12):
+        assert contest.milliseconds(lambda: data + 1) > 0
+    assert torch.cuda.memory_reserved() - before < 8 << 30
+
+
+def test_weights_take_turns() -> None:
+    data, weights = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
+    seen: list[int] = []
+
+    def run(data: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen.append(weights.data_ptr())
+        return data @ weights
+
+    turns = contest.Turns(run, data, contest.copies(weights), ())
+    assert contest.milliseconds(turns, contest.LANES, cold=True) > 0
+    assert len(set(seen)) == contest.CALLS * contest.LANES

@@ -22,3 +22,25 @@ def test_calls_with_large_results_are_not_made_side_by_side(monkeypatch, element
     assert contest.milliseconds(lambda: [made], contest.LANES) == 3.0 * contest.LANES
     assert contest.milliseconds(lambda: made) == 3.0
     assert timed == [lanes, 1]
+
+
+@pytest.mark.parametrize(
+    ("elements", "count"),
+    [(16, contest.CALLS * contest.LANES), (1 << 25, 2), (1 << 27, 1), (0, contest.CALLS * contest.LANES)],
+)
+def test_there_are_as_many_copies_of_weights_as_calls_or_as_memory_allows(elements, count):
+    weights = torch.empty(elements, device="meta")
+    assert len(contest.copies(weights)) == count
+    assert contest.copies(weights)[0] is weights
+
+
+def test_every_call_has_the_next_copy_which_lies_and_is_like_the_others():
+    weights = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
+    made = contest.copies(weights)[:3]
+    turns = contest.Turns(
+        lambda data, own, bias: (own.data_ptr(), data @ own + bias), torch.ones(3, 2), made, [torch.ones(3)]
+    )
+    (first, result), *others = (turns() for _ in range(4))
+    assert [first, *(place for place, _ in others)] == [*(one.data_ptr() for one in made), made[0].data_ptr()]
+    assert all(one.stride() == weights.stride() for one in made)
+    assert all(torch.equal(other, result) for _, other in others)
