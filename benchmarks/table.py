@@ -35,7 +35,7 @@ MARKS = ("†", "‡")
 def runs(paths: list[str]) -> list[dict[str, Any]]:
     """The runs of all files, one per model and batch."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for mark, path in zip(("", *MARKS), paths, strict=False):
+    for mark, path in zip(("", *MARKS)[: len(paths)], paths, strict=True):
         raw = Path(path).read_bytes()
         for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
             name = Path(run["model"]).stem

@@ -118,9 +118,9 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
             raise
         graph.capture_end()
         times: list[float] = []
-        crowd = torch.empty(_crowd() if cold else 0, dtype=torch.uint8, device="cuda")
+        flush = torch.empty(_flush_bytes() if cold else 0, dtype=torch.uint8, device="cuda")
         for _ in range(RUNS):
-            crowd.zero_()
+            flush.zero_()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
@@ -138,8 +138,8 @@ def _streams(device: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(LANES)]
 
 
-def _crowd() -> int:
-    """Bytes that leave nothing else in the cache."""
+def _flush_bytes() -> int:
+    """Bytes that leave nothing else in the L2 cache when they are written."""
     return 2 * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 

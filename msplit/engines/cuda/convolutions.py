@@ -111,8 +111,9 @@ def _winner(
     lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
 ) -> Tiles | None:
     data, filter, *rest = arguments
-    lying = {False: contest.copies(filter), True: contest.copies(turned)}
-    library = contest.Turns(lowered(op), data, lying[False], rest)
+    weights = {False: contest.copies(filter)}  # by whether they are turned
+    weights[True] = weights[False] if turned is filter else contest.copies(turned)
+    library = contest.Turns(lowered(op), data, weights[False], rest)
     expected = library()[0]
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     found: list[tuple[float, Tiles, contest.Turns]] = []
@@ -120,7 +121,7 @@ def _winner(
     for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
         if not tiles.turned and filter.stride(2) != 1:
             continue  # the library wants it to lie in yet another way
-        call = contest.Turns(lowered(_tiled(op, tiles)), data, lying[tiles.turned], rest)
+        call = contest.Turns(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest)
         if float((call()[0] - expected).abs().max()) <= SAME * largest:
             found.append((contest.milliseconds(call, cold=True), tiles, call))
     alone, loaded = (contest.milliseconds(library, lanes, cold=True) for lanes in (1, contest.LANES))

@@ -164,11 +164,14 @@ class _Steps:
             return LATE
         try:
             time_us, share = _time(self.timer, call, self.device, step.bytes)
-        except EngineError as problem:
-            _quiet()
-            return problem.what[:140]
-        except RuntimeError as problem:
-            _quiet()
+        except (EngineError, RuntimeError) as problem:
+            if (
+                torch.cuda.is_available()
+            ):  # what a failed measurement left comes to an end, and its memory is free again
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            if isinstance(problem, EngineError):
+                return problem.what[:140]
             return f"{step.op.op} can not be captured: {str(problem).splitlines()[0][:120]}"
         inputs = tuple((dtype_name(one.dtype), tuple(one.shape), tuple(one.stride())) for one in arguments)
         moved = float(sum(one.numel() * one.element_size() for one in arguments) + step.bytes)
@@ -183,13 +186,6 @@ def kind_of(step: Step, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     bound = tuple((slot, value.dtype.str, value.shape, value.tobytes()) for slot, value in sorted(step.bound.items()))
     tensors = tuple((one.dtype, tuple(one.shape), one.stride()) for one in arguments)
     return step.op.op, attrs, bound, tensors
-
-
-def _quiet() -> None:
-    """Lets the device end what a failed measurement left, and gives the memory back that it took."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def _time(timer: Timer, call: Callable[[], Any], device: Constants, size: int) -> tuple[float, float | None]:

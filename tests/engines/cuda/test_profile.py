@@ -66,35 +66,31 @@ def test_what_there_is_no_time_for_is_said(model):
     assert set(found.kernel) == {-1}
 
 
-def test_what_can_not_be_measured_is_said_and_the_rest_is(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (
+            RuntimeError("operation not permitted\nwhen stream is capturing"),
+            "Softmax can not be captured: operation not permitted",
+        ),
+        (
+            EngineError("Softmax: CUDA out of memory.", where="node gate", fix="use a smaller --batch"),
+            "Softmax: CUDA out of memory.",
+        ),
+    ],
+)
+def test_what_can_not_be_measured_is_said_and_the_rest_is(model, monkeypatch, problem, told):
     class Picky(profile.CpuTimer):
         def graph_us(self, lanes, **options):
             for lane in lanes:
                 for call in lane:
                     if "Softmax" in str(call):
-                        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+                        raise problem
             return super().graph_us(lanes, **options)
 
     monkeypatch.setattr(profile, "CpuTimer", Picky)
     found = measure(model.program, model.feeds, CPU)
-    assert found.unmeasured == {"Softmax can not be captured: operation not permitted": 2}
-    assert sum(kind < 0 for kind, step in zip(found.kernel, model.program.steps, strict=True) if step.launches) == 2
-
-
-def test_what_the_device_has_no_memory_for_is_said_and_the_rest_is_measured(model, monkeypatch):
-    class Small(profile.CpuTimer):
-        def graph_us(self, lanes, **options):
-            for lane in lanes:
-                for call in lane:
-                    if "Softmax" in str(call):
-                        raise EngineError(
-                            "Softmax: CUDA out of memory.", where="node gate", fix="use a smaller --batch"
-                        )
-            return super().graph_us(lanes, **options)
-
-    monkeypatch.setattr(profile, "CpuTimer", Small)
-    found = measure(model.program, model.feeds, CPU)
-    assert found.unmeasured == {"Softmax: CUDA out of memory.": 2}
+    assert found.unmeasured == {told: 2}
     assert sum(kind < 0 for kind, step in zip(found.kernel, model.program.steps, strict=True) if step.launches) == 2
 
 
