@@ -31,7 +31,7 @@ import models
 from msplit import api, rules
 from msplit.api.model import price
 from msplit.engines.base import Job
-from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy
+from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy, staging
 from msplit.engines.cuda.engine import CudaEngine, executable_for, plan_for
 from msplit.engines.cuda.replay import Replay
 from msplit.measure.inputs import make_inputs
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--micro-only", action="store_true")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    for part in (launches, numbers, host_copies):
+    for part in (launches, numbers, host_copies, inputs):
         attempt(part.__name__, part)
     for wanted in () if arguments.micro_only else arguments.models.split(","):
         name, batch, streams = (*wanted.split(":"), "1", "1")[:3]
@@ -181,6 +181,35 @@ def host_copies() -> None:
         show(f"{megabytes} MB on the host", race(ways, 3, 10))
 
 
+def inputs() -> None:
+    """One large input, and a kernel that waits for it: copied whole by the graph's first kernel, or sent piece by piece before."""
+    alone, shared = staging._AHEAD_BYTES, host_copy._SHARED_BYTES
+    for kilobytes in (64, 256, 512, 1048, 2048, 4096, 8192, 16 << 10, 134 << 10):
+        feeds = {"x": np.ones(kilobytes << 8, np.float32)}
+        some = torch.zeros(1024, device=GPU)
+        staging._AHEAD_BYTES = 0
+        given = staging.Inputs({"x": torch.zeros(kilobytes << 8)}, GPU)
+        staging._AHEAD_BYTES = alone
+        whole = captured(lambda given=given, some=some: (given.to_device(), some.add_(given.on_device["x"][-1024:])))
+        ahead = captured(lambda given=given, some=some: some.add_(given.on_device["x"][-1024:]))
+
+        def step(graph: Replay, fill: Callable[[Any], None], least: int, feeds: Any = feeds) -> None:
+            host_copy._SHARED_BYTES = least
+            fill(feeds)
+            graph.start()
+            graph.finish()
+
+        ways: dict[str, Step] = {
+            "a kernel": lambda ahead=ahead: (ahead.start(), ahead.finish()),
+            "whole": lambda step=step, whole=whole, given=given: step(whole, given.fill, shared),
+            "in pieces": lambda step=step, ahead=ahead, given=given: step(ahead, given.send, shared),
+        }
+        if 1024 < kilobytes < shared >> 10:
+            ways["in pieces, helpers"] = lambda step=step, ahead=ahead, given=given: step(ahead, given.send, 0)
+        show(f"{kilobytes} KB in", race(ways, 6, 60 if kilobytes < 9000 else 10))
+        host_copy._SHARED_BYTES = shared
+
+
 # Whole steps
 
 
@@ -197,11 +226,12 @@ class OldInputs(executable.Inputs):
             rows = flat.reshape(-1, *arrays[0].shape[1:]) if alike and flat.size else None
             self.plans.append((group, flat, rows))
         self.old = False
+        self.rest = self.block.host.numel()
 
-    def fill(self, arrays: Any) -> None:
-        """Both ways."""
+    def send(self, arrays: Any) -> None:
+        """Both ways, no input ahead of the others."""
         if not self.old:
-            super().fill(arrays)
+            self.fill(arrays)
             return
         for group, flat, rows in self.plans:
             sources = [arrays[name] for name in group.names]
@@ -213,7 +243,7 @@ class OldInputs(executable.Inputs):
             elif len(sources) > 1:
                 np.concatenate([source.ravel() for source in sources], out=flat)
             else:
-                super().fill(arrays)
+                self.fill(arrays)
                 return
 
 
@@ -267,6 +297,7 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
     kinds: dict[str, tuple[type, type]] = {
         "old": (OldInputs, OldOutputs),
         "new": (OldInputs, delivery.Outputs),
+        "ahead": (executable.Inputs, delivery.Outputs),
     }
     wanted: dict[str, Any] = {}
     for kind, pair in kinds.items():
@@ -283,13 +314,14 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
             print(f"  {kind} failed\n{traceback.format_exc()[-1500:]}", flush=True)
         finally:
             executable.Inputs, executable.Outputs = plain  # type: ignore[misc]
-    old, new = built["old"], built["new"]
+    old, new, ahead = built["old"], built["new"], built["ahead"]
     ways: dict[str, Step] = {
         "before": step_of(old, feeds, direct=False, old_fill=True),
         "+ CUDA's launch": step_of(old, feeds, old_fill=True),
         "+ joined inputs": step_of(old, feeds),
         "+ one kernel out": step_of(new, feeds, poll=False),
         "+ number": step_of(new, feeds),
+        "+ large inputs ahead": step_of(ahead, feeds),
         "launch": new.launch,
     }
     inputs, outputs = sum(value.nbytes for value in feeds.values()), sum(value.nbytes for value in wanted.values())
@@ -299,9 +331,9 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
         f"device {np.median(new.device_times(300)) * 1e6:.1f}"
     )
     show(" host", race(ways, arguments.rounds))
-    show(" beside busy processes", busy(lambda: new.step(feeds)))
+    show(" beside busy processes", busy(lambda: ahead.step(feeds)))
     show(" parts before", parts(old, feeds, direct=False, old_fill=True))
-    show(" parts now", parts(new, feeds))
+    show(" parts now", parts(ahead, feeds))
     for made in built.values():
         made.close()
 
@@ -334,7 +366,7 @@ def parts(made: Any, feeds: Any, *, direct: bool = True, old_fill: bool = False)
     marks = []
     for _ in range(300):
         times = [time.perf_counter()]
-        made._inputs.fill(feeds)
+        made._inputs.send(feeds)
         times.append(time.perf_counter())
         outputs.expect()
         graph.start()

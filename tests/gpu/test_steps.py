@@ -121,6 +121,32 @@ def test_few_and_many_outputs_arrive_whole(outputs):
         executable.close()
 
 
+@pytest.mark.parametrize("rows", [130, 1100, 4200, 36_000])
+def test_a_large_input_is_whole_in_every_step(rows):
+    """Pieces of it are on the bus while others are being copied, by helpers where it is very large; a small one comes with the graph."""
+    made = proto.graph_pb2.GraphDef()
+    for name, shape in (("x", (rows, 1000)), ("y", (1, 1000))):
+        node = made.node.add(op="Placeholder", name=name)
+        node.attr["dtype"].type = FLOAT
+        for size in shape:
+            node.attr["shape"].shape.dim.add(size=size)
+    made.node.add(op="Mul", name="z", input=["x", "y"]).attr["T"].type = FLOAT
+    made.node.add(op="Neg", name="w", input=["x"]).attr["T"].type = FLOAT
+    flat = flat_of(made, outputs=["z", "w"])
+    rng = np.random.default_rng(rows)
+    values = rng.standard_normal((rows + 20, 1000)).astype(np.float32)
+    given = [{"x": values[first:][:rows], "y": np.float32(first + 1) * values[:1]} for first in range(20)]
+    given[7]["x"], given[12]["x"] = np.asfortranarray(given[7]["x"]), given[12]["x"][::-1]
+    executable = CudaEngine().build(Job(flat, np.arange(len(flat), dtype=np.int32) % 2, 2, given[0], ieee=True))
+    try:
+        for feeds in given:
+            found = executable.step(feeds)
+            np.testing.assert_array_equal(found["w"], -feeds["x"])
+            np.testing.assert_array_equal(found["z"], feeds["x"] * feeds["y"])
+    finally:
+        executable.close()
+
+
 @pytest.mark.parametrize("way", ["patience", "processor"])
 def test_a_host_that_does_not_look_for_long_lets_cuda_wait(build, monkeypatch, way):
     if way == "patience":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from msplit.engines.cuda import tickets, trial_memory
 CALLS = 10
 """Calls in one timed graph, on each stream."""
 RUNS = 21
+"""Runs of that graph, of which the median counts."""
+FEWEST_RUNS = 5
+ENOUGH_MS = 100.0
+"""Milliseconds of runs after which the fewest are enough. What takes long varies little, and a model's convolutions at a batch of 1024
+would otherwise be timed for minutes."""
 LANES = 8
 """Streams of the timing side by side: what is faster alone often fills more of the GPU, and then streams gain nothing."""
 MARGIN = 0.97
@@ -119,7 +125,7 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
         graph.capture_end()
         times: list[float] = []
         flush = torch.empty(_flush_bytes() if cold else 0, dtype=torch.uint8, device="cuda")
-        for _ in range(RUNS):
+        while not _enough(times):
             flush.zero_()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -129,7 +135,12 @@ def milliseconds_of(lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -
             times.append(start.elapsed_time(end))
     torch.cuda.current_stream().wait_stream(origin)
     graph.reset()
-    return sorted(times)[RUNS // 2]
+    return statistics.median(times)
+
+
+def _enough(times: Sequence[float]) -> bool:
+    """Whether so many runs, of so many milliseconds each, tell their median."""
+    return len(times) >= RUNS or (len(times) >= FEWEST_RUNS and sum(times) >= ENOUGH_MS)
 
 
 @functools.cache

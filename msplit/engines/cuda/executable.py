@@ -164,7 +164,9 @@ class CudaExecutable:
         return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
 
     def _capture_graph(self, *, copies: bool) -> None:
-        """Captures one run, with or without the copies of inputs and outputs. Both graphs share memory and never run at once.
+        """Captures one run, with or without the copies of outputs and of inputs that are not sent ahead.
+
+        Both graphs share memory and never run at once.
 
         Raises:
             EngineError: A step can not be captured; it is named.
@@ -172,8 +174,8 @@ class CudaExecutable:
         graph = torch.cuda.CUDAGraph()
         try:
             with self._on_origin(), self._capturing(graph):
-                if copies:
-                    self._inputs.to_device()
+                if copies and self._inputs.rest:
+                    self._inputs.rest_to_device()
                 elif len(self.lanes.fork) >= _ROOTS:
                     self._root.add_(1)
                 results = self._record()
@@ -204,8 +206,8 @@ class CudaExecutable:
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: host inputs in, host outputs back."""
-        self._inputs.fill(feeds)
         if self._capture:
+            self._inputs.send(feeds)
             graph = self._graphs[True]
             self._outputs.expect()
             graph.start()
@@ -213,6 +215,7 @@ class CudaExecutable:
                 graph.finish()
                 self._outputs.settle()
         else:
+            self._inputs.fill(feeds)
             with self._on_origin():
                 self._inputs.to_device()
                 results = self._record()

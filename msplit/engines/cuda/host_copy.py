@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,31 +17,71 @@ _SHARED_BYTES = 1 << 24
 1.2 for 16 and 7.4 for 64; several need 0.5 and 1.8 ms for the last two."""
 _HELPERS = 3
 _PIECES = 4 * (_HELPERS + 1)
+_LARGEST_PIECE = 1 << 22
+"""Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
+_SMALLEST_PIECE = 1 << 18
+_FEW_PIECES = 8
+"""Pieces at most of an array that is copied by one thread: telling of each takes it 2 µs."""
+
+Tell = Callable[[int, int], object]
+"""Is called with the first byte of a piece, and with the one behind its last."""
 
 
-def copy(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copies an array into a contiguous one of its shape and type.
+def copy(source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -> None:
+    """Copies an array into a contiguous one of its shape and type; tells, in the calling thread, of each piece that is there.
 
     Small ones by the calling thread alone. OpenMP's threads, which PyTorch would use from 32 KB on, wait for each other and spin: with
     one of them off its processor, 1 MB takes two slices of the scheduler's time, 8 ms. Large ones by helpers who take piece after piece
     as long as there are some, as the calling thread does itself: a helper that does not get a processor delays nothing but the piece
     it holds, and one that has not started by the end is not waited for.
     """
-    if target.nbytes < _SHARED_BYTES or not source.flags.c_contiguous:
+    size = target.nbytes
+    if source.flags.c_contiguous and size >= _SHARED_BYTES:
+        _copy_with_helpers(source, target, tell)
+    elif tell is None:
         np.copyto(target, source)
-        return
-    parts = np.array_split(source.reshape(-1), _PIECES), np.array_split(target.reshape(-1), _PIECES)
-    pieces = iter(list(zip(*parts, strict=True)))  # each is handed out once, whichever thread asks
+    elif not source.flags.c_contiguous:
+        np.copyto(target, source)
+        tell(0, size)
+    else:
+        for part, place, first, last in _pieces(source, target, max(_SMALLEST_PIECE, -(-size // _FEW_PIECES))):
+            np.copyto(place, part)
+            tell(first, last)
 
-    def work() -> None:
-        for part, place in pieces:
+
+def _copy_with_helpers(source: NDArray[Any], target: NDArray[Any], tell: Tell | None) -> None:
+    size = min(-(-target.nbytes // _PIECES), _LARGEST_PIECE)
+    pieces = iter(list(_pieces(source, target, size)))  # each is handed out once, whichever thread asks
+    there: deque[tuple[int, int]] = deque()
+
+    def work(then: Callable[[], None]) -> None:
+        for part, place, first, last in pieces:
             np.copyto(place, part)  # lets go of the interpreter's lock
+            there.append((first, last))
+            then()
 
-    helpers = [_pool(os.getpid()).submit(work) for _ in range(_HELPERS)]
-    work()
+    def tell_all() -> None:
+        while tell is not None and there:
+            tell(*there.popleft())
+
+    helpers = [_pool(os.getpid()).submit(work, lambda: None) for _ in range(_HELPERS)]
+    work(tell_all)
     for helper in helpers:
         if not helper.cancel():
             helper.result()
+    tell_all()
+
+
+def _pieces(
+    source: NDArray[Any], target: NDArray[Any], size: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], int, int]]:
+    """Both arrays cut into parts of so many bytes, and where in the target each begins and ends, in bytes."""
+    source, target = source.reshape(-1), target.reshape(-1)
+    width = target.itemsize
+    step = size // width
+    for first in range(0, target.size, step):
+        place = target[first : first + step]
+        yield source[first : first + step], place, first * width, first * width + place.nbytes
 
 
 def copy_of(source: NDArray[Any]) -> NDArray[Any]:

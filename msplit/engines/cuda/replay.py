@@ -11,7 +11,7 @@ import ctypes
 
 import torch
 
-from msplit.engines.cuda.streams import runtime
+from msplit.engines.cuda.streams import check, runtime
 
 
 class Replay:
@@ -39,21 +39,16 @@ class Replay:
         if self._executable is None or self._current() != self._index:
             self._graph.replay()
         else:
-            _check(self._launch(self._executable, self._stream(self._index)))
+            check(self._launch(self._executable, self._stream(self._index)))
 
     def finish(self) -> None:
         """Waits for all that is on the current stream; what failed there is raised here."""
         if self._executable is None or self._current() != self._index:
             torch.cuda.current_stream(self._device).synchronize()
         else:
-            _check(self._wait(self._stream(self._index)))
+            check(self._wait(self._stream(self._index)))
 
     def reset(self) -> None:
         """Frees the graph. It can not run afterwards."""
         self._executable = None
         self._graph.reset()
-
-
-def _check(status: int) -> None:
-    if status:
-        torch.cuda.check_error(status)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.engines.cuda import host_copy
+from msplit.engines.cuda.sending import Sender
 from msplit.engines.cuda.tensors import dtype_name, numpy_dtype
 from msplit.engines.cuda.triton_here import can_compile
 from msplit.errors import EngineError
@@ -22,6 +23,8 @@ _SMALL_BYTES = 1 << 14
 """Inputs up to this size lie gap-free beside others of their type, so that one call copies all of them."""
 _ENGINE_BYTES = 1 << 12
 """Up to this size the GPU's copy engine brings inputs sooner than a kernel does."""
+_AHEAD_BYTES = 1 << 19
+"""From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory."""
 
 
 class Block:
@@ -71,19 +74,22 @@ class _Group:
 
 
 class Inputs:
-    """A step's inputs in pinned host memory and on the device: one copy moves them all.
+    """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
 
     Attributes:
         block: The host's side.
         on_device: The tensors on the device, by name.
+        rest: Bytes at the start of the block that `send` does not send.
     """
 
     def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
+        self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
         self._device = torch.zeros_like(self.block.host, device=device)
         self.on_device = {name: _tensor(self._device, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
+        self._sender = Sender(self.block.host, self._device)
         self._seen: torch.Tensor | None = None
         if device.type == "cuda" and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda import copy_kernel
@@ -104,12 +110,19 @@ class Inputs:
 
     def to_device(self) -> None:
         """Issues the copy of the host block to the device on the current stream."""
+        self._to_device(self.block.host.numel())
+
+    def rest_to_device(self) -> None:
+        """Issues the copy of what `send` does not send."""
+        self._to_device(self.rest)
+
+    def _to_device(self, size: int) -> None:
         if self._seen is None:
-            self._device.copy_(self.block.host, non_blocking=True)
+            self._device[:size].copy_(self.block.host[:size], non_blocking=True)
             return
         from msplit.engines.cuda import copy_kernel
 
-        copy_kernel.copy(self._seen, self._device)
+        copy_kernel.copy(self._seen[:size], self._device[:size])
 
     def fill(self, arrays: Arrays) -> None:
         """Copies arrays into the host block.
@@ -117,6 +130,17 @@ class Inputs:
         Raises:
             EngineError: An array is missing or has another shape or dtype than the one that was prepared.
         """
+        self._fill(arrays, ahead=False)
+
+    def send(self, arrays: Arrays) -> None:
+        """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
+
+        Raises:
+            EngineError: As above.
+        """
+        self._fill(arrays, ahead=True)
+
+    def _fill(self, arrays: Arrays, *, ahead: bool) -> None:
         for group in self._groups:
             try:
                 sources = group.take(arrays)
@@ -127,13 +151,20 @@ class Inputs:
             ] != group.dtypes:
                 self._refuse(arrays, group)
             if len(sources) == 1:
-                host_copy.copy(sources[0], self.block.arrays[group.names[0]])
+                (name,) = group.names
+                start = self.block.starts[name]
+                tell = self._teller(start) if ahead and start >= self.rest else None
+                host_copy.copy(sources[0], self.block.arrays[name], tell)
                 continue
             # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
             try:
                 group.memory[:] = b"".join(sources)
             except TypeError:  # one of them is not contiguous
                 group.memory[:] = b"".join([source.tobytes() for source in sources])
+
+    def _teller(self, start: int) -> host_copy.Tell:
+        send = self._sender.send
+        return lambda first, last: send(start + first, start + last)
 
     def _refuse(self, arrays: Arrays, group: _Group) -> None:
         for name in group.names:
@@ -153,15 +184,19 @@ def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:
 
 
 def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Names in groups: small tensors with others of their type, each large one alone."""
+    """Names in groups: small tensors with others of their type, each larger one alone; last those that go ahead."""
     small: dict[torch.dtype, list[str]] = {}
-    alone = []
+    alone: list[list[str]] = []
     for name, tensor in like.items():
         if 0 < _size(tensor) <= _SMALL_BYTES:
             small.setdefault(tensor.dtype, []).append(name)
         else:
             alone.append([name])
-    return [*small.values(), *alone]
+    return [*small.values(), *sorted(alone, key=lambda run: _goes_ahead(run, like))]
+
+
+def _goes_ahead(run: Sequence[str], like: Mapping[str, torch.Tensor]) -> bool:
+    return len(run) == 1 and _size(like[run[0]]) >= _AHEAD_BYTES
 
 
 def _size(tensor: torch.Tensor) -> int:

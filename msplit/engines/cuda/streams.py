@@ -48,3 +48,9 @@ def runtime() -> ctypes.CDLL:
     """The runtime library that PyTorch has loaded already."""
     major = str(torch.version.cuda).split(".", maxsplit=1)[0]
     return ctypes.CDLL(f"libcudart.so.{major}")
+
+
+def check(status: int) -> None:
+    """Raises what a call of that library answered, unless it is that all is well."""
+    if status:
+        torch.cuda.check_error(status)

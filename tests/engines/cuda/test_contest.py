@@ -24,6 +24,14 @@ def test_calls_with_large_results_are_not_made_side_by_side(monkeypatch, element
     assert timed == [lanes, 1]
 
 
+@pytest.mark.parametrize(("each", "runs"), [(0.1, contest.RUNS), (4.0, contest.RUNS), (10.0, 10), (400.0, 5)])
+def test_calls_that_take_long_run_less_often(each, runs):
+    times = []
+    while not contest._enough(times):
+        times.append(each)
+    assert len(times) == runs
+
+
 @pytest.mark.parametrize(
     ("elements", "count"),
     [(16, contest.CALLS * contest.LANES), (1 << 25, 2), (1 << 27, 1), (0, contest.CALLS * contest.LANES)],

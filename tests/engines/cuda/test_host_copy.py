@@ -32,6 +32,34 @@ def test_every_byte_arrives(dtype, size):
     assert found.flags.writeable
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.complex128])
+@pytest.mark.parametrize("size", [16, 1 << 18, (1 << 18) + 48, 5 << 20, LARGE, LARGE + 112, 5 * LARGE])
+def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(dtype, size):
+    source = np.random.default_rng(size).integers(0, 200, size).astype(np.uint8).view(dtype)
+    target = np.zeros_like(source)
+    wanted, seen = source.view(np.uint8), target.view(np.uint8)
+    told = []
+
+    def tell(first, last):
+        assert threading.current_thread() is threading.main_thread()
+        assert np.array_equal(wanted[first:last], seen[first:last])
+        told.append((first, last))
+
+    host_copy.copy(source, target, tell)
+    told.sort()
+    assert [first for first, _ in told] == [0, *(last for _, last in told[:-1])]
+    assert told[-1][1] == size
+    assert (len(told) > 1) == (size > host_copy._SMALLEST_PIECE)
+    assert max(last - first for first, last in told) <= max(host_copy._LARGEST_PIECE, host_copy._SMALLEST_PIECE)
+
+
+def test_an_array_that_is_not_contiguous_is_told_of_as_a_whole():
+    told = []
+    source, target = np.ones((1000, 900), np.float32).T, np.zeros((900, 1000), np.float32)
+    host_copy.copy(source, target, lambda *ends: told.append((*ends, target.all())))
+    assert told == [(0, target.nbytes, True)]
+
+
 def test_large_arrays_that_are_turned_or_frozen_arrive():
     values = np.arange(LARGE // 4, dtype=np.float32).reshape(1024, -1)
     frozen = np.broadcast_to(values, values.shape)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.engines.cuda import host_copy, staging
 from msplit.engines.cuda.delivery import Outputs
 from msplit.engines.cuda.staging import Inputs
 from msplit.engines.cuda.tensors import to_numpy, to_torch
@@ -44,6 +45,37 @@ def test_every_value_arrives_and_tensors_do_not_overlap():
     for name, value in arrays().items():
         np.testing.assert_array_equal(found.block.arrays[name], value)
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value)
+
+
+def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
+    """What is sent while arrays are copied, and what is copied at last, are together the whole block."""
+    monkeypatch.setattr(host_copy, "_SMALLEST_PIECE", 1 << 12)
+    monkeypatch.setattr(host_copy, "_SHARED_BYTES", 1 << 20)
+    values = {
+        "ids": np.arange(12, dtype=np.int32),
+        "picture": np.random.default_rng(0).standard_normal((700, 300)).astype(np.float32),
+        "middle": np.arange(9000, dtype=np.float64),
+        "pictures": np.random.default_rng(1).standard_normal((1, 900, 301)).astype(np.float32),
+        "turned": np.random.default_rng(2).standard_normal((400, 500)).astype(np.float32).T,
+    }
+    found = Inputs({name: to_torch(np.array(value)) for name, value in values.items()}, CPU)
+    large = {name for name, value in values.items() if value.nbytes >= staging._AHEAD_BYTES}
+    assert large == {"picture", "pictures", "turned"}
+    found.send(values)
+    for name, value in values.items():
+        arrived = to_numpy(found.on_device[name])
+        assert np.array_equal(arrived, value) if name in large else not arrived.any(), name
+    for name in large:  # they are there, and are not copied again
+        found.block.arrays[name][...] = 0
+    found.rest_to_device()
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+
+
+def test_without_large_inputs_all_is_the_rest_and_with_nothing_else_nothing_is():
+    small = Inputs({"x": torch.zeros(3)}, CPU)
+    assert small.rest == small.block.host.numel()
+    assert Inputs({"x": torch.zeros(1 << 20)}, CPU).rest == 0
 
 
 def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
@@ -107,13 +139,18 @@ def test_outputs_arrive_as_arrays_of_the_users_own():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float32", "int64", "complex64", "complex128"])
 @pytest.mark.parametrize("size", [0, 1, 1023, 1025, 300_000])
-def test_a_gpu_gets_and_gives_every_byte(dtype, size):
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_gpu_gets_and_gives_every_byte(dtype, size, ahead):
     gpu = torch.device("cuda")
     rng = np.random.default_rng(size)
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
     found = Inputs({name: to_torch(value) for name, value in values.items()}, gpu)
-    found.fill(values)
-    found.to_device()
+    if ahead:
+        found.send(values)
+        found.rest_to_device()
+    else:
+        found.fill(values)
+        found.to_device()
     turned = {name: found.on_device[name].movedim(0, -1) if name == "a" else found.on_device[name] for name in values}
     given = Outputs(turned, gpu, captured=False)
     given.copy(turned)
