@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_SHARED_BYTES = 1 << 24
-"""Arrays from this size on are copied by several threads. On the host of an H200 one thread needs 33 µs for 1 MB, 0.3 ms for 4,
-1.2 for 16 and 7.4 for 64; several need 0.5 and 1.8 ms for the last two."""
+_SHARED_BYTES = 1 << 23
+"""Arrays from this size on are copied by several threads. On the host of an H200 one thread needs 0.28 ms for 4 MB, 0.62 for 8, 1.3 for 16
+and 21 for 134; several need 0.27, 0.38, 0.55 and 6 (`benchmarks/probes`)."""
 _HELPERS = 3
 _PIECES = 4 * (_HELPERS + 1)
 _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
-_SMALLEST_PIECE = 1 << 18
 _FEW_PIECES = 8
-"""Pieces at most of an array that is copied by one thread: telling of each takes it 2 µs."""
+"""Pieces of an array that is copied by one thread: telling of each takes it 5 µs."""
 
 Tell = Callable[[int, int], object]
 """Is called with the first byte of a piece, and with the one behind its last."""
@@ -44,7 +43,7 @@ def copy(source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -
         np.copyto(target, source)
         tell(0, size)
     else:
-        for part, place, first, last in _pieces(source, target, max(_SMALLEST_PIECE, -(-size // _FEW_PIECES))):
+        for part, place, first, last in _pieces(source, target, -(-size // _FEW_PIECES)):
             np.copyto(place, part)
             tell(first, last)
 
@@ -78,7 +77,7 @@ def _pieces(
     """Both arrays cut into parts of so many bytes, and where in the target each begins and ends, in bytes."""
     source, target = source.reshape(-1), target.reshape(-1)
     width = target.itemsize
-    step = size // width
+    step = max(size // width, 1)
     for first in range(0, target.size, step):
         place = target[first : first + step]
         yield source[first : first + step], place, first * width, first * width + place.nbytes

@@ -49,7 +49,7 @@ def test_every_value_arrives_and_tensors_do_not_overlap():
 
 def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
     """What is sent while arrays are copied, and what is copied at last, are together the whole block."""
-    monkeypatch.setattr(host_copy, "_SMALLEST_PIECE", 1 << 12)
+    monkeypatch.setattr(staging, "_AHEAD_BYTES", 1 << 19)
     monkeypatch.setattr(host_copy, "_SHARED_BYTES", 1 << 20)
     values = {
         "ids": np.arange(12, dtype=np.int32),
@@ -59,8 +59,7 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
         "turned": np.random.default_rng(2).standard_normal((400, 500)).astype(np.float32).T,
     }
     found = Inputs({name: to_torch(np.array(value)) for name, value in values.items()}, CPU)
-    large = {name for name, value in values.items() if value.nbytes >= staging._AHEAD_BYTES}
-    assert large == {"picture", "pictures", "turned"}
+    large = {"picture", "pictures", "turned"}
     found.send(values)
     for name, value in values.items():
         arrived = to_numpy(found.on_device[name])
@@ -75,7 +74,7 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
 def test_without_large_inputs_all_is_the_rest_and_with_nothing_else_nothing_is():
     small = Inputs({"x": torch.zeros(3)}, CPU)
     assert small.rest == small.block.host.numel()
-    assert Inputs({"x": torch.zeros(1 << 20)}, CPU).rest == 0
+    assert Inputs({"x": torch.zeros(staging._AHEAD_BYTES // 4)}, CPU).rest == 0
 
 
 def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
@@ -140,7 +139,8 @@ def test_outputs_arrive_as_arrays_of_the_users_own():
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float32", "int64", "complex64", "complex128"])
 @pytest.mark.parametrize("size", [0, 1, 1023, 1025, 300_000])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_gpu_gets_and_gives_every_byte(dtype, size, ahead):
+def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
+    monkeypatch.setattr(staging, "_AHEAD_BYTES", 1 << 19)
     gpu = torch.device("cuda")
     rng = np.random.default_rng(size)
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
