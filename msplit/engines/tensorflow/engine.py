@@ -96,12 +96,13 @@ def _with_xla(job: Job, facts: Mapping[str, Any]) -> Executable:
 def reference(flat: FlatGraph, feeds: Arrays) -> dict[str, NDArray[Any]]:
     """The outputs of the model by TensorFlow on the CPU, in IEEE float32: what other engines are held against.
 
+    Each op runs as the graph has it: to rewrite the graph first would take longer than the one step, up to a minute for a large one.
     oneDNN stays as it is in this process (on by default), so the last bits may differ from machine to machine.
 
     Raises:
         EngineError: TensorFlow can not run the model.
     """
-    config = runtime.session_config(1, cpu_only=True)
+    config = runtime.session_config(1, cpu_only=True, optimized=False)
     executable = SessionExecutable(flat.model, unplaced(flat), config, ieee=True, facts={})
     try:
         return executable.step(feeds)

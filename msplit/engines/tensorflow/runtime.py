@@ -124,8 +124,15 @@ def devices(streams: int, *, cpu_only: bool = False) -> list[str]:
     return [f"/device:{kind}:{stream}" for stream in range(streams)]
 
 
-def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = False) -> Any:
-    """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process."""
+def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = False, optimized: bool = True) -> Any:
+    """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process.
+
+    Args:
+        streams: Number of devices.
+        cpu_only: They are on the CPU even where there is a GPU.
+        auto_jit: XLA compiles what it can, in clusters.
+        optimized: TensorFlow rewrites the graph first, as it does for everybody. It takes half a minute for 98,000 nodes.
+    """
     v1 = tensorflow().compat.v1
     config = v1.ConfigProto(allow_soft_placement=True)
     if cpu_only or not has_gpu():
@@ -137,6 +144,7 @@ def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = Fal
             config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(_configured["gpu_memory"])
         else:
             config.gpu_options.allow_growth = True
+    config.graph_options.rewrite_options.disable_meta_optimizer = not optimized
     if auto_jit:
         config.graph_options.optimizer_options.global_jit_level = v1.OptimizerOptions.ON_2
     return config

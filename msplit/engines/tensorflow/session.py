@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,12 @@ class SessionExecutable:
         feeds = list(self._inputs.values())
         self._parts = (feeds, list(fetched.values()), targets)
         self._step = _callable(self._session, *self._parts)
-        self._launch = _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetched.values()])
+
+    @functools.cached_property
+    def _launch(self) -> Any:
+        """The step without its outputs. TensorFlow optimizes the whole graph for it once more, and few ask for it."""
+        feeds, fetches, targets = self._parts
+        return _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetches])
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one step. See `Executable`."""
