@@ -4,7 +4,7 @@
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
 
-Of several runs of a model at a batch the last counts. A † stands at what is of the second file, a ‡ at what is of the third.
+Of several runs of a model at a batch the last counts. A † stands at what is of the second file, a ‡ of the third, a § of the fourth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN = {
 """Variants of the first table, with their heads."""
 
 
-MARKS = ("†", "‡")
+MARKS = ("†", "‡", "§")
 """Of the files after the first."""
 
 

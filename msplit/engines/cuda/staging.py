@@ -25,7 +25,7 @@ _ENGINE_BYTES = 1 << 12
 """Up to this size the GPU's copy engine brings inputs sooner than a kernel does."""
 _AHEAD_BYTES = 1 << 22
 """From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
-spares 8 % of 4 MB, 14 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
+spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
 
 
 class Block:
