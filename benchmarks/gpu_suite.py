@@ -85,7 +85,21 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]
         settings=Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),
         command=tuple(sys.argv),
     )
-    return api.bench(flat, request), flat
+    return api.bench(flat, request, progress=Log()), flat
+
+
+class Log:
+    """Prints what is being done, and when it began: a visit that runs out of time says what took it."""
+
+    def __init__(self) -> None:
+        self._began, self._last = time.time(), ""
+
+    def __call__(self, what: str, share: float) -> None:
+        """See `measure.run.Progress`."""
+        del share
+        if what != self._last:
+            self._last = what
+            print(f"  {time.time() - self._began:6.1f} s: {what}", flush=True)
 
 
 def row(name: str, batch: int, found: Any) -> dict[str, Any]:

@@ -18,7 +18,21 @@ from msplit._version import __version__
 
 if TYPE_CHECKING:
     from msplit.annotate import stream
-    from msplit.api import Analysis, Assigned, Bench, BenchRequest, Settings, analyze, assign, bench, emit, load, save
+    from msplit.api import (
+        Analysis,
+        Assigned,
+        Bench,
+        BenchRequest,
+        Runner,
+        Settings,
+        analyze,
+        assign,
+        bench,
+        emit,
+        load,
+        prepare,
+        save,
+    )
     from msplit.checks import check
     from msplit.errors import MsplitError
 
@@ -28,6 +42,7 @@ _HOME = {
     "Bench": "msplit.api",
     "BenchRequest": "msplit.api",
     "MsplitError": "msplit.errors",
+    "Runner": "msplit.api",
     "Settings": "msplit.api",
     "analyze": "msplit.api",
     "assign": "msplit.api",
@@ -35,6 +50,7 @@ _HOME = {
     "check": "msplit.checks",
     "emit": "msplit.api",
     "load": "msplit.api",
+    "prepare": "msplit.api",
     "save": "msplit.api",
     "stream": "msplit.annotate",
 }
@@ -45,6 +61,7 @@ __all__ = [
     "Bench",
     "BenchRequest",
     "MsplitError",
+    "Runner",
     "Settings",
     "__version__",
     "analyze",
@@ -53,6 +70,7 @@ __all__ = [
     "check",
     "emit",
     "load",
+    "prepare",
     "save",
     "stream",
 ]

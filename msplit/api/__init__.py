@@ -2,10 +2,12 @@
 
 from msplit.api.analysis import Analysis, analyze
 from msplit.api.assignment import Assigned, StreamLoad, assign
-from msplit.api.benchmark import Bench, BenchRequest, bench
+from msplit.api.benchmark import Bench, bench
 from msplit.api.comparison import Compared, compare
 from msplit.api.emission import EMITS, check_places, emit
+from msplit.api.execution import Runner, prepare
 from msplit.api.model import load, price, save
+from msplit.api.request import BenchRequest
 from msplit.api.tune import Tuned, TuneSettings
 from msplit.measure.result import Settings
 
@@ -16,6 +18,7 @@ __all__ = [
     "Bench",
     "BenchRequest",
     "Compared",
+    "Runner",
     "Settings",
     "StreamLoad",
     "TuneSettings",
@@ -27,6 +30,7 @@ __all__ = [
     "compare",
     "emit",
     "load",
+    "prepare",
     "price",
     "save",
 ]

@@ -121,8 +121,9 @@ def command(
     style: str,
 ) -> None:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model."""
-    from msplit.api.benchmark import BenchRequest, bench
+    from msplit.api.benchmark import bench
     from msplit.api.emission import check_places
+    from msplit.api.request import BenchRequest
     from msplit.api.tune import TuneSettings, write
     from msplit.measure.result import Settings
     from msplit.report import benchmark

@@ -154,12 +154,7 @@ def bench(
         raise ValueError(f"no variant is called {first!r}")
     _prepare(variants)
     try:
-        _verify_in_ieee(running, fresh, settings, reference, tell)
-        for number, one in enumerate(running):
-            tell(f"building {one.variant.label}", number / len(running))
-            if not one.skipped and all(check.passed for check in one.checks):
-                _build(one, one.variant.job)
-        _verify(running, fresh, settings, reference, tell, ieee=False)
+        _make_ready(running, fresh, settings, reference, tell)
         for build in range(settings.builds):
             if build:
                 _rebuild(running, fresh, settings, tell)
@@ -186,6 +181,61 @@ def bench(
         warnings=tuple(warned),
         diagnosis=diagnose(ordered, about),
     )
+
+
+def prepare(
+    variants: Sequence[Variant],
+    *,
+    fresh: Callable[[int], Arrays],
+    settings: Settings | None = None,
+    reference: Reference | None = None,
+    progress: Progress | None = None,
+) -> tuple[Executable, tuple[Check, ...]]:
+    """Builds and verifies variants of one model as `bench` does, and gives the last of them, ready to run, with its checks.
+
+    Args:
+        variants: That one, behind those that its outputs are held against.
+        fresh: Makes a new set of inputs from a seed, for verification.
+        settings: How to verify.
+        reference: Inputs with outputs that every variant must give, if there is one.
+        progress: Told how far it is.
+
+    Raises:
+        EngineError: An engine can not run a variant, or one gives other outputs than it must.
+    """
+    running = [_Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
+    _prepare(variants)
+    try:
+        _make_ready(running, fresh, settings or Settings(), reference, progress or _nothing)
+        for one in running:
+            for check in one.checks:
+                if not check.passed:
+                    raise EngineError(
+                        f"{one.variant.label} gives other outputs than {check.against} ({check.precision}): "
+                        f"{check.comparison.describe()}",
+                        fix="see `msplit bench`, which compares every way to run the model",
+                    )
+        last = running.pop()
+        return last.running, tuple(last.checks)
+    finally:
+        for one in running:
+            one.close()
+
+
+def _make_ready(
+    running: Sequence[_Running],
+    fresh: Callable[[int], Arrays],
+    settings: Settings,
+    reference: Reference | None,
+    tell: Progress,
+) -> None:
+    """Builds all and verifies them; what is wrong in IEEE precision is not built again."""
+    _verify_in_ieee(running, fresh, settings, reference, tell)
+    for number, one in enumerate(running):
+        tell(f"building {one.variant.label}", number / len(running))
+        if not one.skipped and all(check.passed for check in one.checks):
+            _build(one, one.variant.job)
+    _verify(running, fresh, settings, reference, tell, ieee=False)
 
 
 def _nothing(what: str, share: float) -> None:

@@ -14,8 +14,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from msplit import api, rules
-from msplit.api import kernels
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench, kernels
 from msplit.api.comparison import compare
 from msplit.api.kernels import ends_with_auto
 from msplit.api.plans import runs_as_stored, stored_job

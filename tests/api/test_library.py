@@ -12,7 +12,7 @@ import pytest
 import msplit
 from msplit import api, formats
 from msplit.api.assignment import present_ids
-from msplit.api.benchmark import assignments_for, choose_engine
+from msplit.api.variants import assignments_for, choose_engine
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
 from msplit.report import benchmark
 from msplit.report.render import to_markdown

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench
 from msplit.api.profile import ProfileRequest, compared, profile
 from msplit.cost import profile_file
 from msplit.engines.cuda.engine import ENGINE

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench
 from msplit.api.reference import fit
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from msplit import api, formats
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench
 from msplit.api.comparison import compare
 from msplit.api.plans import stored_job
 from msplit.api.tune import TuneSettings, confirmed, tune, write

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from msplit import api, rules
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench
 from msplit.api.comparison import compare
 from msplit.api.kernels import job_of
 from msplit.api.plans import runs_as_stored, stored_job

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.benchmark import BenchRequest, bench
+from msplit.api import BenchRequest, bench
 from msplit.api.comparison import compare
 from msplit.api.tune import TuneSettings, write
 from msplit.engines.base import Job

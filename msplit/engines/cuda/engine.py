@@ -15,6 +15,7 @@ from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.step_costs import estimated
 from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.lane_order import keep_lanes
@@ -104,6 +105,10 @@ class CudaEngine:
             else:
                 cache[key] = _plain(job, device, layout)
         return cache[key]
+
+    def forget(self, flat: FlatGraph) -> None:
+        """Lets go of what was prepared of a graph. Executables keep what they run."""
+        self._prepared.pop(flat, None)
 
 
 ENGINE = CudaEngine()

@@ -1,0 +1,146 @@
+"""A model ready to run: what a service calls, after `bench` has said what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from msplit.api.request import BenchRequest
+from msplit.api.variants import Setup, set_up
+from msplit.engines.base import Arrays, Executable
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.result import Check
+from msplit.measure.run import Progress, Variant
+from msplit.measure.run import prepare as make_ready
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
+
+    One thread at a time may call it; for several make one each.
+
+    Attributes:
+        label: What it is called in a bench.
+        engine: Name of the engine.
+        why: Why this engine.
+        inputs: Type and shape of every input by name. Each step takes all of them.
+        outputs: Names of the outputs that each step gives.
+        checks: What its outputs were held against.
+        notes: What was done to the assignment, and what was not verified.
+        facts: Streams, waits, kernels, bytes: whatever the engine tells.
+        executable: What runs.
+    """
+
+    label: str
+    engine: str
+    why: str
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    outputs: tuple[str, ...]
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    executable: Executable
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step: arrays in by name, arrays of the caller's own back.
+
+        Raises:
+            EngineError: An input is missing, or has another type or shape than the one that was prepared.
+        """
+        return self.executable.step(feeds)
+
+    def close(self) -> None:
+        """Gives streams and memory back. It can not run afterwards."""
+        self.executable.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def prepare(
+    flat: FlatGraph,
+    request: BenchRequest | None = None,
+    *,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Runner:
+    """Makes a model ready to run, and verifies it once, with the request that `bench` took.
+
+    This executes the model.
+
+    Args:
+        flat: From `load`.
+        request: As for `bench`: the engine, the largest number of streams, the rules or the plan, batch and shapes. What says how to
+            measure is not looked at.
+        variant: Label of the variant of the bench to run. By default the plan, where there is one, else that of the layers of the bench
+            (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
+            stream, where it is the fastest.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model, or its outputs are not those of the reference.
+        MsplitError: An input does not fit, or there is no such variant.
+    """
+    request = request or BenchRequest()
+    if request.tune is not None:
+        raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
+    setup = set_up(
+        flat, replace(request, compare_tensorflow=False, save_reference=None, timelines=False), progress=progress
+    )
+    chosen = _chosen(setup, variant)
+    # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
+    one = next(one for one in setup.variants if one.engine is chosen.engine and one.against is None)
+    executable, checks = make_ready(
+        [chosen] if chosen is one else [one, replace(chosen, against=one.label)],
+        fresh=setup.fresh,
+        settings=request.settings,
+        reference=setup.reference,
+        progress=progress,
+    )
+    CUDA.forget(flat)  # weights of other kernels, and in another precision
+    return Runner(
+        label=chosen.label,
+        engine=setup.engine.name,
+        why=setup.why,
+        inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
+        outputs=tuple(output.name for output in flat.outputs),
+        checks=checks,
+        notes=(*setup.notes, *setup.unverified),
+        facts=executable.facts(),
+        executable=executable,
+    )
+
+
+def _chosen(setup: Setup, label: str | None) -> Variant:
+    """The variant to run.
+
+    Raises:
+        MsplitError: There is none of this label.
+    """
+    if label is not None:
+        for one in setup.variants:
+            if one.label == label:
+                return one
+        labels = ", ".join(one.label for one in setup.variants)
+        raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
+    if setup.engine is not CUDA:
+        return setup.variants[0]
+    if setup.request.plan is not None:
+        return setup.variants[-1]
+    known = [layer for layer in setup.layers if layer.predicted_us is not None]
+    if not known:
+        return max(setup.variants, key=lambda one: one.job.streams)
+    best = min(known, key=lambda layer: layer.predicted_us or 0.0).label
+    return next(one for one in setup.variants if one.label == best)

@@ -1,0 +1,74 @@
+"""What a model is to be run with: what `bench` compares, and what `prepare` makes ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msplit.api.tune import TuneSettings
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.profile import Profile
+from msplit.measure.result import Settings
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run and how to measure it.
+
+    Attributes:
+        streams: Numbers of streams to compare; 1 is always measured too.
+        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``default``.
+        engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        inputs: Files in NumPy's .npy format by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
+        seed: Of made-up inputs.
+        ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
+        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        layout: Memory layout of convolutions: ``auto`` measures.
+        fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
+        group: Whether to show what batching alike branches adds to that.
+        device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
+        compare_xla: And with XLA, which compiles for seconds to minutes.
+        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
+            are given, they are the file's.
+        save_reference: Where to save inputs and reference outputs.
+        force: Whether that may replace what is there.
+        op_libraries: Shared objects with custom TensorFlow ops.
+        settings: How to measure.
+        tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
+        plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
+        timelines: Also time the parts of one step of every variant.
+        command: The command line, for the record.
+    """
+
+    streams: Sequence[int] = (1, 2, 4)
+    ruleset: str | None = None
+    engine: str | None = None
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    gpu: str = DEFAULT_GPU
+    profile: Profile | None = None
+    seed: int = 0
+    ieee: bool = False
+    capture: bool = True
+    layout: str = "auto"
+    fuse: bool = True
+    group: bool = True
+    device: str = "cuda"
+    compare_tensorflow: bool = True
+    compare_xla: bool = True
+    reference: Path | None = None
+    save_reference: Path | None = None
+    force: bool = False
+    op_libraries: Sequence[Path] = ()
+    settings: Settings = field(default_factory=Settings)
+    tune: TuneSettings | None = None
+    plan: Path | None = None
+    timelines: bool = False
+    command: Sequence[str] = ()

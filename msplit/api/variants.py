@@ -1,0 +1,359 @@
+"""The ways to run a model that are compared: which engine, on which streams, with which kernels, and what outputs are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from msplit import formats, rules
+from msplit.api.assignment import assign, present_ids
+from msplit.api.emission import check_places
+from msplit.api.kernels import NAMES, Chooser, ends_with_auto, with_kernels
+from msplit.api.layers import Layer, Layers, auto_layer, layers_of, predicted
+from msplit.api.model import price
+from msplit.api.plans import runs_as_stored, stored_job
+from msplit.api.profile import compared
+from msplit.api.reference import fit
+from msplit.api.request import BenchRequest
+from msplit.api.tune import TUNED, Tuned, tune
+from msplit.assignment import Assignment
+from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
+from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
+from msplit.measure.fold import fold_ids
+from msplit.measure.inputs import make_inputs
+from msplit.measure.reference import Reference, load_reference, save_reference
+from msplit.measure.run import Progress, Variant
+from msplit.rules.auto import BEST, PLAIN, Auto
+from msplit.schedule import planfile
+
+ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a request means for a model.
+
+    Attributes:
+        request: The request, with batch and shapes of the reference or the profile where it names none itself.
+        engine: What runs.
+        why: Why this engine.
+        job: The model on one stream.
+        variants: What is compared.
+        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        reference: What outputs are held against; None where there is nothing.
+        fresh: Makes a set of inputs from a seed.
+        notes: What was done to the assignment.
+        unverified: What can not be verified.
+        decided: Ids that rules gave, with the rules that decided.
+        tuned: What tuning found, if it was asked for.
+    """
+
+    request: BenchRequest
+    engine: Engine
+    why: str
+    job: Job
+    variants: tuple[Variant, ...]
+    layers: tuple[Layer, ...]
+    reference: Reference | None
+    fresh: Callable[[int], Arrays]
+    notes: tuple[str, ...]
+    unverified: tuple[str, ...]
+    decided: tuple[tuple[Ints, Assignment], ...]
+    tuned: Tuned | None
+
+
+def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None = None) -> Setup:
+    """Chooses engine, streams and kernels, and makes inputs and reference outputs. TensorFlow runs the model once for these.
+
+    Raises:
+        EngineError: The engine can not run the model; the message names what and the way out.
+        MsplitError: An input does not fit.
+    """
+    engine, why = choose_engine(request)
+    _refuse(request, engine, why)
+    stored = None if request.plan is None else planfile.load(request.plan)
+    if request.save_reference is not None:
+        check_places(flat, [request.save_reference], force=request.force)
+    taken = ""
+    loaded = None if request.reference is None else load_reference(request.reference)
+    if loaded is not None and request.reference is not None:
+        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        taken = f"the batch is {batch}, as in {request.reference}" if batch != request.batch else ""
+        request = replace(request, batch=batch, shapes=shapes)
+    if request.profile is not None and request.batch is None:
+        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu, profile=request.profile)
+
+    def feeds_of(seed: int) -> Arrays:
+        return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
+
+    feeds = feeds_of(request.seed)
+    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds)
+    if loaded is not None:
+        feeds = loaded.feeds
+    if request.save_reference is not None:
+        outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
+        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
+    decided: list[tuple[Ints, Assignment]] = []
+    assignments, notes = assignments_for(flat, sizes, costs, request, decided)
+    if taken:
+        notes.insert(0, taken)
+    if request.profile is not None:
+        notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
+    job = Job(
+        flat=flat,
+        ids=np.zeros(len(flat), np.int32),
+        streams=1,
+        feeds=feeds,
+        ieee=request.ieee,
+        op_libraries=request.op_libraries,
+        costs=costs,
+    )
+    variants = (
+        _tensorflow_variants(job, assignments)
+        if engine is TENSORFLOW
+        else _cuda_variants(job, assignments, request, engine)
+    )
+    shown = _layers(variants, assignments, request) if engine is CUDA else None
+    if shown is not None:
+        more = _auto(flat, (sizes, costs), request, [*variants, *shown.variants], progress)
+        shown = predicted(
+            Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes), variants
+        )
+        variants += shown.variants
+        notes += shown.notes
+    tuned = None
+    if stored is not None or request.tune is not None:
+        base = replace(job, options=cuda_options(request))
+        if stored is not None:
+            planned, said = stored_job(base, stored)
+            notes += said
+            if not runs_as_stored(planned):
+                notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
+            variants.append(Variant(f"msplit, {request.plan}", engine, planned, _one(variants)))
+        if request.tune is not None:
+            given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
+            most = max(request.streams, default=1)
+            how = replace(request.tune, kernels=_kernels(request, request.tune.kernels))
+            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
+            variants += _tuned_variants(base, tuned, _one(variants), engine)
+    return Setup(
+        request=request,
+        engine=engine,
+        why=why,
+        job=job,
+        variants=tuple(variants),
+        layers=shown.layers if shown is not None else (),
+        reference=reference,
+        fresh=feeds_of,
+        notes=tuple(notes),
+        unverified=unverified,
+        decided=tuple(decided),
+        tuned=tuned,
+    )
+
+
+def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises what is asked for and the engine can not do.
+
+    Raises:
+        EngineError: That.
+    """
+    if engine is not CUDA and (request.tune is not None or request.plan is not None):
+        option = "--tune" if request.tune is not None else "--plan"
+        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+        raise EngineError(
+            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
+            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
+        )
+
+
+def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
+    """The engine to run on, and why.
+
+    Raises:
+        EngineError: The engine asked for can not run here.
+    """
+    if request.engine is not None:
+        if request.engine not in ENGINES:
+            raise MsplitError(f"there is no engine {request.engine!r}", fix=f"one of: {', '.join(ENGINES)}")
+        engine = ENGINES[request.engine]
+        why_not = engine.unavailable() if request.device == "cuda" or request.engine != "cuda" else None
+        if why_not:
+            raise EngineError(f"the {engine.name} engine can not run here: {why_not}", fix="see `msplit doctor`")
+        return engine, "asked for"
+    why_not = CUDA.unavailable()
+    if why_not is None:
+        return CUDA, "there are a CUDA device and PyTorch"
+    return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
+
+
+def assignments_for(
+    flat: FlatGraph,
+    sizes: Shapes,
+    costs: Costs,
+    request: BenchRequest,
+    decided: list[tuple[Ints, Assignment]] | None = None,
+) -> tuple[list[tuple[int, Ints]], list[str]]:
+    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user.
+
+    Where rules gave ids, `decided` gets those ids with the rules that decided.
+    """
+    wanted = sorted({streams for streams in request.streams if streams > 1})
+    notes: list[str] = []
+    found: list[tuple[int, Ints]] = []
+    if request.ruleset is None and flat.graph.nodes_with(formats.STREAM_ID):
+        ids = present_ids(flat)
+        highest = int(ids.max(initial=0)) + 1
+        notes.append(f"the graph runs as it is annotated, on {highest} streams; --rules assigns anew")
+        for streams in sorted({min(streams, highest) for streams in wanted} or {highest}):
+            folded = fold_ids(ids, costs.time_us, streams)
+            if folded.note:
+                notes.append(folded.note)
+            found.append((folded.streams, folded.ids))
+        return found, notes
+    name = request.ruleset or "default"
+    annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
+    for streams in wanted:
+        ruleset = with_kernels(rules.load(name, streams=streams), PLAIN)
+        if annotated:
+            ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+        assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
+        found.append((streams, assigned.ids))
+        if decided is not None:
+            decided.append((assigned.ids, assigned.outcome.assignment))
+    in_place = ", in place of the ids in the file" if annotated else ""
+    notes.append(f"streams are assigned by the rule set {name}{in_place}")
+    return found, notes
+
+
+def _tensorflow_variants(job: Job, assignments: Sequence[tuple[int, Ints]]) -> list[Variant]:
+    variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
+    for streams, ids in assignments:
+        variants.append(
+            Variant(f"TensorFlow, {streams} logical devices", TENSORFLOW, replace(job, ids=ids, streams=streams))
+        )
+    return variants
+
+
+def _cuda_variants(
+    job: Job, assignments: Sequence[tuple[int, Ints]], request: BenchRequest, engine: Engine
+) -> list[Variant]:
+    how = "CUDA graph" if request.capture else "eager"
+    variants = []
+    if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
+        variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
+        if request.compare_xla:
+            xla = replace(job, options={"xla": True})
+            variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
+    options = cuda_options(request)
+    one = f"msplit, 1 stream, {how}"
+    if request.capture and request.device == "cuda":
+        eager = replace(job, options={**options, "capture": False})
+        variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
+    variants.append(Variant(one, engine, replace(job, options=options)))
+    for streams, ids in assignments:
+        label = f"msplit, {streams} streams, {how}"
+        variants.append(Variant(label, engine, replace(job, ids=ids, streams=streams, options=options), one))
+    return variants
+
+
+def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Layers:
+    """The layers above one stream, for the largest number of streams."""
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    most = None
+    if assignments:
+        streams, ids = max(assignments, key=lambda found: found[0])
+        most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
+    suffix = "" if request.capture else ", eager"
+    return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
+
+
+def _auto(
+    flat: FlatGraph,
+    priced: tuple[Shapes, Costs],
+    request: BenchRequest,
+    variants: Sequence[Variant],
+    progress: Progress | None,
+) -> Layers:
+    """What the rule `auto` would run, where it has the last word and the user has asked for it."""
+    nothing = Layers((), (), ())
+    if request.ruleset is None:
+        return nothing
+    most = max(request.streams, default=1)
+    ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
+    names = _kernels(request, NAMES)
+    if not ends_with_auto(ruleset) or len(names) < 2:
+        return nothing
+    if not request.capture:
+        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
+    ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    chooser = Chooser(lambda: one.job, batch=request.batch, names=names, tell=progress)
+    assigned = assign(flat, ruleset, streams=most, priced=priced, kernels=chooser)
+    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
+        said = (
+            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
+        )
+        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
+    return auto_layer(one, chooser, variants)
+
+
+def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The ways to make kernels that may be tried."""
+    return tuple(
+        name for name in wanted if (request.fuse or "fused" not in name) and (request.group or "grouped" not in name)
+    )
+
+
+def cuda_options(request: BenchRequest) -> dict[str, Any]:
+    """What the cuda engine is told of a request, larger kernels left out."""
+    return {"device": request.device, "layout": request.layout, "capture": request.capture}
+
+
+def _one(variants: Sequence[Variant]) -> str:
+    """What plans are compared with: one stream, as the others run."""
+    alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
+    return next((variant.label for variant in alone if variant.against is None), alone[0].label)
+
+
+def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Variant]:
+    """The tuned plan, and one stream of its kernels if these are not what the others have."""
+    if tuned.gain is None:
+        return []  # one stream it stays, and that is measured
+    own = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    found = []
+    if tuned.kernels != "plain" and tuned.streams > 1:
+        alone = {key: value for key, value in own.options.items() if key != "plan"}
+        found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
+    return [*found, Variant(f"{TUNED}, {tuned.streams} stream{'s' * (tuned.streams != 1)}", engine, own, one)]
+
+
+def _tensorflow_sees_gpu() -> bool:
+    if TENSORFLOW.unavailable():
+        return False
+    from msplit.engines.tensorflow import runtime
+
+    return runtime.has_gpu()
+
+
+def _reference(flat: FlatGraph, engine: Engine, feeds: Arrays) -> tuple[Reference | None, tuple[str, ...]]:
+    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
+    if engine is TENSORFLOW:
+        return None, ()
+    if TENSORFLOW.unavailable():
+        return None, (
+            "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
+        )
+    return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()
