@@ -19,6 +19,8 @@ from msplit.measure.result import Check
 from msplit.measure.run import Progress, Variant
 from msplit.measure.run import prepare as make_ready
 
+_ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
+
 
 @dataclass(frozen=True, eq=False)
 class Runner:
@@ -109,6 +111,7 @@ def prepare(
         reference=setup.reference,
         progress=progress,
     )
+    notes = setup.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
     CUDA.forget(flat)  # weights of other kernels, and in another precision
     return Runner(
         label=chosen.label,
@@ -117,7 +120,7 @@ def prepare(
         inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
         outputs=tuple(output.name for output in flat.outputs),
         checks=checks,
-        notes=(*setup.notes, *setup.unverified),
+        notes=(*notes, *setup.unverified),
         facts=executable.facts(),
         executable=executable,
     )

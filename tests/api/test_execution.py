@@ -85,6 +85,7 @@ def test_without_a_gpu_tensorflow_runs_it_on_one_stream(mmoe):
     request = api.BenchRequest(streams=(1, 2), engine="tensorflow", batch=8)
     with msplit.prepare(mmoe, request) as runner:
         assert (runner.engine, runner.label) == ("tensorflow", "TensorFlow, 1 stream")
+        assert runner.notes == ("TensorFlow runs the model on one stream; several are for the cuda engine",)
         check(runner, mmoe)
 
 
