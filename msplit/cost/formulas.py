@@ -41,6 +41,9 @@ STEP = 32
 COLUMNS = 16
 """Columns of a block of a product with one row."""
 
+SUPPRESSION_KERNELS, SUPPRESSION_FLOPS, SUPPRESSION_BYTES = 8, 6.0, 32.0
+"""Kernels of one round of non-maximum suppression; operations and bytes read per score in it."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -257,6 +260,23 @@ def softmax(case: Case) -> Work:
 def padding(case: Case) -> Work:
     """Two kernels: the border is filled, the inside is copied."""
     return Work(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2)
+
+
+@formula(
+    "NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5",
+    "NonMaxSuppressionWithOverlaps",
+)  # fmt: skip
+def non_max_suppression(case: Case) -> Work:
+    """As many rounds as boxes may be selected, each of small kernels over all scores. One, where the shape does not say how many."""
+    found = case.outputs[0]
+    rounds = max(_size(found[0]) if found else 1, 1)
+    scores = elements(case.node.shape(1))
+    return Work(
+        SUPPRESSION_FLOPS * rounds * scores,
+        math.ceil(scores / 1024),
+        read=SUPPRESSION_BYTES * rounds * scores,
+        launches=SUPPRESSION_KERNELS * rounds,
+    )
 
 
 @formula("LRN")

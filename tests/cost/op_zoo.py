@@ -39,6 +39,7 @@ def build(batch: int | None) -> Any:
             _reductions,
             _products,
             _gathers,
+            _boxes,
             _state,
             _linear_algebra,
             _xla,
@@ -218,6 +219,27 @@ def _nn(tf: Any, raw: Any, x: Any, image: Any, volume: Any, sequence: Any, **_: 
     yield raw.MaxPoolGrad(
         orig_input=image, orig_output=image, grad=image, ksize=[1] * 4, strides=[1] * 4, padding="SAME"
     )
+
+
+def _boxes(tf: Any, raw: Any, image: Any, **_: Any) -> Iterator[Any]:
+    boxes, scores = image[0, :, :, 0][:, :4], image[0, :, 0, 1]
+    limits = {"max_output_size": 3, "iou_threshold": 0.5, "score_threshold": 0.0}
+    yield raw.NonMaxSuppressionV4(boxes=boxes, scores=scores, pad_to_max_output_size=True, **limits)
+    yield raw.NonMaxSuppressionV4(boxes=boxes, scores=scores, **limits)
+    for pad in (True, False):
+        yield raw.NonMaxSuppressionV5(
+            boxes=boxes, scores=scores, soft_nms_sigma=0.0, pad_to_max_output_size=pad, **limits
+        )
+    for pad in (True, False):
+        yield raw.CombinedNonMaxSuppression(
+            boxes=image[:, :, :1, :],
+            scores=image[:, :, 0, :],
+            max_output_size_per_class=2,
+            max_total_size=20,
+            iou_threshold=0.5,
+            score_threshold=0.0,
+            pad_per_class=pad,
+        )
 
 
 def _reductions(tf: Any, raw: Any, x: Any, image: Any, **_: Any) -> Iterator[Any]:

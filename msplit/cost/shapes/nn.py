@@ -219,10 +219,28 @@ def crop_and_resize(node: Node) -> Outputs:
     return ((boxes[0], height, width, shape[3]),)
 
 
-@shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
+@shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")
 def non_max_suppression(node: Node) -> Outputs:
     """As many boxes as survive."""
     return ((None,),)
+
+
+@shape_function("NonMaxSuppressionV4", "NonMaxSuppressionV5")
+def padded_non_max_suppression(node: Node) -> Outputs:
+    """The same or, padded, as many as may survive; and how many that are."""
+    found = (node.scalar(2) if node.attr("pad_to_max_output_size") else None,)
+    return (found, ()) if node.op == "NonMaxSuppressionV4" else (found, found, ())
+
+
+@shape_function("CombinedNonMaxSuppression")
+def combined_non_max_suppression(node: Node) -> Outputs:
+    """As many boxes of each image as may survive, padded, with scores and classes; and how many did."""
+    shape = node.shape(1) or (None,) * 3
+    most, length = node.scalar(2), node.scalar(3)
+    if node.attr("pad_per_class"):
+        classes = shape[2]
+        length = None if length is None or most is None or classes is None else min(length, most * classes)
+    return ((shape[0], length, 4), (shape[0], length), (shape[0], length), (shape[0],))
 
 
 def _blocks(node: Node, grow: bool) -> Outputs:

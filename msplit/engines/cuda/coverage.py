@@ -200,7 +200,7 @@ def cover(flat: FlatGraph) -> Coverage:
         op = flat.graph.ops[node]
         if node not in unable:
             covered[op] = covered.get(op, 0) + 1
-            if op in table() and table()[op].dynamic:
+            if op in table() and table()[op].dynamic_with(flat.graph.attrs[node]):
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,

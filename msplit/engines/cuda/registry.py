@@ -19,7 +19,8 @@ Rules that every lowering keeps:
 * The same result as TensorFlow's kernel for the same inputs and attributes, for every attribute that changes its meaning.
 * It runs on any device of its inputs, the CPU and the `meta` device (shapes without data) included. It makes new tensors on the
   device of its inputs, never synchronizes with the device and never reads a tensor's values, so that it can be captured.
-  An op whose output shape depends on values is marked `dynamic=True`: it runs eagerly only.
+  An op whose output shape depends on values is marked `dynamic=True`: it runs eagerly only. Where an attribute pads
+  the output to a fixed shape, `unless` names it.
 * It never writes to an input. It may return a view of one.
 * It is pure: no global state, no random numbers but those that its inputs determine.
 * What it can not do raises `Unsupported` with the reason, in words that a user understands.
@@ -72,6 +73,7 @@ class Lowering:
         function: Takes the node and its data inputs.
         static: Positions of the inputs that come as NumPy arrays, known before the run.
         dynamic: The output's shape depends on values: eager only, never captured.
+        unless: Attribute that, where it is true, makes the shape of a dynamic op independent of values.
         shape_only: The result depends only on its input's shape and dtype, so that it is known before the run (Shape, Size, Rank).
         own: The engine makes this op of several nodes: no file has it.
         file: Module that defines it, for the documentation.
@@ -84,6 +86,11 @@ class Lowering:
     shape_only: bool = False
     own: bool = False
     file: str = ""
+    unless: str = ""
+
+    def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether it is dynamic for a node with these attributes."""
+        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
 
     @property
     def summary(self) -> str:
@@ -95,7 +102,12 @@ _TABLE: dict[str, Lowering] = {}
 
 
 def lowering(
-    *ops: str, static: tuple[int, ...] = (), dynamic: bool = False, shape_only: bool = False, own: bool = False
+    *ops: str,
+    static: tuple[int, ...] = (),
+    dynamic: bool = False,
+    unless: str = "",
+    shape_only: bool = False,
+    own: bool = False,
 ) -> Callable[[LoweringFunction], LoweringFunction]:
     """Registers the function as the lowering of the named ops. Registering an op twice is an error."""
 
@@ -103,7 +115,7 @@ def lowering(
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
-            _TABLE[op] = Lowering(op, function, static, dynamic, shape_only, own, function.__module__)
+            _TABLE[op] = Lowering(op, function, static, dynamic, shape_only, own, function.__module__, unless)
         return function
 
     return register

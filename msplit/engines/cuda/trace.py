@@ -123,9 +123,10 @@ class _Tracer:
             function = lowered(op)
         results = function(*arguments)
         number = len(self.steps)
-        if lowering.dynamic or unknown or (varying and lowering.shape_only):
+        dynamic = lowering.dynamic_with(op.attrs)
+        if dynamic or unknown or (varying and lowering.shape_only):
             self.dynamic.append(number)
-        varying = varying or lowering.dynamic or bool(unknown)
+        varying = varying or dynamic or bool(unknown)
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)

@@ -193,6 +193,11 @@ def errors_of(model: str) -> Iterator[None]:
         text = first_line(error)
         if "not registered" in str(error):
             fix = "load the library with its kernel: --op-library FILE.so"
+        elif "Could not find variable" in str(error) and Path(model).is_dir():  # a SavedModel that has them
+            fix = (
+                "its variables have no values in a session: what tf.saved_model.save writes of a Keras 3 model runs in none, nor in "
+                "TensorFlow Serving; export it with model.export() or keras.export.ExportArchive, or freeze it"
+            )
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
         elif isinstance(error, tf.errors.ResourceExhaustedError):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from msplit.api import load
 from msplit.engines.base import Job
 from msplit.engines.tensorflow import session
 from msplit.engines.tensorflow.engine import ENGINE, reference
@@ -269,3 +270,24 @@ def test_starting_tensorflow_is_silent():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "3\n"
     assert done.stderr == ""
+
+
+def test_a_keras_model_that_was_saved_without_its_variables_is_told_how_to_be_exported(tmp_path):
+    """github.com/tensorflow/tensorflow/issues/72963: TensorFlow's own loader can not run it either."""
+    import tensorflow as tf
+
+    class Wrapped(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2)])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def run(self, x):
+            return self.net(x)
+
+    wrapped = Wrapped()
+    tf.saved_model.save(wrapped, str(tmp_path / "saved"), signatures=wrapped.run)
+    flat = load(tmp_path / "saved")
+    with pytest.raises(EngineError, match="Could not find variable") as caught:
+        reference(flat, {"x": np.ones((1, 3), np.float32)})
+    assert "model.export()" in caught.value.fix

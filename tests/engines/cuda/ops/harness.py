@@ -229,7 +229,7 @@ def check(
     lowering = table().get(op)
     assert lowering is not None, f"{op} has no lowering"
     positions = range(len(wanted)) if outputs is None else outputs
-    with_meta = not lowering.dynamic if meta is None else meta
+    with_meta = not lowering.dynamic_with(attrs or {}) if meta is None else meta
     plain: tuple[torch.Tensor, ...] = ()
     for layout in nchw:
         plain = run_lowering(op, arrays, attrs, nchw=layout)
