@@ -9,6 +9,7 @@ from importlib import resources
 
 import yaml
 
+from msplit.cost.shapes.registry import plain_shape
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Graph, TensorValue
@@ -156,8 +157,8 @@ def _type(graph: Graph, node: int) -> tuple[tuple[int | None, ...] | None, str]:
     if graph.ops[node] == "Const":
         value = attrs.get("value")
         return (value.shape, value.dtype) if isinstance(value, TensorValue) else (None, "")
-    shape, dtype = attrs.get("shape"), attrs.get("dtype")
-    return (shape if isinstance(shape, tuple) else None), (dtype if isinstance(dtype, str) else "")
+    dtype = attrs.get("dtype")
+    return plain_shape(attrs.get("shape")), (dtype if isinstance(dtype, str) else "")
 
 
 def _table(graph: Graph, parts: tuple[int, ...]) -> Table:

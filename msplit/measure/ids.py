@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from msplit.cost.shapes.registry import plain_shape
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL
+from msplit.graph import CONTROL, TensorValue
 
 _GATHERS = {
     "Gather": (0, 1),
@@ -185,15 +186,15 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
         return None
     attrs = flat.graph.attrs[table]
     value = attrs.get("value")
-    shape: Any = value.shape if flat.graph.ops[table] == "Const" and value is not None else attrs.get("shape")
-    if not isinstance(shape, tuple) or not shape:
+    shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
+    if not shape:
         return None
     if flat.graph.ops[gather] in ("GatherNd", "ResourceGatherNd"):
         sizes = [size for size in shape if size is not None]
         return min(sizes) if len(sizes) == len(shape) else None
     axis = _constant(flat, gather, 2) if flat.graph.ops[gather] == "GatherV2" else None
-    size = shape[int(axis.reshape(-1)[0])] if axis is not None and axis.size == 1 else shape[0]
-    return None if size is None else int(size)
+    place = int(axis.reshape(-1)[0]) if axis is not None and axis.size == 1 else 0
+    return shape[place] if -len(shape) <= place < len(shape) else None
 
 
 def _constant(flat: FlatGraph, node: int, slot: int) -> np.ndarray[Any, Any] | None:

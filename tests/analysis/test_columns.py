@@ -57,6 +57,13 @@ def test_whole_numbers_and_other_ranks_are_no_tables():
         assert looked_up(text, attrs=[{"value": value}, {}]) == expected
 
 
+@pytest.mark.parametrize("shape", [("VALID", "SAME"), (2.5, "9"), ((9,), None), (True, "x")])
+def test_a_damaged_shape_of_a_variable_is_one_that_is_not_known(shape):
+    flat, _ = parse("t:VarHandleOp; g:ResourceGather(t)", attrs=[{"shape": shape, "dtype": "float32"}, {}])
+    (lookup,) = lookups(flat)
+    assert (lookup.table.rows, lookup.table.columns) == (0, 0)
+
+
 def test_only_rows_are_looked_up():
     import numpy as np
 
