@@ -189,7 +189,7 @@ def _attributes(attrs: Mapping[str, Any]) -> Signature:
         sorted(
             (name, repr(value))
             for name, value in attrs.items()
-            if name[0] != "_" and not isinstance(value, TensorValue)
+            if not name.startswith("_") and not isinstance(value, TensorValue)
         )
     )
 

@@ -51,6 +51,24 @@ def branches(*variants):
 PLAIN = [("dense", 4), ("Tanh", 4), ("dense", 2)]
 
 
+def test_attributes_without_a_name_take_part_in_the_form():
+    """A damaged file may have one."""
+    g = Branches(lambda strategy: 0)
+    g.placeholder("x", (ROWS, 4))
+    ends = []
+    for mark in (0, 0, 1):
+        value = "x"
+        for kind, units in PLAIN:
+            value, _ = g.step(kind, value, 4, {"width": units})
+        next(node for node in reversed(g.graph_def.node) if node.op == "MatMul").attr[""].i = mark
+        ends.append(value)
+    g.node("ConcatV2", [*ends, g.constant(np.int32(1))], T=FLOAT, Tidx=INT32)
+    g.graph_def.node[-1].attr["N"].i = len(ends)
+    _, found = analyzed(g.graph_def)
+    (one,) = found.alike
+    assert len(one.branches) == 2
+
+
 def test_alike_branches_are_one_kind():
     flat, found = branches(PLAIN, PLAIN, PLAIN)
     (one,) = found.alike
