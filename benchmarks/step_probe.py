@@ -31,7 +31,7 @@ import models
 from msplit import api, rules
 from msplit.api.model import price
 from msplit.engines.base import Job
-from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy, staging
+from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy
 from msplit.engines.cuda.engine import CudaEngine, executable_for, plan_for
 from msplit.engines.cuda.replay import Replay
 from msplit.measure.inputs import make_inputs
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--micro-only", action="store_true")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    for part in (launches, numbers, host_copies, inputs):
+    for part in (launches, numbers, host_copies):
         attempt(part.__name__, part)
     for wanted in () if arguments.micro_only else arguments.models.split(","):
         name, batch, streams = (*wanted.split(":"), "1", "1")[:3]
@@ -179,35 +179,6 @@ def host_copies() -> None:
             "read": lambda source=source: host_copy.copy_of(source),
         }
         show(f"{megabytes} MB on the host", race(ways, 3, 10))
-
-
-def inputs() -> None:
-    """One large input, and a kernel that waits for it: copied whole by the graph's first kernel, or sent piece by piece before."""
-    alone, shared = staging._AHEAD_BYTES, host_copy._SHARED_BYTES
-    for kilobytes in (64, 256, 512, 1048, 2048, 4096, 8192, 16 << 10, 134 << 10):
-        feeds = {"x": np.ones(kilobytes << 8, np.float32)}
-        some = torch.zeros(1024, device=GPU)
-        staging._AHEAD_BYTES = 0
-        given = staging.Inputs({"x": torch.zeros(kilobytes << 8)}, GPU)
-        staging._AHEAD_BYTES = alone
-        whole = captured(lambda given=given, some=some: (given.to_device(), some.add_(given.on_device["x"][-1024:])))
-        ahead = captured(lambda given=given, some=some: some.add_(given.on_device["x"][-1024:]))
-
-        def step(graph: Replay, fill: Callable[[Any], None], least: int, feeds: Any = feeds) -> None:
-            host_copy._SHARED_BYTES = least
-            fill(feeds)
-            graph.start()
-            graph.finish()
-
-        ways: dict[str, Step] = {
-            "a kernel": lambda ahead=ahead: (ahead.start(), ahead.finish()),
-            "whole": lambda step=step, whole=whole, given=given: step(whole, given.fill, shared),
-            "in pieces": lambda step=step, ahead=ahead, given=given: step(ahead, given.send, shared),
-        }
-        if 1024 < kilobytes < shared >> 10:
-            ways["in pieces, helpers"] = lambda step=step, ahead=ahead, given=given: step(ahead, given.send, 0)
-        show(f"{kilobytes} KB in", race(ways, 6, 60 if kilobytes < 9000 else 10))
-        host_copy._SHARED_BYTES = shared
 
 
 # Whole steps

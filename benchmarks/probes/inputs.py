@@ -141,7 +141,7 @@ def ways(source: Any, host: torch.Tensor) -> dict[str, Callable[[], float]]:
         told[0] = 0
         behind.start()
         start = time.perf_counter()
-        for first, end in halves(ends):
+        for first, end in fourths(ends):
             np.copyto(place[first:end], source[first:end])
             told[0] = end // 8
         took = time.perf_counter() - start
@@ -162,7 +162,7 @@ def ways(source: Any, host: torch.Tensor) -> dict[str, Callable[[], float]]:
     return found
 
 
-def halves(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def fourths(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pieces of a fourth of the size: to tell a kernel of one costs next to nothing."""
     size = ends[-1][1]
     return [(first, min(first + PIECE // 4, size)) for first in range(0, size, PIECE // 4)]

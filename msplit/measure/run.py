@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -148,13 +149,9 @@ def bench(
     """
     settings = settings or Settings()
     tell = progress or _nothing
-    running = [_Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
-    first = baseline if baseline is not None else variants[0].label
-    if first not in {variant.label for variant in variants}:
-        raise ValueError(f"no variant is called {first!r}")
-    _prepare(variants)
-    try:
-        _make_ready(running, fresh, settings, reference, tell)
+    if baseline is not None and baseline not in {variant.label for variant in variants}:
+        raise ValueError(f"no variant is called {baseline!r}")
+    with _verified(variants, fresh, settings, reference, tell) as running:
         for build in range(settings.builds):
             if build:
                 _rebuild(running, fresh, settings, tell)
@@ -167,9 +164,7 @@ def bench(
                 tell(f"tracing {one.variant.label}", 1.0)
                 one.timeline = one.running.timeline()
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
-    finally:
-        for one in running:
-            one.close()
+    first = variants[0].label if baseline is None else baseline
     results = tuple(_result(one, known, running, first) for one, known in zip(running, facts, strict=True))
     warned = [line for one in results if one.host for line in stats.warnings(one.label, one.host_times)]
     ordered = sorted(results, key=lambda result: result.label != first)
@@ -203,10 +198,7 @@ def prepare(
     Raises:
         EngineError: An engine can not run a variant, or one gives other outputs than it must.
     """
-    running = [_Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
-    _prepare(variants)
-    try:
-        _make_ready(running, fresh, settings or Settings(), reference, progress or _nothing)
+    with _verified(variants, fresh, settings or Settings(), reference, progress or _nothing) as running:
         for one in running:
             for check in one.checks:
                 if not check.passed:
@@ -217,25 +209,30 @@ def prepare(
                     )
         last = running.pop()
         return last.running, tuple(last.checks)
-    finally:
-        for one in running:
-            one.close()
 
 
-def _make_ready(
-    running: Sequence[_Running],
+@contextmanager
+def _verified(
+    variants: Sequence[Variant],
     fresh: Callable[[int], Arrays],
     settings: Settings,
     reference: Reference | None,
     tell: Progress,
-) -> None:
-    """Builds all and verifies them; what is wrong in IEEE precision is not built again."""
-    _verify_in_ieee(running, fresh, settings, reference, tell)
-    for number, one in enumerate(running):
-        tell(f"building {one.variant.label}", number / len(running))
-        if not one.skipped and all(check.passed for check in one.checks):
-            _build(one, one.variant.job)
-    _verify(running, fresh, settings, reference, tell, ieee=False)
+) -> Iterator[list[_Running]]:
+    """Builds all and verifies them; what is wrong in IEEE precision is not built again. At the end, those still listed are closed."""
+    running = [_Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
+    _prepare(variants)
+    try:
+        _verify_in_ieee(running, fresh, settings, reference, tell)
+        for number, one in enumerate(running):
+            tell(f"building {one.variant.label}", number / len(running))
+            if not one.skipped and all(check.passed for check in one.checks):
+                _build(one, one.variant.job)
+        _verify(running, fresh, settings, reference, tell, ieee=False)
+        yield running
+    finally:
+        for one in running:
+            one.close()
 
 
 def _nothing(what: str, share: float) -> None:
