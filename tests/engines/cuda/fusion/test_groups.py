@@ -13,7 +13,7 @@ from msplit.engines.cuda.fusion.fuse import fuse, observe
 from msplit.engines.cuda.fusion.groups import MOST_INPUTS, MOST_MEMBERS, find_groups
 from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.op_classes import VIEWS
-from msplit.engines.cuda.program import Op, Source
+from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.tensors import dtype_name
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
@@ -46,7 +46,7 @@ def test_no_value_waits_for_more_than_it_did(case):
         assert group.launching == sum(source.ops[number].op not in VIEWS for number in group.members) > 1
         from_others = {key[0] for key in made.inputs} & source.ops.keys()
         for key in made.outputs:
-            if any(reader not in group.members or reader in made.kept for reader in readers.get(key, ())):
+            if launched_readers(source, readers, key) - set(group.members):
                 assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
 
 
@@ -65,6 +65,21 @@ def ancestors(source: Source) -> dict[int, set[int]]:
     for number, op in source.ops.items():
         needs[number] = set().union(*({key[0]} | needs[key[0]] for key in op.inputs if key[0] in source.ops))
     return needs
+
+
+def launched_readers(source: Source, readers: dict[Key, list[int]], key: Key) -> set[int]:
+    """Ops that wait for a value, on the device: what reads it, directly or through views.
+
+    A fetch is none of them. All outputs go to the host together when the step is complete, so that a fetched value or view of one may wait.
+    """
+    found: set[int] = set()
+    for reader in readers.get(key, ()):
+        if source.ops[reader].op in VIEWS:
+            views = [other for other in readers if other[0] == reader]
+            found.update(*(launched_readers(source, readers, view) for view in views))
+        else:
+            found.add(reader)
+    return found
 
 
 class Graph:
@@ -141,6 +156,28 @@ def test_what_only_the_group_reads_may_wait():
     late = product(g, product(g, g.feed()))
     joined = g.op("Mul", early, late)
     assert g.groups(joined) == [numbers(early, joined)]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_is_only_fetched_besides_may_wait_for_outputs_leave_together(view):
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    fetched = g.op("Transpose", early, g.constant(np.array([1, 0])), shape=(4, 2)) if view else early
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", early, late)
+    assert g.groups(joined, fetched) == [numbers(early, joined) | numbers(fetched)]
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_what_another_branch_reads_through_views_does_not_wait(views):
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    seen = early
+    for _ in range(views):
+        seen = g.op("Reshape", seen, g.constant(np.array([2, 4])))
+    late = product(g, product(g, g.feed()))
+    last = g.op("Neg", g.op("Mul", early, late))
+    assert all(early[0] not in group for group in g.groups(last, product(g, seen)))
 
 
 def test_a_residual_is_an_input_that_the_group_depends_on_already():
