@@ -5,8 +5,9 @@
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
-measured time), `hand` (PyTorch's own CUDA graphs of the same models), `tests` (marked gpu: races, our own kernels). Each GPU runs one
-job at a time, on processor cores of its own; what is compared is always measured by one job. About 70 minutes of one GPU, 20 of four.
+measured time), `hand` (PyTorch's own CUDA graphs of the same models), `tests` (marked gpu: races, our own kernels), `quiet` (some models
+again, one job at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is
+always measured by one job. About 110 minutes of one GPU, 30 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-SUITE = ("gpu_suite.py", "--duration", "0.8", "--builds", "2")
+SUITE = ("gpu_suite.py", "--duration", "0.5", "--builds", "2")
 SCHEDULERS = ("schedulers.py", "--seconds", "8")
 AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
 """Models for which `auto` chooses among kernels, too."""
@@ -38,8 +39,8 @@ AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,i
 TESTS = ("-m", "pytest", "-q", "-n", "10", "-m", "gpu", "--durations", "5")
 """Tests marked gpu, several at once; the races have 200 random graphs (see `run`)."""
 
-ONCE = ("--duration", "0.5", "--builds", "1")
-"""For steps of many milliseconds, or of many kernels: built once for each precision."""
+ONCE = ("--builds", "1")
+"""For long steps, or many kernels: built once for each precision."""
 
 FEW = (*ONCE, "--streams", "1,8")
 """The same, of fewer variants."""
@@ -49,6 +50,7 @@ THOUSAND = ("--no-xla", "columns_1000")
 
 RESULTS = {
     "suite": ("h200.json", "runs"),
+    "quiet": ("h200.json", "runs"),
     "auto": ("h200.json", "runs"),
     "schedulers": ("schedulers.json", "rows"),
     "costs": ("cost_model.json", "models"),
@@ -79,23 +81,54 @@ def suite(name: str, seconds: int, *options: str) -> Job:
     return Job("suite", name, seconds, (*SUITE, "--models", name, *options))
 
 
+def quiet(name: str, seconds: int) -> Job:
+    """The same with no other job on the host, which is what the host's clock needs."""
+    return Job("quiet", name, seconds, (*SUITE, "--models", name))
+
+
 def schedulers(name: str, seconds: int) -> Job:
     """Ways to choose streams, for models; the name is the list of them."""
     return Job("schedulers", name, seconds, (*SCHEDULERS, "--models", name))
 
 
 JOBS = (
-    suite("lstm:1", 240),
+    suite("lstm:128", 330, *FEW),
+    suite("nasnet_mobile:128", 300, *FEW),
+    suite("columns_1000:1", 200, *FEW, *THOUSAND),
+    suite("lstm:1", 230),
+    suite("inception_v3:1024", 200, *FEW, "--no-xla", "inception_v3"),
+    suite("nasnet_mobile:1024", 200, *FEW, "--no-xla", "nasnet_mobile"),
+    suite("columns_1000:128", 200, *FEW, *THOUSAND),
+    suite("lstm:16", 350, *ONCE),
+    suite("googlenet:1024", 200, *FEW),
+    suite("lstm:1024", 230, *FEW, "--no-xla", "lstm"),
+    suite("nasnet_mobile:16", 250, *ONCE),
+    suite("columns_1000:256", 200, *FEW, *THOUSAND),
+    suite("columns_1000:1024", 200, *FEW, *THOUSAND),
+    Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
+    Job("tests", "kernels", 180, (*TESTS, "tests/engines")),
     suite("nasnet_mobile:1", 150),
-    suite("mmoe:128,towers:128", 60),
-    suite("inception_v3:1", 70),
+    suite("inception_v3:1", 100),
     suite("googlenet:1,squeezenet:1", 90),
-    schedulers("lstm:1", 250),
+    suite("mmoe:128,towers:128", 60),
     suite("columns_50:256", 50),
     suite("deepfm:1,dlrm:1", 60),
     suite("mmoe:1,mmoe:1024,towers:1,towers:1024", 100),
-    suite("columns_1000:256", 240, *THOUSAND, "--streams", "1,8"),
     suite("bert:1,bert:16", 60),
+    suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
+    suite("inception_v3:128", 150, *ONCE),
+    suite("googlenet:128,squeezenet:128", 130, *ONCE),
+    suite("inception_v3:16,googlenet:16,squeezenet:16", 130, *ONCE),
+    suite("columns_50:1,columns_50:128,columns_50:1024", 140),
+    suite("columns_100:1,columns_100:128", 140, *ONCE),
+    suite("columns_100:256", 100),
+    suite("columns_100:1024", 110, *ONCE),
+    suite("squeezenet:1024", 90, *FEW),
+    suite("bert:1024", 60, *ONCE),
+    suite("bert:128", 50),
+    quiet("inception_v3:1", 100),
+    quiet("mmoe:128,towers:128", 60),
+    schedulers("lstm:1", 250),
     schedulers("mmoe:1,mmoe:128,towers:1,towers:128", 110),
     schedulers("googlenet:1,squeezenet:1", 60),
     schedulers("inception_v3:1", 60),
@@ -105,35 +138,11 @@ JOBS = (
     schedulers("nasnet_mobile:1,nasnet_mobile:16", 150),
     schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
     schedulers("bert:1,bert:16", 70),
-    suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
-    suite("lstm:16", 400, *ONCE),
-    Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
     Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
-    Job("tests", "kernels", 110, (*TESTS, "tests/engines")),
-    suite("nasnet_mobile:16", 300, *ONCE),
     Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
     schedulers("lstm:16", 250),
-    suite("columns_50:1,columns_50:128,columns_50:1024", 150),
-    suite("columns_100:256", 100),
-    suite("columns_100:1,columns_100:128", 140, *ONCE),
-    suite("columns_100:1024", 80, *ONCE),
-    suite("inception_v3:16,googlenet:16,squeezenet:16", 120),
-    suite("bert:128", 50),
-    suite("bert:1024", 60, *ONCE),
-    suite("googlenet:128,squeezenet:128", 150, *ONCE),
-    suite("inception_v3:128", 150, *ONCE),
-    suite("lstm:1024", 180, *FEW, "--no-xla", "lstm"),
-    suite("squeezenet:1024", 90, *FEW),
-    suite("googlenet:1024", 120, *FEW),
-    suite("inception_v3:1024", 150, *FEW, "--no-xla", "inception_v3"),
-    suite("columns_1000:1", 150, *FEW, *THOUSAND),
-    suite("columns_1000:128", 150, *FEW, *THOUSAND),
-    suite("columns_1000:1024", 150, *FEW, *THOUSAND),
-    suite("nasnet_mobile:1024", 200, *FEW, "--no-xla", "nasnet_mobile"),
-    suite("nasnet_mobile:128", 250, *FEW),
-    suite("lstm:128", 300, *FEW),
 )
-"""In the order in which they begin: what matters most first."""
+"""In the order in which they begin: long ones first, so that all GPUs are done at about the same time. Quiet ones come last."""
 
 
 def main() -> None:
@@ -150,21 +159,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no job that would end later than this")
     arguments = parser.parse_args()
     steps = arguments.steps or [*RESULTS, "tests"]
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in wanted(arguments.only or ["*"]):
-        if job.step in steps:
-            waiting.put(job)
+    jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
+    alone = [job for job in jobs if job.step == "quiet"]
     stop = time.monotonic() + arguments.seconds
-    workers = [
-        threading.Thread(
-            target=work, args=(waiting, arguments.graphs.resolve(), arguments.out.resolve(), gpu, own, stop)
-        )
-        for gpu, own in enumerate(shares(sorted(os.sched_getaffinity(0)), arguments.gpus))
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    cores = shares(sorted(os.sched_getaffinity(0)), arguments.gpus)
+    graphs, out = arguments.graphs.resolve(), arguments.out.resolve()
+    work_on([job for job in jobs if job.step != "quiet"], graphs, out, cores, stop - sum(job.seconds for job in alone))
+    work_on(alone, graphs, out, cores[:1], stop)
     text = "\n".join(collect(arguments.out, step) for step in steps)
     (arguments.out / "tables.md").write_text(text)
     print(text)
@@ -180,6 +181,20 @@ def shares(cores: list[int], count: int) -> list[set[int]]:
     """Processor cores for each GPU: jobs that disturb each other's host side would measure that."""
     size = max(len(cores) // max(count, 1), 1)
     return [set(cores[number * size :][:size] or cores) for number in range(count)]
+
+
+def work_on(jobs: list[Job], graphs: Path, out: Path, cores: list[set[int]], stop: float) -> None:
+    """Runs jobs on as many GPUs as there are sets of processor cores."""
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    workers = [
+        threading.Thread(target=work, args=(waiting, graphs, out, gpu, own, stop)) for gpu, own in enumerate(cores)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int, cores: set[int], stop: float) -> None:
@@ -262,6 +277,7 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
         "suite": [["table.py", str(results)], ["table.py", "--kernels", str(results)]],
         "auto": [["table.py", "--auto", str(results)]],
         "schedulers": [["schedulers.py", "--table", str(results)]],
+        "quiet": [["table.py", str(results)]],
         "costs": [["cost_model.py", "--table", str(results)]],
     }.get(step)
     if commands is None:
