@@ -4,7 +4,7 @@
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
 
-Of several runs of a model at a batch the last counts. A † stands at what is of the second file, a ‡ of the third, a § of the fourth.
+Of several runs of a model at a batch the last counts.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ SHOWN = {
 """Variants of the first table, with their heads."""
 
 
-MARKS = ("†", "‡", "§")
-"""Of the files after the first."""
-
-
 def runs(paths: list[str]) -> list[dict[str, Any]]:
     """The runs of all files, one per model and batch."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for mark, path in zip(("", *MARKS)[: len(paths)], paths, strict=True):
+    for path in paths:
         raw = Path(path).read_bytes()
         for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
             name = Path(run["model"]).stem
-            found[name, run["batch"]] = {**run, "mark": mark}
+            found[name, run["batch"]] = run
     order = list(dict.fromkeys(name.removesuffix(f"_{batch}") for name, batch in found))
     return sorted(found.values(), key=lambda run: (order.index(name_of(run)), run["batch"]))
 
@@ -59,8 +55,10 @@ def micros(variant: dict[str, Any] | None, clock: str = "host") -> float | None:
 
 
 def clocks(variant: dict[str, Any] | None) -> str:
-    """Every clock of a variant."""
+    """Every clock of a variant; of one that has the host's only, its spread, too: ± half the distance between the quartiles."""
     times = [micros(variant, clock) for clock in ("host", "launch", "device")]
+    if variant and times[1:] == [None, None]:
+        return f"{times[0]:.0f} ±{variant['host']['iqr'] * 5e5:.0f}"
     return " / ".join(f"{time:.0f}" for time in times if time is not None) or "-"
 
 
@@ -70,11 +68,6 @@ def times_faster(slow: float | None, fast: float | None) -> str:
 
 def name_of(run: dict[str, Any]) -> str:
     return Path(run["model"]).stem.removesuffix(f"_{run['batch']}")
-
-
-def batch_of(run: dict[str, Any]) -> str:
-    """The batch, marked where the run is not of the first file."""
-    return f"{run['batch']}{run['mark']}"
 
 
 def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
@@ -91,7 +84,7 @@ def streams_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                batch_of(run),
+                str(run["batch"]),
                 *(clocks(own.get(label)) for label in SHOWN),
                 f"{one / device:.2f}" if one and device else "-",
                 times_faster(micros(own.get("TensorFlow")), best),
@@ -135,7 +128,7 @@ def kernels_table(found: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 name_of(run),
-                batch_of(run),
+                str(run["batch"]),
                 *(clocks(own.get(label)) for label in ("TensorFlow", "TensorFlow with XLA", "1 stream")),
                 *(clocks(own.get(label)) if label else "-" for label in (plain, many["fused"], grouped, alone)),
                 f"{before.get('kernels', '-')} → {after.get('kernels', '-')}",

@@ -69,9 +69,8 @@ def main() -> None:
     """See the module."""
     for kilobytes in (64, 256, 588, 1048, 2048, 4096, 8192):
         show(kilobytes)
-    shared = host_copy._SHARED_BYTES
-    for kilobytes in (4096, 8192, 16 << 10, 134 << 10):
-        large(kilobytes, shared)
+    for kilobytes in (2048, 4096, 8192, 16 << 10, 32 << 10, 64 << 10, 134 << 10, 602 << 10):
+        large(kilobytes)
 
 
 def show(kilobytes: int) -> None:
@@ -168,16 +167,16 @@ def fourths(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(first, min(first + PIECE // 4, size)) for first in range(0, size, PIECE // 4)]
 
 
-def race(found: Mapping[str, Callable[[], float]]) -> dict[str, str]:
+def race(found: Mapping[str, Callable[[], float]], rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, str]:
     """Medians, and of the copies on the host."""
     times: dict[str, list[tuple[float, float]]] = {label: [] for label in found}
     chance = np.random.default_rng(0)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for label in chance.permutation(list(found)):
-            for number in range(STEPS + 5):
+            for number in range(steps + 2):
                 start = time.perf_counter()
                 took = found[label]()
-                if number >= 5:
+                if number >= 2:
                     times[label].append((time.perf_counter() - start, took))
     return {
         label: " / ".join(f"{value:.1f}" for value in np.median(np.array(values), axis=0) * 1e6)
@@ -185,8 +184,8 @@ def race(found: Mapping[str, Callable[[], float]]) -> dict[str, str]:
     }
 
 
-def large(kilobytes: int, shared: int) -> None:
-    """With helpers on the host, or without; whole, or piece by piece."""
+def large(kilobytes: int) -> None:
+    """With so many helpers on the host, or without; whole, or piece by piece."""
     size = kilobytes << 10
     source = np.ones(size, np.uint8)
     ahead = staging._AHEAD_BYTES
@@ -196,23 +195,31 @@ def large(kilobytes: int, shared: int) -> None:
     some = torch.zeros(64, device=GPU)
     whole, one = captured(lambda: (given.to_device(), some.add_(1))), captured(lambda: some.add_(1))
 
-    def step(fill: Callable[[Any], None], graph: Any, least: int) -> float:
-        host_copy._SHARED_BYTES = least
+    def step(fill: Callable[[Any], None], graph: Any, helpers: int | None) -> float:
+        kept = host_copy._SHARED_BYTES, host_copy._helpers
+        if helpers is not None:
+            host_copy._SHARED_BYTES = 0 if helpers else 1 << 40
+            host_copy._helpers = lambda size: helpers
         start = time.perf_counter()
         fill({"x": source})
         took = time.perf_counter() - start
         graph.start()
         graph.finish()
-        host_copy._SHARED_BYTES = shared
+        host_copy._SHARED_BYTES, host_copy._helpers = kept
         return took
 
     found = {
-        "one thread, whole": lambda: step(given.fill, whole, 1 << 40),
-        "one thread, pieces": lambda: step(given.send, one, 1 << 40),
-        "helpers, whole": lambda: step(given.fill, whole, 0),
-        "helpers, pieces": lambda: step(given.send, one, 0),
+        "one thread, whole": lambda: step(given.fill, whole, 0),
+        "one thread, pieces": lambda: step(given.send, one, 0),
+        "3 helpers, whole": lambda: step(given.fill, whole, 3),
+        **{
+            f"{count} helpers, pieces": lambda count=count: step(given.send, one, count)
+            for count in (1, 2, 3, 5, 7, 9, 11)
+        },
+        "as msplit does": lambda: step(given.send, one, None),
     }
-    print(f"{kilobytes} KB: " + ", ".join(f"{name} {times}" for name, times in race(found).items()), flush=True)
+    times = race(found, rounds=4, steps=max(3, min(STEPS, (16 << 20) // size * 10)))
+    print(f"{kilobytes} KB: " + ", ".join(f"{name} {value}" for name, value in times.items()), flush=True)
 
 
 if __name__ == "__main__":

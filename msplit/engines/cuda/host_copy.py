@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHARED_BYTES = 1 << 23
-"""Arrays from this size on are copied by several threads. On the host of an H200 one thread needs 0.28 ms for 4 MB, 0.62 for 8, 1.3 for 16
-and 21 for 134; several need 0.27, 0.38, 0.55 and 6 (`benchmarks/probes`)."""
-_HELPERS = 3
-_PIECES = 4 * (_HELPERS + 1)
+"""Arrays from this size on are copied by several threads: with the bus, 4 MB take one thread 0.41 ms and two 0.46; 8 MB 0.77 and 0.60."""
+_HELPER_BYTES = 1 << 24
+"""Bytes for which there is one more helper. To wake one takes about 0.1 ms: 16 MB take 0.9 ms with one to three and 1.8 with eleven, 134 MB
+12.4 with one, 7.2 with three and 4.6 with eleven (`benchmarks/probes/helpers.txt`)."""
+_MOST_HELPERS = 11
 _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
 _FEW_PIECES = 8
@@ -49,7 +50,8 @@ def copy(source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -
 
 
 def _copy_with_helpers(source: NDArray[Any], target: NDArray[Any], tell: Tell | None) -> None:
-    size = min(-(-target.nbytes // _PIECES), _LARGEST_PIECE)
+    count = _helpers(target.nbytes)
+    size = min(-(-target.nbytes // (4 * (count + 1))), _LARGEST_PIECE)
     pieces = iter(list(_pieces(source, target, size)))  # each is handed out once, whichever thread asks
     there: deque[tuple[int, int]] = deque()
 
@@ -63,12 +65,23 @@ def _copy_with_helpers(source: NDArray[Any], target: NDArray[Any], tell: Tell | 
         while tell is not None and there:
             tell(*there.popleft())
 
-    helpers = [_pool(os.getpid()).submit(work, lambda: None) for _ in range(_HELPERS)]
+    helpers = [_pool(os.getpid()).submit(work, lambda: None) for _ in range(count)]
     work(tell_all)
     for helper in helpers:
         if not helper.cancel():
             helper.result()
     tell_all()
+
+
+def _helpers(size: int) -> int:
+    """How many helpers copy so many bytes: each has to be woken, and 16 MB are there before eleven are."""
+    return min(1 + size // _HELPER_BYTES, _MOST_HELPERS, max(_processors() - 1, 1))
+
+
+@functools.cache
+def _processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pieces(
@@ -95,4 +108,4 @@ def copy_of(source: NDArray[Any]) -> NDArray[Any]:
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """The helpers. Threads do not survive a fork, so that each process has its own."""
-    return ThreadPoolExecutor(_HELPERS, thread_name_prefix=f"msplit-copy-{process}")
+    return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix=f"msplit-copy-{process}")

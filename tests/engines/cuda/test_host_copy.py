@@ -32,9 +32,11 @@ def test_every_byte_arrives(dtype, size):
     assert found.flags.writeable
 
 
+@pytest.mark.parametrize("processors", [1, 2, 16])
 @pytest.mark.parametrize("dtype", [np.uint8, np.complex128])
 @pytest.mark.parametrize("size", [16, 1 << 18, (1 << 18) + 48, 5 << 20, LARGE, LARGE + 112, 5 * LARGE])
-def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(dtype, size):
+def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(monkeypatch, dtype, size, processors):
+    monkeypatch.setattr(host_copy, "_processors", lambda: processors)
     source = np.random.default_rng(size).integers(0, 200, size).astype(np.uint8).view(dtype)
     target = np.zeros_like(source)
     wanted, seen = source.view(np.uint8), target.view(np.uint8)
@@ -51,6 +53,15 @@ def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(dt
     assert told[-1][1] == size
     assert len(told) > 1 or size == target.itemsize
     assert max(last - first for first, last in told) <= host_copy._LARGEST_PIECE
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "processors", "helpers"),
+    [(8, 16, 1), (15, 16, 1), (16, 16, 2), (64, 16, 5), (64, 4, 3), (64, 1, 1), (600, 16, 11), (600, 64, 11)],
+)
+def test_larger_arrays_have_more_helpers_as_long_as_there_are_processors(monkeypatch, megabytes, processors, helpers):
+    monkeypatch.setattr(host_copy, "_processors", lambda: processors)
+    assert host_copy._helpers(megabytes << 20) == helpers
 
 
 def test_an_array_that_is_not_contiguous_is_told_of_as_a_whole():
