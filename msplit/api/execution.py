@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msplit.api.request import BenchRequest
 from msplit.api.variants import Setup, set_up
-from msplit.engines.base import Arrays, Executable
+from msplit.engines.base import Arrays, Executable, HasBuffers
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -33,6 +34,8 @@ class Runner:
         engine: Name of the engine.
         why: Why this engine.
         inputs: Type and shape of every input by name. Each step takes all of them.
+        buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
+            more, where the engine can spare it. They may be filled again when the step has returned.
         outputs: Names of the outputs that each step gives.
         checks: What its outputs were held against.
         notes: What was done to the assignment, and what was not verified.
@@ -44,6 +47,7 @@ class Runner:
     engine: str
     why: str
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    buffers: Arrays
     outputs: tuple[str, ...]
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
@@ -51,7 +55,7 @@ class Runner:
     executable: Executable
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """One step: arrays in by name, arrays of the caller's own back.
+        """One step: arrays in by name, the `buffers` or any others, and arrays of the caller's own back.
 
         Raises:
             EngineError: An input is missing, or has another type or shape than the one that was prepared.
@@ -118,12 +122,19 @@ def prepare(
         engine=setup.engine.name,
         why=setup.why,
         inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
+        buffers=_buffers(executable, chosen.job.feeds),
         outputs=tuple(output.name for output in flat.outputs),
         checks=checks,
         notes=(*notes, *setup.unverified),
         facts=executable.facts(),
         executable=executable,
     )
+
+
+def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
+    """The executable's own where it has some."""
+    own = executable.buffers() if isinstance(executable, HasBuffers) else {}
+    return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
 
 
 def _chosen(setup: Setup, label: str | None) -> Variant:

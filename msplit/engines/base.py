@@ -116,6 +116,15 @@ class HasTimeline(Protocol):
         ...
 
 
+@runtime_checkable
+class HasBuffers(Protocol):
+    """An executable whose inputs can be written where it reads them."""
+
+    def buffers(self) -> Arrays:
+        """Arrays by input name, for some inputs or all. A step that is given one of them for its input does not copy it on the host."""
+        ...
+
+
 class Engine(Protocol):
     """Builds executables."""
 

@@ -89,6 +89,19 @@ def test_without_a_gpu_tensorflow_runs_it_on_one_stream(mmoe):
         check(runner, mmoe)
 
 
+@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_):
+    with msplit.prepare(mmoe, request_) as runner:
+        assert {name: (value.dtype.name, value.shape) for name, value in runner.buffers.items()} == runner.inputs
+        for seed in (21, 22):
+            feeds = feeds_of(mmoe, seed)
+            for name, value in feeds.items():
+                runner.buffers[name][...] = value
+            found, wanted = runner.step(runner.buffers), reference(mmoe, feeds)
+            for name, value in wanted.items():
+                np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5)
+
+
 def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
     with msplit.prepare(mmoe, SIMULATED) as runner:
         with pytest.raises(EngineError, match="was prepared as"):

@@ -28,3 +28,7 @@ def test_steps_give_what_simulated_ones_give(sample, capture):
             found, wanted = ours.step(feeds), simulated.step(feeds)
             for name, value in wanted.items():
                 np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
+            for name, value in feeds.items():
+                ours.buffers[name][...] = value
+            for name, value in ours.step(ours.buffers).items():
+                np.testing.assert_array_equal(value, found[name], err_msg=name)

@@ -225,6 +225,10 @@ class CudaExecutable:
             self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known}
 
+    def buffers(self) -> Arrays:
+        """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""
+        return dict(self._inputs.block.arrays)
+
     def _enqueue(self) -> None:
         """Issues one step on the inputs that are on the device.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, HasTimeline, Timeline
+from msplit.engines.base import Arrays, Executable, HasBuffers, HasTimeline, Timeline
 from msplit.engines.cuda.coverage import Division
 from msplit.engines.cuda.program import Key
 from msplit.errors import EngineError
@@ -83,7 +83,7 @@ class HostPart:
         """
         made = self._session.step(feeds) if self._session is not None else {}
         outputs = {name: made.pop(name) for name in self._made}
-        outputs |= {name: feeds[given] for name, given in self._handed_on.items()}
+        outputs |= {name: np.array(feeds[given]) for name, given in self._handed_on.items()}
         return {**feeds, **made}, outputs
 
     def close(self) -> None:
@@ -110,6 +110,10 @@ class WithHost:
     def device_times(self, count: int) -> list[float] | None:
         """See `Executable`."""
         return self._device.device_times(count)
+
+    def buffers(self) -> Arrays:
+        """The device's."""
+        return self._device.buffers() if isinstance(self._device, HasBuffers) else {}
 
     def timeline(self) -> Timeline:
         """The device's part alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -64,13 +64,15 @@ class _Group:
         take: Their arrays out of all that are fed.
         shapes: Of each.
         dtypes: Likewise, all the same.
-        memory: Their place in the host block, as bytes.
+        places: Where they lie in the host block.
+        memory: The same place as bytes.
     """
 
     names: tuple[str, ...]
     take: Callable[[Arrays], tuple[Any, ...]]
     shapes: list[tuple[int, ...]]
     dtypes: list[np.dtype[Any]]
+    places: list[NDArray[Any]]
     memory: memoryview
 
 
@@ -106,6 +108,7 @@ class Inputs:
             _taker(run),
             [array.shape for array in arrays],
             [array.dtype for array in arrays],
+            arrays,
             memoryview(memory),
         )
 
@@ -126,10 +129,10 @@ class Inputs:
         copy_kernel.copy(self._seen[:size], self._device[:size])
 
     def fill(self, arrays: Arrays) -> None:
-        """Copies arrays into the host block.
+        """Copies arrays into the host block. An array that is its own place in the block is there already.
 
         Raises:
-            EngineError: An array is missing or has another shape or dtype than the one that was prepared.
+            EngineError: An array is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
         """
         self._fill(arrays, ahead=False)
 
@@ -152,16 +155,26 @@ class Inputs:
             ] != group.dtypes:
                 self._refuse(arrays, group)
             if len(sources) == 1:
-                (name,) = group.names
-                start = self.block.starts[name]
-                tell = self._teller(start) if ahead and start >= self.rest else None
-                host_copy.copy(sources[0], self.block.arrays[name], tell)
+                self._fill_one(group.names[0], sources[0], ahead=ahead)
+                continue
+            if all(map(is_, sources, group.places)):
                 continue
             # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
             try:
                 group.memory[:] = b"".join(sources)
             except TypeError:  # one of them is not contiguous
                 group.memory[:] = b"".join([source.tobytes() for source in sources])
+
+    def _fill_one(self, name: str, source: NDArray[Any], *, ahead: bool) -> None:
+        place, start = self.block.arrays[name], self.block.starts[name]
+        tell = self._teller(start) if ahead and start >= self.rest else None
+        if source is not place:
+            if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
+                # Another input may have been copied over it by now.
+                raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
+            host_copy.copy(source, place, tell)
+        elif tell is not None:
+            tell(0, place.nbytes)
 
     def _teller(self, start: int) -> host_copy.Tell:
         send = self._sender.send

@@ -71,6 +71,47 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
 
 
+def own_buffers(monkeypatch):
+    """Inputs of all kinds, their values, and their places in the block, which hold something else."""
+    monkeypatch.setattr(staging, "_AHEAD_BYTES", 1 << 19)
+    rng = np.random.default_rng(3)
+    values = {f"ids_{n}": rng.integers(0, 99, n) for n in (3, 50, 7)}
+    values |= {"middle": rng.standard_normal(9000), "other": rng.standard_normal(9000)}
+    values["picture"] = rng.standard_normal((700, 300)).astype(np.float32)
+    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, CPU)
+    return found, values, found.block.arrays
+
+
+@pytest.mark.parametrize("theirs", [[], ["ids_50"], ["middle"], ["picture"], ["ids_3", "other", "picture"]])
+def test_what_is_in_its_place_already_arrives_beside_what_is_not(monkeypatch, theirs):
+    found, values, places = own_buffers(monkeypatch)
+    for name in values.keys() - set(theirs):
+        places[name][...] = values[name]
+    if not theirs:
+        monkeypatch.setattr(host_copy, "copy", None)  # nothing is copied on the host
+    found.send({name: values[name] if name in theirs else places[name] for name in values})
+    found.rest_to_device()
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+
+
+def test_views_of_an_inputs_own_place_are_as_good_as_any_array(monkeypatch):
+    found, values, places = own_buffers(monkeypatch)
+    for name, value in values.items():
+        places[name][...] = value
+    found.fill({name: place[::-1] if place.ndim == 1 else place[...] for name, place in places.items()})
+    for name, value in values.items():
+        np.testing.assert_array_equal(places[name], value[::-1] if value.ndim == 1 else value)
+
+
+def test_the_place_of_another_input_is_refused(monkeypatch):
+    found, _, places = own_buffers(monkeypatch)
+    for swapped in (places["other"], places["other"][::-1]):
+        with pytest.raises(EngineError, match="input middle is given memory of another input's buffer"):
+            found.fill({**places, "middle": swapped})
+    found.fill({**places, "middle": places["other"].copy()})
+
+
 def test_without_large_inputs_all_is_the_rest_and_with_nothing_else_nothing_is():
     small = Inputs({"x": torch.zeros(3)}, CPU)
     assert small.rest == small.block.host.numel()
