@@ -220,10 +220,10 @@ class CudaExecutable:
                 self._inputs.to_device()
                 results = self._record()
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
-                    return {**{name: to_numpy(tensor) for name, tensor in results.items()}, **self.program.known}
+                    return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
                 self._outputs.copy(results)
             self._origin.synchronize()
-        return {**self._outputs.read(), **self.program.known}
+        return {**self._outputs.read(), **self.program.known_outputs()}
 
     def buffers(self) -> Arrays:
         """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""

@@ -222,6 +222,10 @@ class Program:
         """Step that makes each value."""
         return {(step.op.node, port): number for number, step in enumerate(self.steps) for port in range(step.outputs)}
 
+    def known_outputs(self) -> dict[str, NDArray[Any]]:
+        """The outputs that are known, as arrays that the caller may change."""
+        return {name: value.copy() for name, value in self.known.items()}
+
     def lanes(self, ids: Ints) -> tuple[Ints, int]:
         """Stream of each step from the stream ids of the flat graph, numbered without gaps; -1 for steps that launch nothing.
 

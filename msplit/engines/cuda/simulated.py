@@ -55,7 +55,7 @@ class SimulatedExecutable:
             simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison, tap=tap)
         constants = self.program.constants
         results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
-        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known}
+        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
     def launch(self) -> None:
         """One step on the last inputs."""

@@ -200,7 +200,16 @@ def test_an_input_that_is_an_output_and_a_constant_that_is_one():
         tf.add(x, 1.0, name="more")
 
     flat = graph_of(build_, outputs=["same", "three", "more"])
-    assert_equals_tensorflow(flat, {"x": np.ones((2, 2), np.float32)})
+    feeds = {"x": np.ones((2, 2), np.float32)}
+    assert_equals_tensorflow(flat, feeds)
+    executable = ENGINE.build(job(flat, feeds))
+    first = executable.step(feeds)
+    kept = {name: value.copy() for name, value in first.items()}
+    for value in first.values():  # the caller's own, so that nothing of the model changes with them
+        value[...] = 7
+    assert (feeds["x"] == 1).all()
+    for name, value in executable.step(feeds).items():
+        np.testing.assert_array_equal(value, kept[name])
 
 
 @pytest.mark.tf

@@ -84,6 +84,9 @@ def test_outputs_of_the_host_come_with_those_of_the_device():
     assert found["upper"].tolist() == [b"OSLO", b"ROM"]
     assert found["fixed"] == b"fixed"
     assert found["city"].tolist() == [b"oslo", b"rom"]
+    feeds["city"][0] = b"wien"
+    assert found["city"].tolist() == [b"oslo", b"rom"], "an input that is an output is copied"
+    feeds["city"][0] = b"oslo"
     expected = reference(graph_of(text, outputs=["upper", "out", "bucket", "fixed"]), feeds)
     assert compare({name: found[name] for name in expected}, expected).passed
 
