@@ -14,6 +14,7 @@ from msplit.api.request import BenchRequest
 from msplit.api.variants import Setup, set_up
 from msplit.engines.base import Arrays, Executable, HasBuffers
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import Check
@@ -60,7 +61,10 @@ class Runner:
         Raises:
             EngineError: An input is missing, or has another type or shape than the one that was prepared.
         """
-        return self.executable.step(feeds)
+        outputs = self.executable.step(feeds)
+        if self.engine == TENSORFLOW.name:  # a session hands out its very constants: who changes one changes the model
+            return {name: value.copy() for name, value in outputs.items()}
+        return outputs
 
     def close(self) -> None:
         """Gives streams and memory back. It can not run afterwards."""

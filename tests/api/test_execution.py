@@ -14,6 +14,7 @@ from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, MsplitError
 from msplit.measure.inputs import make_inputs
 from msplit.measure.reference import Reference, save_reference
+from tests.engines.cuda.cases import graph_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 SIMULATED = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8)
@@ -100,6 +101,24 @@ def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_
             found, wanted = runner.step(runner.buffers), reference(mmoe, feeds)
             for name, value in wanted.items():
                 np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+def test_who_changes_an_output_changes_nothing_of_the_model(request_):
+    def model(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        three = tf.constant(np.arange(3.0, dtype=np.float32), name="three")
+        tf.cond(tf.reduce_all(x > 0), lambda: three, lambda: -three, name="chosen")
+        tf.add(x, three[:2], name="more")
+
+    flat = graph_of(model, outputs=["three", "chosen", "more"])
+    with msplit.prepare(flat, request_) as runner:
+        feeds = {"x": np.ones((8, 2), np.float32)}
+        wanted = {name: value.copy() for name, value in runner.step(feeds).items()}
+        for value in runner.step(feeds).values():
+            value[...] = 7
+        for name, value in runner.step(feeds).items():
+            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
 
 
 def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
