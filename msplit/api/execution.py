@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +29,7 @@ _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda eng
 class Runner:
     """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
 
-    One thread at a time may call it; for several make one each.
+    Threads that call it take turns; for steps side by side make one each.
 
     Attributes:
         label: What it is called in a bench.
@@ -54,6 +55,7 @@ class Runner:
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
     executable: Executable
+    _turn: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: arrays in by name, the `buffers` or any others, and arrays of the caller's own back.
@@ -61,14 +63,16 @@ class Runner:
         Raises:
             EngineError: An input is missing, or has another type or shape than the one that was prepared.
         """
-        outputs = self.executable.step(feeds)
+        with self._turn:
+            outputs = self.executable.step(feeds)
         if self.engine == TENSORFLOW.name:  # a session hands out its very constants: who changes one changes the model
             return {name: value.copy() for name, value in outputs.items()}
         return outputs
 
     def close(self) -> None:
         """Gives streams and memory back. It can not run afterwards."""
-        self.executable.close()
+        with self._turn:
+            self.executable.close()
 
     def __enter__(self) -> Runner:
         return self

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +122,25 @@ def test_who_changes_an_output_changes_nothing_of_the_model(request_):
             value[...] = 7
         for name, value in runner.step(feeds).items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+
+
+def test_threads_take_turns(mmoe):
+    class Watched:
+        inside, together = 0, 0
+
+        def step(self, feeds):
+            self.inside += 1
+            self.together = max(self.together, self.inside)
+            time.sleep(0.01)
+            self.inside -= 1
+            return {"y": feeds["x"] + 1}
+
+    with msplit.prepare(mmoe, SIMULATED) as runner, ThreadPoolExecutor(4) as pool:
+        watched = Watched()
+        other = replace(runner, executable=watched)
+        found = list(pool.map(lambda number: other.step({"x": np.array(number)})["y"], range(8)))
+    assert found == list(range(1, 9))
+    assert watched.together == 1
 
 
 def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
