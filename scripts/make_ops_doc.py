@@ -29,8 +29,9 @@ HEAD = """# Ops of the cuda engine
   constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results
   of both have one shape.
 
-Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering where they only depend on inputs: TensorFlow runs them
-on the CPU before the device starts. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
+Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: TensorFlow runs them on the CPU, before the device starts where
+they depend on inputs only, else with all that depends on them when the device is done. Work for the device may not depend
+on those. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
 `msplit/engines/cuda/registry.py`.
 
 | op | file | static inputs | dynamic | what it computes |

@@ -25,7 +25,9 @@ def find(subject: Subject) -> Iterator[Finding]:
         text = f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}"
         yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
     for op, names in sorted(covered.stuck.items()):
-        text = f"the cuda engine runs {op} on the host before everything else, but it needs results of the GPU: "
+        text = (
+            f"the cuda engine runs {op} on the host, but it needs results of the GPU, and work for the GPU needs it: "
+        )
         yield Finding(text + nodes(names, len(names)), fix, tuple(names[:NODES_SHOWN]), len(names))
 
 
@@ -35,14 +37,14 @@ CHECK = Check(
     severity=Severity.INFO,
     title="The cuda engine can not run an op",
     what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
-    "that needs results of the GPU, "
-    "while that engine runs host ops before everything else. Ops that only effects need are "
+    "between work for the GPU, "
+    "while that engine runs host ops before all of that or behind it. Ops that only effects need are "
     "not looked at: the engine does not run them. Whether a loop can be unrolled is not looked at either: `msplit bench` "
     "tells.",
     why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
     "it does not matter, "
     "which is why this is only an information.",
-    example="A custom op, or `AsString` of a score.",
+    example="A custom op, or a table that is asked for the ids of what one layer gives, for the next.",
     mend="Use `--engine tensorflow`, or `--inputs` and `--outputs` to leave the op outside.",
     find=find,
 )

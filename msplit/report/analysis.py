@@ -261,8 +261,9 @@ def _coverage(coverage: Coverage) -> Table:
         for op, names in sorted(coverage.missing.items())
     ]
     rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
+    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
     rows += [
-        (op, count(len(names)), f"no: host, behind the device (such as {shorten(names[0], 32)})")
+        (op, count(len(names)), f"no: host, in the middle (such as {shorten(names[0], 32)})")
         for op, names in sorted(coverage.stuck.items())
     ]
     return Table("Ops that the cuda engine can run", ("op", ">nodes", "covered"), rows)
@@ -294,7 +295,7 @@ def _coverage_note(coverage: Coverage) -> str:
     if coverage.missing:
         return f"The cuda engine has no lowering for {plural(len(coverage.missing), 'op')}: use --engine tensorflow."
     if coverage.stuck:
-        text = f"{plural(len(coverage.stuck), 'op')} of the host {'is' if len(coverage.stuck) == 1 else 'are'} behind the device"
+        text = f"{plural(len(coverage.stuck), 'op')} of the host {'is' if len(coverage.stuck) == 1 else 'are'} between work for the device"
         return f"The cuda engine can not run this model: {text}. Use --engine tensorflow."
     text = "The cuda engine can run every op of this model"
     if any("While" in op for op in coverage.covered):

@@ -42,6 +42,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
         notes=[
             *map(_sentence, found.notes),
+            *_on_the_host(result.variants),
             *result.diagnosis,
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
             *(tuning.notes(found.tuned) if found.tuned is not None else ()),
@@ -55,6 +56,17 @@ def _machine(environment: Mapping[str, Any]) -> str:
     cores = cpu.get("usable_cores")
     processor = (cpu.get("model") or "unknown CPU") + (f", {plural(cores, 'core')}" if cores else "")
     return ", ".join([*(str(gpu.get("name")) for gpu in environment.get("gpus") or ()), processor])
+
+
+def _on_the_host(variants: Sequence[VariantResult]) -> list[str]:
+    """What a reader must know of the clocks where TensorFlow has a part in the step."""
+    nodes = max((variant.facts.get("host_nodes", 0) for variant in variants), default=0)
+    if not nodes:
+        return []
+    where = "in TensorFlow on the CPU, before the GPU starts or when it is done"
+    return [
+        f"{plural(nodes, 'node')} of the model {'runs' if nodes == 1 else 'run'} {where}: only the host's clock has them."
+    ]
 
 
 def _sentence(text: str) -> str:

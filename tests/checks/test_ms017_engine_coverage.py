@@ -13,15 +13,18 @@ def test_finds_ops_without_a_kernel(tmp_path):
     assert one.text == "the cuda engine has no kernel for MyOp: nodes 'a' and 'b'"
 
 
-def test_finds_host_ops_behind_the_gpu(tmp_path):
+def test_finds_host_ops_between_work_for_the_gpu(tmp_path):
     pytest.importorskip("torch")
     graph = """
         x:Placeholder[dtype=float32]
         a:MatMul(x,x)[T=float32]
         s:AsString(a)[T=float32]
         y:StringToHashBucketFast(s)[num_buckets=9]
+        z:Cast(y)[SrcT=int64,DstT=float32]
+        b:MatMul(z,x)[T=float32]
     """
-    findings = found(read(tmp_path, graph, outputs=["y"]), "MS017")
+    assert found(read(tmp_path, graph, outputs=["y"]), "MS017") == [], "behind the GPU they can run"
+    findings = found(read(tmp_path, graph, outputs=["b"]), "MS017")
     assert {one.nodes for one in findings} == {("s",), ("y",)}
     assert all("needs results of the GPU" in one.text for one in findings)
 

@@ -98,6 +98,16 @@ def test_wrong_outputs_are_the_first_thing_told() -> None:
     assert f"| {TWO} | wrong outputs |  |  |  |  |  |" in shown
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"), [(0, None), (1, "1 node of the model runs in"), (12, "12 nodes of the model run in")]
+)
+def test_what_runs_on_the_host_is_told_because_only_one_clock_has_it(nodes: int, said: str | None) -> None:
+    fast = replace(FAST, facts={**FAST.facts, "host_nodes": nodes} if nodes else FAST.facts)
+    found = [line for line in lines(replace(RESULT, variants=(BASE, fast))) if "only the host's clock" in line]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
 def test_nothing_to_compare() -> None:
     shown = lines(replace(RESULT, variants=(replace(BASE, checks=(), device=None),), warnings=()))
     assert "| verified | nothing to compare |" in shown

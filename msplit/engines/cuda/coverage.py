@@ -1,13 +1,14 @@
 """What of a graph the cuda engine can run, known before anything runs.
 
 Three kinds of nodes: those with a lowering, which run on the device; host nodes (strings, tables, parsing), which TensorFlow runs on
-the CPU before the device starts, so that they may depend on inputs only; and what can not run at all.
+the CPU, before the device starts where they depend on inputs only, else behind it, together with all that depends on them; and what can
+not run at all. Host nodes that work for the device depends on can run neither before nor behind it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msplit import optable
@@ -46,13 +47,15 @@ class Coverage:
         missing: Op -> names of its nodes, for ops without a lowering.
         dynamic: Op -> names of its nodes, for ops whose output shape depends on values: they run eagerly, not captured.
         host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
-        stuck: Op -> names of its nodes, for host nodes that depend on what the device computes, and so can not run before it.
+        behind: Op -> names of its nodes, for nodes that run there behind the device part.
+        stuck: Op -> names of its nodes, for host nodes between work for the device.
     """
 
     covered: dict[str, int]
     missing: dict[str, list[str]]
     dynamic: dict[str, list[str]]
     host: dict[str, list[str]] = field(default_factory=dict)
+    behind: dict[str, list[str]] = field(default_factory=dict)
     stuck: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -65,8 +68,11 @@ class Division:
         host: Nodes that run before, in topological order.
         frontier: Values that the host makes and the device reads.
         fetched: Outputs that the host makes, by name.
+        behind: Nodes that the host runs when the device is done, in topological order.
+        handed: Values that the device makes and these nodes read.
+        late: Outputs that they make, by name.
         missing: Nodes that nobody can run.
-        stuck: Host nodes that depend on the device.
+        stuck: Host nodes that depend on the device, and that work for the device depends on.
         inside: What loops, conds and calls run.
     """
 
@@ -74,6 +80,9 @@ class Division:
     host: tuple[int, ...]
     frontier: tuple[Key, ...]
     fetched: Mapping[str, Key]
+    behind: tuple[int, ...]
+    handed: tuple[Key, ...]
+    late: Mapping[str, Key]
     missing: tuple[int, ...]
     stuck: tuple[int, ...]
     inside: Inside
@@ -94,46 +103,27 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     nodes = needed(flat.graph, wanted(flat), outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
-    known = table()
     inside = Inside(flat, bodies or Bodies(flat.model))
-    no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
-    forced, missing, stuck = [], [], []
-    behind_device: set[int] = set()  # nodes that depend on work for the device
+    kinds = _Kinds(flat, inputs, inside, outside)
     for node in nodes:
-        op = flat.graph.ops[node]
-        reads = [key for key in inputs[node] if key in no_tensor]
-        within = inside.of(node)
-        covered = (op in BY_THE_ENGINE or op in known) and not within.missing
-        if op == "Const":
-            value = flat.graph.attrs[node].get("value")
-            if isinstance(value, TensorValue) and value.dtype == "string":
-                no_tensor.add((node, 0))
-        elif not covered or reads:
-            no_tensor |= {
-                (node, port) for port in range(_outputs(flat, node)) if _dtype(flat, (node, port)) in _NO_TENSOR
-            }
-            late = any(key[0] in behind_device and key not in outside for key in inputs[node])
-            if not covered and not flat.host[node]:
-                missing.append(node)
-            elif late:
-                stuck.append(node)
-            else:
-                forced.append(node)
-        if (
-            op in VARIABLE_OPS
-            or _HEAVY.fullmatch(op)
-            or any(map(_HEAVY.fullmatch, within.ops))
-            or any(key[0] in behind_device and key not in outside for key in inputs[node])
-        ):
-            behind_device.add(node)
-    for tensor in flat.outputs:
+        kinds.visit(node)
+    behind, handed = kinds.behind_it()
+    late = {
+        tensor.name: key
+        for tensor in flat.outputs
+        if (key := (tensor.node, tensor.port)) not in outside and key[0] in behind
+    }
+    roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in late] + list(handed)
+    nodes = needed(flat.graph, roots, outside)
+    before = set(nodes)
+    forced = [node for node in kinds.forced if node in before]
+    for node, port in roots:
         # A string that is an output as it is: a constant, or an input handed on.
-        key = (tensor.node, tensor.port)
-        if key in no_tensor and key not in outside and flat.graph.ops[tensor.node] == "Const":
-            forced.append(tensor.node)
+        if (node, port) in kinds.no_tensor and (node, port) not in outside and flat.graph.ops[node] == "Const":
+            forced.append(node)
     host = _with_ancestors(forced, inputs, outside)
     constants = {node for node in host if flat.graph.ops[node] == "Const"}
-    on_device = _device_nodes(flat, inputs, host - constants, outside)
+    on_device = _device_nodes(roots, inputs, host - constants, outside)
     frontier: dict[Key, None] = {}
     for node in nodes:
         if node in on_device:
@@ -141,17 +131,83 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
     fetched = {}
     for tensor in flat.outputs:
         key = (tensor.node, tensor.port)
-        if (key[0] in host and key[0] not in on_device and key not in outside) or (key in outside and key in no_tensor):
+        made_here = key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in late
+        if made_here or (key in outside and key in kinds.no_tensor):
             fetched[tensor.name] = key
     return Division(
         device=tuple(node for node in nodes if node in on_device),
         host=tuple(node for node in nodes if node in host),
         frontier=tuple(frontier),
         fetched=fetched,
-        missing=tuple(missing),
-        stuck=tuple(stuck),
+        behind=tuple(needed(flat.graph, late.values(), {*outside, *handed})),
+        handed=tuple(handed),
+        late=late,
+        missing=tuple(node for node in kinds.missing if node in before),
+        stuck=() if behind else tuple(kinds.stuck),
         inside=inside,
     )
+
+
+class _Kinds:
+    """What can run where: tell it of each node in topological order.
+
+    Attributes:
+        no_tensor: Values that are no tensor of the device's.
+        forced: Nodes of the host that depend on no work for the device.
+        stuck: Nodes of the host that do.
+        missing: Nodes without a lowering that are none of the host's.
+    """
+
+    def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
+        self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
+        self._table = table()
+        self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
+        self.forced: list[int] = []
+        self.stuck: list[int] = []
+        self.missing: list[int] = []
+        self._after_work: set[int] = set()  # work for the device, and what depends on it
+        self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
+        self._between = False  # whether there is work for the device among those
+
+    def visit(self, node: int) -> None:
+        """Says of a node what it is."""
+        op, within = self._flat.graph.ops[node], self._inside.of(node)
+        covered = (op in BY_THE_ENGINE or op in self._table) and not within.missing
+        heavy = op in VARIABLE_OPS or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
+        made = [key for key in self._inputs[node] if key not in self._outside]
+        late = any(key[0] in self._after_work for key in made)
+        follows = any(key[0] in self._behind for key in made)
+        if op == "Const":
+            value = self._flat.graph.attrs[node].get("value")
+            if isinstance(value, TensorValue) and value.dtype == "string":
+                self.no_tensor.add((node, 0))
+        elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
+            keys = [(node, port) for port in range(_outputs(self._flat, node))]
+            self.no_tensor.update(key for key in keys if _dtype(self._flat, key) in _NO_TENSOR)
+            if not covered and not self._flat.host[node]:
+                self.missing.append(node)
+            elif late:
+                self.stuck.append(node)
+                follows = True
+            else:
+                self.forced.append(node)
+        if heavy or late:
+            self._after_work.add(node)
+        if follows:
+            self._behind[node] = None
+            self._between = self._between or heavy
+
+    def behind_it(self) -> tuple[set[int], dict[Key, None]]:
+        """The nodes that the host runs when the device is done, and what they read of the device; none where that does not work."""
+        handed = {
+            key: None
+            for node in self._behind
+            for key in self._inputs[node]
+            if key not in self._outside and key[0] not in self._behind and key[0] in self._after_work
+        }
+        if self._between or any(key in self.no_tensor for key in handed):
+            return set(), {}
+        return set(self._behind), handed
 
 
 def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:
@@ -164,11 +220,10 @@ def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: 
     return found
 
 
-def _device_nodes(flat: FlatGraph, inputs: Mapping[int, list[Key]], host: set[int], outside: set[Key]) -> set[int]:
-    """What the outputs need when the walk stops at the host's values."""
-    roots = [tensor.node for tensor in flat.outputs if (tensor.node, tensor.port) not in outside]
+def _device_nodes(roots: Iterable[Key], inputs: Mapping[int, list[Key]], host: set[int], outside: set[Key]) -> set[int]:
+    """What some values need when the walk stops at the host's values."""
     found: set[int] = set()
-    stack = [node for node in roots if node not in host]
+    stack = [key[0] for key in roots if key not in outside and key[0] not in host]
     while stack:
         node = stack.pop()
         if node in found:
@@ -207,6 +262,7 @@ def cover(flat: FlatGraph) -> Coverage:
         _missing_by_op(flat, division),
         dynamic,
         _by_op(flat, tuple(node for node in division.host if node not in unable)),
+        _by_op(flat, division.behind),
         _by_op(flat, division.stuck),
     )
 
@@ -248,7 +304,8 @@ def refuse(flat: FlatGraph, division: Division) -> None:
         lines += ["the cuda engine has no lowering for:", *_lines(_missing_by_op(flat, division))]
     if division.stuck:
         lines += [
-            "these run on the host only, and depend on what the device computes, so that they can not run before it:",
+            "these run on the host only, depend on what the device computes, and have work for it depend on them,",
+            "so that they can run neither before it nor behind it:",
             *_lines(_by_op(flat, division.stuck)),
         ]
     if lines:

@@ -1,4 +1,4 @@
-"""From a flat graph to the ops that run on the device, and the host part in front of them."""
+"""From a flat graph to the ops that run on the device, and what the host runs before and behind them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Lowered:
     Attributes:
         source: What runs on the device.
         feeds: Example inputs of it.
-        host: What runs before; None for most models.
+        host: What runs before and behind; None for most models.
         groups: Merges of alike branches.
     """
 
@@ -75,11 +75,12 @@ def lower(
     refuse(flat, division)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     host = None
-    if division.frontier or division.fetched:
+    if division.frontier or division.fetched or division.late:
         host = HostPart(whole, division, op_libraries, raised.origin)
         feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
-        flat = replace(flat, outputs=tuple(tensor for tensor in flat.outputs if tensor.name not in division.fetched))
+        others = {*division.fetched, *division.late}
+        flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
     source = build(flat, fed, raised.bodies)
     source.unrolled = {node: raised.frames.get(node, ()) for node, op in source.ops.items() if op.op in FUNCTIONAL}
     if rewrites:

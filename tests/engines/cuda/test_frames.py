@@ -122,6 +122,20 @@ def test_a_loop_in_front_of_host_nodes_runs_with_them():
     check(build)
 
 
+def test_host_nodes_behind_a_loop_run_when_the_device_is_done():
+    """The host's second session is fed the loop's Exits."""
+
+    def build(tf, x, y, flag):
+        weights = np.full((3, 3), 0.5, np.float32)
+        _, a, b = tf.while_loop(
+            lambda i, *_: i < 2, lambda i, a, b: (i + 1, tf.matmul(a, weights) + b, b * 2.0), (0, x, x)
+        )
+        ids = tf.strings.to_hash_bucket_fast(tf.strings.as_string(tf.cast(a[:, 0] * 9.0, tf.int32)), 7)
+        return tf.gather(tf.reshape(tf.range(21.0), [7, 3]), ids) * b, a
+
+    check(build)
+
+
 def test_loops_in_loops():
     def build(tf, x, y, flag):
         def turn(i, a):

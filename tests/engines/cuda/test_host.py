@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from msplit.engines.cuda.coverage import divide
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
@@ -89,6 +90,64 @@ def test_outputs_of_the_host_come_with_those_of_the_device():
     feeds["city"][0] = b"oslo"
     expected = reference(graph_of(text, outputs=["upper", "out", "bucket", "fixed"]), feeds)
     assert compare({name: found[name] for name in expected}, expected).passed
+
+
+def labels(tf, v1):
+    """A classifier as services have it: a string in front, names of classes and a decoder's strings behind, numbers beside them."""
+    rng = np.random.default_rng(0)
+    city = v1.placeholder(tf.string, [None], name="city")
+    x = v1.placeholder(tf.float32, [None, 4], name="x")
+    ids = tf.strings.to_hash_bucket_fast(city, 10)
+    table = tf.constant(rng.standard_normal((10, 3)).astype(np.float32))
+    logits = tf.matmul(x, rng.standard_normal((4, 3)).astype(np.float32)) + tf.gather(table, ids)
+    scores = tf.nn.softmax(logits, name="scores")
+    best = tf.argmax(scores, 1, name="best")
+    names = tf.gather(tf.constant(["cat", "dog", "bird"]), best, name="names")
+    tf.strings.join([names, city, tf.strings.as_string(tf.reduce_max(scores, 1), precision=3)], ":", name="said")
+    tf.add(tf.strings.length(names), 1, name="lengths")
+
+
+def test_what_is_made_of_the_devices_results_runs_behind_it():
+    flat = graph_of(labels, outputs=["scores", "best", "names", "said", "lengths"])
+    feeds = {"city": np.array([b"oslo", b"rom", b"wien"], object), "x": np.ones((3, 4), np.float32)}
+    assert_equals_tensorflow(flat, feeds, streams=(1, 3))
+    division = divide(flat)
+    assert sorted(division.late) == ["lengths", "names", "said"]
+    assert {flat.graph.ops[node] for node, _ in division.handed} == {"ArgMax", "Max"}
+    assert not division.stuck
+    executable = ENGINE.build(job(flat, feeds))
+    first = executable.step(feeds)
+    assert first["said"][1].startswith(first["names"][1] + b":rom:0.")
+    turned = executable.step({name: value[::-1].copy() for name, value in feeds.items()})
+    assert turned["said"].tolist() == first["said"].tolist()[::-1], "a second step is another one"
+    assert executable.facts()["host_nodes"] > 5
+    assert first.keys() == {"scores", "best", "names", "said", "lengths"}
+
+
+def test_a_model_that_gives_strings_only_runs_too():
+    flat = graph_of(labels, outputs=["said"])
+    feeds = {"city": np.array([b"oslo", b"rom"], object), "x": np.ones((2, 4), np.float32)}
+    assert_equals_tensorflow(flat, feeds, streams=(1, 2))
+
+
+def speech(tf, v1):
+    sound = v1.placeholder(tf.float32, [2, 50, 8], name="sound")
+    rng = np.random.default_rng(1)
+    logits = tf.einsum("btf,fc->tbc", sound, rng.standard_normal((8, 5)).astype(np.float32))
+    logits = tf.identity(logits, name="logits")
+    lengths = tf.fill([2], tf.shape(logits)[0])
+    (found,), score = tf.nn.ctc_greedy_decoder(logits, lengths)
+    tf.sparse.to_dense(found, default_value=-1, name="text")
+    tf.identity(score, name="score")
+
+
+def test_a_decoder_on_the_host_runs_behind_the_device():
+    flat = graph_of(speech, outputs=["text", "score", "logits"])
+    feeds = {"sound": np.random.default_rng(2).standard_normal((2, 50, 8)).astype(np.float32)}
+    assert_equals_tensorflow(flat, feeds, streams=(1, 2))
+    other = {"sound": feeds["sound"][::-1].copy()}  # the shape of the text depends on values
+    executable = ENGINE.build(job(flat, feeds))
+    assert compare(executable.step(other), reference(flat, other)).passed
 
 
 def test_inputs_that_only_the_host_reads_are_no_inputs_of_the_device():
