@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from msplit.engines.cuda.coverage import divide
 from msplit.engines.cuda.engine import ENGINE
@@ -173,3 +175,71 @@ def test_importing_the_host_part_imports_no_tensorflow():
     code = "import sys, msplit.engines.cuda.host, msplit.engines.cuda.lower\nassert 'tensorflow' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@st.composite
+def mixed_graphs(draw):
+    """Small graphs of the host's ops and of the device's, in any order. Whole numbers all the way, so that text of them is exact."""
+    steps = draw(
+        st.lists(
+            st.tuples(st.sampled_from(["add", "relu", "product", "text", "hash", "length"]), st.integers(0, 99)),
+            min_size=2,
+            max_size=9,
+        )
+    )
+    fetched = draw(st.lists(st.integers(0, 99), min_size=1, max_size=3))
+
+    def build(tf, v1):
+        values = [v1.placeholder(tf.float32, [2, 2], name="x")]
+        for number, (kind, index) in enumerate(steps):
+            a, b = values[-1 - index % min(2, len(values))], values[index % len(values)]
+            with tf.name_scope(f"step_{number}"):
+                if kind == "add":
+                    made = tf.math.floormod(a + b, 10.0)
+                elif kind == "relu":
+                    made = tf.nn.relu(a - 3.0)
+                elif kind == "product":
+                    made = tf.math.floormod(tf.matmul(a, np.array([[1, 2], [3, 1]], np.float32)), 10.0)
+                elif kind == "text":
+                    made = tf.strings.to_number(tf.strings.as_string(tf.cast(a, tf.int32)))
+                elif kind == "hash":
+                    made = tf.cast(
+                        tf.strings.to_hash_bucket_fast(tf.strings.as_string(tf.cast(a, tf.int32)), 10), tf.float32
+                    )
+                else:
+                    made = tf.cast(
+                        tf.strings.length(tf.strings.join([tf.strings.as_string(tf.cast(a, tf.int32)), "."])),
+                        tf.float32,
+                    )
+            values.append(made)
+        for number, index in enumerate(fetched):
+            tf.identity(values[-1 - index % min(4, len(values))], name=f"out{number}")
+
+    return build, [f"out{number}" for number in range(len(fetched))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixed_graphs())
+def test_any_mixture_gives_tensorflows_outputs_or_is_refused_by_name(case):
+    flat = graph_of(case[0], outputs=case[1])
+    feeds = {"x": np.array([[1, 5], [9, 2]], np.float32)}
+    division = divide(flat)
+    event("refused" if division.stuck else f"before: {bool(division.host)}, behind: {bool(division.late)}")
+    if division.stuck:
+        heavy = {node for node, op in enumerate(flat.graph.ops) if op == "MatMul"}
+        assert any(heavy & downstream(flat, node) for node in division.stuck)
+        with pytest.raises(EngineError, match="neither before it nor behind it"):
+            ENGINE.build(job(flat, feeds))
+        return
+    assert_equals_tensorflow(flat, feeds, streams=(1, 2))
+
+
+def downstream(flat, node):
+    """All nodes that depend on one."""
+    found, waiting = set(), [node]
+    while waiting:
+        for reader in flat.graph.successors(waiting.pop()).tolist():
+            if reader not in found:
+                found.add(reader)
+                waiting.append(reader)
+    return found
