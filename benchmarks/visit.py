@@ -273,11 +273,12 @@ def last_line(folder: Path) -> str:
 
 def table(step: str, results: Path, folders: list[Path]) -> str:
     """The tables of a step."""
+    both = [["table.py", str(results)], ["table.py", "--kernels", str(results)]]
     commands = {
-        "suite": [["table.py", str(results)], ["table.py", "--kernels", str(results)]],
+        "suite": both,
+        "quiet": both,
         "auto": [["table.py", "--auto", str(results)]],
         "schedulers": [["schedulers.py", "--table", str(results)]],
-        "quiet": [["table.py", str(results)]],
         "costs": [["cost_model.py", "--table", str(results)]],
     }.get(step)
     if commands is None:

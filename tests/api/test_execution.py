@@ -107,9 +107,8 @@ def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_
 
 @pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
 def test_who_changes_an_output_changes_nothing_of_the_model(request_):
-    from tests.engines.cuda.cases import (
-        graph_of,
-    )  # needs PyTorch, which not every environment has that collects these tests
+    # Not above: it needs PyTorch, which not every environment has that collects these tests.
+    from tests.engines.cuda.cases import graph_of
 
     def model(tf, v1):
         x = v1.placeholder(tf.float32, [None, 2], name="x")

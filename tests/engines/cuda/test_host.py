@@ -190,6 +190,9 @@ def mixed_graphs(draw):
     fetched = draw(st.lists(st.integers(0, 99), min_size=1, max_size=3))
 
     def build(tf, v1):
+        def words(value):
+            return tf.strings.as_string(tf.cast(value, tf.int32))
+
         values = [v1.placeholder(tf.float32, [2, 2], name="x")]
         for number, (kind, index) in enumerate(steps):
             a, b = values[-1 - index % min(2, len(values))], values[index % len(values)]
@@ -201,16 +204,11 @@ def mixed_graphs(draw):
                 elif kind == "product":
                     made = tf.math.floormod(tf.matmul(a, np.array([[1, 2], [3, 1]], np.float32)), 10.0)
                 elif kind == "text":
-                    made = tf.strings.to_number(tf.strings.as_string(tf.cast(a, tf.int32)))
+                    made = tf.strings.to_number(words(a))
                 elif kind == "hash":
-                    made = tf.cast(
-                        tf.strings.to_hash_bucket_fast(tf.strings.as_string(tf.cast(a, tf.int32)), 10), tf.float32
-                    )
+                    made = tf.cast(tf.strings.to_hash_bucket_fast(words(a), 10), tf.float32)
                 else:
-                    made = tf.cast(
-                        tf.strings.length(tf.strings.join([tf.strings.as_string(tf.cast(a, tf.int32)), "."])),
-                        tf.float32,
-                    )
+                    made = tf.cast(tf.strings.length(tf.strings.join([words(a), "."])), tf.float32)
             values.append(made)
         for number, index in enumerate(fetched):
             tf.identity(values[-1 - index % min(4, len(values))], name=f"out{number}")
