@@ -143,7 +143,7 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         handed=tuple(handed),
         late=late,
         missing=tuple(node for node in kinds.missing if node in before),
-        stuck=() if behind else tuple(kinds.stuck),
+        stuck=() if behind else tuple(kinds.in_the_way()),
         inside=inside,
     )
 
@@ -167,7 +167,7 @@ class _Kinds:
         self.missing: list[int] = []
         self._after_work: set[int] = set()  # work for the device, and what depends on it
         self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
-        self._between = False  # whether there is work for the device among those
+        self._between: list[int] = []  # work for the device among those
 
     def visit(self, node: int) -> None:
         """Says of a node what it is."""
@@ -195,7 +195,8 @@ class _Kinds:
             self._after_work.add(node)
         if follows:
             self._behind[node] = None
-            self._between = self._between or heavy
+            if heavy:
+                self._between.append(node)
 
     def behind_it(self) -> tuple[set[int], dict[Key, None]]:
         """The nodes that the host runs when the device is done, and what they read of the device; none where that does not work."""
@@ -208,6 +209,13 @@ class _Kinds:
         if self._between or any(key in self.no_tensor for key in handed):
             return set(), {}
         return set(self._behind), handed
+
+    def in_the_way(self) -> list[int]:
+        """The nodes of the host because of which nothing runs behind: those that work for the device depends on, where there is such."""
+        if not self._between:
+            return self.stuck
+        before = _with_ancestors(self._between, self._inputs, self._outside)
+        return [node for node in self.stuck if node in before]
 
 
 def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:

@@ -96,6 +96,20 @@ def test_host_nodes_in_the_middle_are_refused_by_name():
         run(flat, {"x": np.ones((2, 4), np.float32)})
 
 
+def test_only_host_nodes_in_the_middle_are_blamed():
+    def graph(tf, v1):
+        strings_in_the_middle(tf, v1)
+        tf.strings.as_string(
+            tf.linalg.matmul(np.ones((2, 2), np.float32), v1.placeholder(tf.float32, [2, 2])), name="end"
+        )
+
+    assert cover(graph_of(graph, outputs=["out", "end"])).stuck == {
+        "AsString": ["text"],
+        "StringToHashBucketFast": ["bucket"],
+    }
+    assert cover(graph_of(graph, outputs=["end"])).behind == {"AsString": ["end"]}
+
+
 def test_the_host_takes_no_more_than_it_must():
     def graph(tf, v1):
         city = v1.placeholder(tf.string, [None], name="city")
