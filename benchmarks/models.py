@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+import foreign
+
 BATCHES: dict[str, tuple[int, ...]] = {
     "mmoe": (1, 128, 1024),
     "towers": (1, 128, 1024),
@@ -50,6 +53,7 @@ RULES = {
     "columns_100": "recsys",
     "columns_1000": "recsys",
 }
+RULES |= dict.fromkeys(foreign.MODELS, "auto")
 """The shipped rule set that fits each."""
 
 
@@ -59,11 +63,12 @@ def file_name(name: str, batch: int) -> str:
 
 
 def rows(text: str) -> list[tuple[str, int]]:
-    """Models and batches, from ``mmoe,towers:128``: a model at one batch, or at all of its batches."""
+    """Models and batches, from ``mmoe,towers:128``: a model at one batch, or at all of its batches. Those of `foreign` are known, too."""
     found = []
     for item in text.split(","):
         name, _, batch = item.partition(":")
-        found += [(name, int(batch))] if batch else [(name, batch) for batch in BATCHES[name]]
+        known = (foreign.MODELS[name].batch,) if name in foreign.MODELS else BATCHES[name]
+        found += [(name, int(batch))] if batch else [(name, batch) for batch in known]
     return found
 
 
@@ -79,6 +84,7 @@ def write(folder: Path) -> None:
             (folder / file_name(name, batch)).write_bytes(
                 samples.strip(sample.graph_def).SerializeToString(deterministic=True)
             )
+    foreign.write(folder, list(foreign.MODELS))
 
 
 def fill(folder: Path, into: Path, name: str, batch: int) -> Path:

@@ -3,6 +3,7 @@
 python benchmarks/scale.py FOLDER                        all sizes; writes the graphs and scale.json into FOLDER and prints the table
 python benchmarks/scale.py FOLDER --sizes 10000,30000    only these numbers of nodes
 python benchmarks/scale.py FOLDER --table                prints the table of FOLDER/scale.json again
+python benchmarks/scale.py FOLDER --shapes --sizes 25000,100000    the commands on shapes that ask most of them (shapes.py)
 
 Every row is made by fresh processes: one that loads, analyzes, assigns by rules and saves; one that assigns with `auto`; one that checks
 what was saved; one in which TensorFlow imports the file. Times are processor times (user and system) of these steps and, in brackets,
@@ -24,67 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shapes import FLOAT, INT, SHAPES, Nodes
+
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 RULES = {"recommender": "recsys", "vision": "vision"}
 PARTS = ("rules", "auto", "check", "tensorflow")
-FLOAT, INT = 1, 3
-
-
-class Nodes:
-    """Adds nodes to a GraphDef."""
-
-    def __init__(self) -> None:
-        from msplit import proto
-
-        self.graph_def = proto.graph_pb2.GraphDef()
-        self.graph_def.versions.producer = 1882
-
-    def __len__(self) -> int:
-        return len(self.graph_def.node)
-
-    def add(self, name: str, op: str, *inputs: str, **types: int) -> Any:
-        node = self.graph_def.node.add(name=name, op=op, input=inputs)
-        for key, value in types.items():
-            node.attr[key].type = value
-        return node
-
-    def const(self, name: str, shape: tuple[int, ...], value: float = 0.01) -> str:
-        """A float constant whose elements are all equal."""
-        node = self.add(name, "Const", dtype=FLOAT)
-        tensor = node.attr["value"].tensor
-        tensor.dtype = FLOAT
-        for size in shape:
-            tensor.tensor_shape.dim.add(size=size)
-        tensor.float_val.append(value)
-        return name
-
-    def number(self, name: str, value: int) -> str:
-        node = self.add(name, "Const", dtype=INT)
-        node.attr["value"].tensor.dtype = INT
-        node.attr["value"].tensor.tensor_shape.SetInParent()
-        node.attr["value"].tensor.int_val.append(value)
-        return name
-
-    def placeholder(self, name: str, dtype: int, *shape: int) -> str:
-        node = self.add(name, "Placeholder", dtype=dtype)
-        node.attr["shape"].shape.SetInParent()
-        for size in shape:
-            node.attr["shape"].shape.dim.add(size=size)
-        return name
-
-    def dense(self, name: str, source: str, width: int, units: int) -> str:
-        weights = self.const(f"{name}/kernel", (width, units))
-        product = self.add(f"{name}/MatMul", "MatMul", source, weights, T=FLOAT).name
-        bias = self.const(f"{name}/bias", (units,))
-        self.add(f"{name}/BiasAdd", "BiasAdd", product, bias, T=FLOAT)
-        self.add(f"{name}/Relu", "Relu", f"{name}/BiasAdd", T=FLOAT)
-        return f"{name}/Relu"
-
-    def concat(self, name: str, parts: list[str], axis: int) -> str:
-        place = self.number(f"{name}/axis", axis)
-        node = self.add(name, "ConcatV2", *parts, place, T=FLOAT, Tidx=INT)
-        node.attr["N"].i = len(parts)
-        return name
 
 
 def recommender(count: int) -> Any:
@@ -143,7 +88,21 @@ def vision(count: int) -> Any:
     return nodes.graph_def
 
 
-MAKERS: dict[str, Callable[[int], Any]] = {"recommender": recommender, "vision": vision}
+MODELS: dict[str, Callable[[int], Any]] = {"recommender": recommender, "vision": vision}
+MAKERS = MODELS | SHAPES
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "analyze": ("analyze", "MODEL"),
+    "assign": ("assign", "MODEL", "--rules", "default", "-o", "OUT", "--force"),
+    "auto": ("assign", "MODEL", "--rules", "auto", "--dry-run"),
+    "check": ("check", "OUT", "--rules", "default"),
+    "report": ("report", "OUT", "-o", "OUT.html", "--force"),
+    "diff": ("diff", "MODEL", "OUT"),
+}
+"""What `--shapes` runs, in this order, each in a process of its own."""
+
+LIMIT = 60
+"""Seconds of processor time after which such a command is ended."""
 
 
 def steps(kind: str, what: str, model: Path) -> dict[str, Any]:
@@ -215,6 +174,48 @@ def measure(folder: Path, kind: str, size: int, parts: list[str]) -> dict[str, A
     return row
 
 
+def commands(folder: Path, kind: str, size: int) -> dict[str, Any]:
+    """Processor time of each of `COMMANDS` on one shape, start of Python included; None where it took more than `LIMIT`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = folder / f"{kind}_{size}.pb"
+    if not model.exists():
+        model.write_bytes(MAKERS[kind](size).SerializeToString())
+    out = folder / f"{kind}_{size}.out.pb"
+    places = {"MODEL": str(model), "OUT": str(out), "OUT.html": f"{out}.html"}
+    row: dict[str, Any] = {"kind": kind, "size": size}
+    for name, words in COMMANDS.items():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "msplit", *(places.get(word, word) for word in words)]
+        done = subprocess.run(
+            ["bash", "-c", f'ulimit -t {LIMIT}; exec "$@"', "bash", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if done.returncode not in (0, 1) and spent < LIMIT:
+            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+        row[name] = spent if done.returncode in (0, 1) else None
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def shapes_table(record: dict[str, Any]) -> str:
+    """Per shape and command the seconds at the largest size and, in brackets, growth: how much more per node than at the smallest."""
+    rows = {(row["kind"], row["size"]): row for row in record["rows"]}
+    small, large = min(size for _, size in rows), max(size for _, size in rows)
+    lines = ["| graph | " + " | ".join(COMMANDS) + " |", "| --- " + "| ---: " * len(COMMANDS) + "|"]
+    for kind in dict.fromkeys(kind for kind, _ in rows):
+        cells = []
+        for name in COMMANDS:
+            few, many = rows[kind, small][name], rows[kind, large][name]
+            grown = "" if few is None or many is None else f" ({many / few / (large / small):.2f})"
+            cells.append(f"over {LIMIT}" if many is None else f"{many:.1f}{grown}")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(record: dict[str, Any]) -> str:
     """The rows as Markdown."""
 
@@ -273,9 +274,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=list(SIZES))
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(MAKERS))
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=None)
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="processes of a row")
     parser.add_argument("--append", action="store_true", help="keep the rows that are there")
+    parser.add_argument(
+        "--shapes", action="store_true", help="the commands on the shapes of shapes.py, in place of models"
+    )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--step", nargs=3, metavar=("KIND", "WHAT", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -283,13 +287,18 @@ def main(arguments: list[str] | None = None) -> int:
         kind, what, model = options.step
         print(json.dumps(steps(kind, what, Path(model))))
         return 0
+    if options.shapes:
+        rows = [commands(options.folder, kind, size) for kind in options.kinds or SHAPES for size in options.sizes]
+        print(shapes_table({"rows": rows}))
+        print(f"\nMachine: {_machine()}.")
+        return 0
     path = options.folder / "scale.json"
     if not options.table:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         record = {"machine": _machine(), "commit": commit.stdout.strip(), "rows": []}
         if options.append and path.exists():
             record["rows"] = json.loads(path.read_text())["rows"]
-        for kind in options.kinds:
+        for kind in options.kinds or MODELS:
             for size in options.sizes:
                 record["rows"].append(measure(options.folder, kind, size, options.parts))
                 path.write_text(json.dumps(record, indent=1))

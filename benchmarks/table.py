@@ -3,6 +3,7 @@
     python benchmarks/table.py FILE.json[.gz] …             streams: TensorFlow, one stream, several
     python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
+    python benchmarks/table.py --foreign FILE.json[.gz] …   predicted / measured, what auto takes beside the best row (--rules auto)
 
 Of several runs of a model at a batch the last counts.
 """
@@ -41,11 +42,11 @@ def runs(paths: list[str]) -> list[dict[str, Any]]:
 
 
 def variants(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The variants of a run that gave right results, by short label."""
-    return {
-        variant["label"].replace("msplit, ", "").replace(", CUDA graph", ""): variant
-        for variant in run["result"]["variants"]
-        if variant["host"] is not None
+    """The variants of a run that gave right results, by short label, and by what else was asked for that they stand for."""
+    measured = [variant for variant in run["result"]["variants"] if variant["host"] is not None]
+    asked = {wish: variant for variant in measured for wish in variant.get("asked", ())}
+    return asked | {
+        variant["label"].replace("msplit, ", "").replace(", CUDA graph", ""): variant for variant in measured
     }
 
 
@@ -176,11 +177,63 @@ def label_of(run: dict[str, Any], name: str) -> str:
     return "no variant"
 
 
+def foreign_table(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Predicted with static costs / measured, µs by the device's clock; what `auto` takes, and the best row."""
+    rows = [["model", "batch", "TensorFlow", "1 stream", "streams", "fused", "fused and grouped", "bound reached", "auto takes", "µs",
+             "over the best", "memory", "over TensorFlow"]]  # fmt: skip
+    for run in found:
+        known = variants(run)
+        predicted = {layer["variant"]: layer["predicted_us"] for layer in run["layers"]}
+        shown = {name: variant for name, variant in known.items() if micros(variant, "device") and "eager" not in name}
+        best = min(micros(variant, "device") or 0.0 for variant in shown.values())
+        auto = next((variant for name, variant in known.items() if name == "auto" or name.startswith("auto: ")), None)
+        layers = [auto_layer(known, kind) for kind in ("1 stream", "streams", "fused", "fused and grouped")]
+        cells = []
+        for variant in layers:
+            said = None if variant is None else predicted.get(variant["label"])
+            took = micros(variant, "device")
+            cells.append(
+                "-" if took is None else f"{'-' if said is None else f'{said:.0f}'} / {took:.0f} ({variant['streams']})"
+            )
+        reached = [
+            share for name, share in (run["bounds"] or {}).get("reached", {}).items() if share and "eager" not in name
+        ]
+        tensorflow, host = micros(known.get("TensorFlow")), micros(auto)
+        took = micros(auto, "device")
+        facts = (layers[1] or {}).get("facts", {})
+        memory = facts.get("peak_bytes", 0) / max(facts.get("peak_bytes_one_stream", 0), 1)
+        rows.append(
+            [
+                name_of(run),
+                str(run["batch"]),
+                "-" if tensorflow is None else f"{tensorflow:.0f}",
+                *cells,
+                f"{max(reached):.2f}" if reached else "-",
+                "-"
+                if auto is None
+                else auto["label"].replace("msplit, ", "").replace(", CUDA graph", "").replace("auto: ", ""),
+                "-" if took is None else f"{took:.0f}",
+                "-" if took is None else f"{took / best:.2f}",
+                f"{memory:.1f}" if memory else "-",
+                "-" if tensorflow is None or host is None else f"{tensorflow / host:.1f}",
+            ]
+        )
+    return rows
+
+
+def auto_layer(known: dict[str, dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    """The variant of a layer, on the most streams."""
+    if kind == "1 stream":
+        return known.get("1 stream")
+    return known.get("16 streams" if kind == "streams" else f"16 streams, {kind}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--kernels", dest="table", action="store_const", const=kernels_table, default=streams_table)
     parser.add_argument("--auto", dest="table", action="store_const", const=auto_table)
+    parser.add_argument("--foreign", dest="table", action="store_const", const=foreign_table)
     arguments = parser.parse_args()
     head, *rows = arguments.table(runs(arguments.files))
     print("| " + " | ".join(head) + " |")

@@ -5,7 +5,9 @@
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
-measured time), `hand` (PyTorch's own CUDA graphs of the same models), `tests` (marked gpu: races, our own kernels), `quiet` (some models
+measured time), `foreign` and
+`foreign_costs` (both for models that no constant was fitted to), `hand` (PyTorch's own CUDA graphs of the same models),
+`tests` (marked gpu: races, our own kernels), `quiet` (some models
 again, one job at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is
 always measured by one job. About 110 minutes of one GPU, 30 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
@@ -54,6 +56,8 @@ RESULTS = {
     "auto": ("h200.json", "runs"),
     "schedulers": ("schedulers.json", "rows"),
     "costs": ("cost_model.json", "models"),
+    "foreign": ("h200.json", "runs"),
+    "foreign_costs": ("cost_model.json", "models"),
     "hand": ("by_hand.json", "seconds"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
@@ -89,6 +93,21 @@ def quiet(name: str, seconds: int) -> Job:
 def schedulers(name: str, seconds: int) -> Job:
     """Ways to choose streams, for models; the name is the list of them."""
     return Job("schedulers", name, seconds, (*SCHEDULERS, "--models", name))
+
+
+def foreign(name: str, seconds: int) -> Job:
+    """Models of `foreign`, as `bench --rules auto` has them, without XLA, which takes minutes for some; the name is the list of them."""
+    return Job("foreign", name, seconds, (*SUITE, "--models", name, "--streams", "1,4,16", "--no-xla", name))
+
+
+def costs(name: str, seconds: int) -> Job:
+    """Static against measured costs; the name is the list of models."""
+    return Job("costs", name, seconds, ("cost_model.py", "--seconds", "2", "--models", name))
+
+
+def foreign_costs(name: str, seconds: int) -> Job:
+    """Their costs, and assignments of them."""
+    return Job("foreign_costs", name, seconds, ("cost_model.py", "--seconds", "2", "--models", name))
 
 
 JOBS = (
@@ -139,8 +158,27 @@ JOBS = (
     schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
     schedulers("bert:1,bert:16", 70),
     Job("auto", "all", 90, (*SUITE, "--models", AUTO, "--streams", "1,8", "--rules", "auto", "--no-tensorflow")),
-    Job("costs", "small", 180, ("cost_model.py", "--seconds", "2")),
+    costs("mmoe:1,towers:1,deepfm:1,dlrm:1,bert:1", 70),
+    costs("inception_v3:1,squeezenet:1", 60),
+    costs("nasnet_mobile:1,googlenet:1", 80),
     schedulers("lstm:16", 250),
+    foreign_costs("bilstm6", 150),
+    foreign_costs("gru_speech", 100),
+    foreign_costs("densenet121,wavenet,graph_net", 130),
+    foreign_costs("efficientnet_b0,unet,din", 130),
+    foreign_costs("bert_towers,vit,decoder,dcn", 130),
+    foreign_costs("mobilenet_v2,resnet50,autoint", 110),
+    foreign_costs("ple,bucket_columns,text_cnn", 100),
+    foreign("bilstm6", 200),
+    foreign("gru_speech", 120),
+    foreign("densenet121", 120),
+    foreign("efficientnet_b0", 120),
+    foreign("bert_towers,decoder", 120),
+    foreign("vit,resnet50", 120),
+    foreign("mobilenet_v2,unet", 120),
+    foreign("wavenet,graph_net,text_cnn", 120),
+    foreign("ple,bucket_columns", 100),
+    foreign("din,autoint,dcn", 100),
 )
 """In the order in which they begin: long ones first, so that all GPUs are done at about the same time. Quiet ones come last."""
 
@@ -279,7 +317,9 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
         "quiet": both,
         "auto": [["table.py", "--auto", str(results)]],
         "schedulers": [["schedulers.py", "--table", str(results)]],
+        "foreign": both,
         "costs": [["cost_model.py", "--table", str(results)]],
+        "foreign_costs": [["cost_model.py", "--table", str(results)]],
     }.get(step)
     if commands is None:
         return "\n".join((folder / "printed.txt").read_text() for folder in folders)

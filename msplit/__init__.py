@@ -5,19 +5,21 @@
     flat = msplit.load("model.pb")
     print(msplit.analyze(flat).suggestion)
     assigned = msplit.assign(flat, "recsys", streams=4)
-    msplit.save(flat, assigned.ids, "out.pb")
+    msplit.save(flat, assigned, "out.pb")
 
 Nothing heavy is imported until it is used: neither TensorFlow nor PyTorch nor networkx comes with `import msplit`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from msplit._version import __version__
 
+# Not from `typing`, which takes longer to load than all that comes before the command line can catch Ctrl-C.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from msplit.annotate import stream
+    from typing import Any
+
+    from msplit.annotate import stream, stream_group
     from msplit.api import (
         Analysis,
         Assigned,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
         prepare,
         save,
     )
-    from msplit.checks import check
+    from msplit.checks import CheckSettings, check
     from msplit.errors import MsplitError
 
 _HOME = {
@@ -41,6 +43,7 @@ _HOME = {
     "Assigned": "msplit.api",
     "Bench": "msplit.api",
     "BenchRequest": "msplit.api",
+    "CheckSettings": "msplit.checks",
     "MsplitError": "msplit.errors",
     "Runner": "msplit.api",
     "Settings": "msplit.api",
@@ -53,6 +56,7 @@ _HOME = {
     "prepare": "msplit.api",
     "save": "msplit.api",
     "stream": "msplit.annotate",
+    "stream_group": "msplit.annotate",
 }
 
 __all__ = [
@@ -60,6 +64,7 @@ __all__ = [
     "Assigned",
     "Bench",
     "BenchRequest",
+    "CheckSettings",
     "MsplitError",
     "Runner",
     "Settings",
@@ -73,6 +78,7 @@ __all__ = [
     "prepare",
     "save",
     "stream",
+    "stream_group",
 ]
 
 

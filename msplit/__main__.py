@@ -1,6 +1,29 @@
-"""`python -m msplit` is `msplit`."""
+"""`python -m msplit` is `msplit`: the entry that Ctrl-C may meet while the rest is still being imported."""
 
-from msplit.cli.main import entry
+from __future__ import annotations
+
+import os
+import sys
+
+INTERRUPTED = 130
+
+
+def entry() -> None:
+    """Runs the command line and exits, as `msplit.cli.main.entry`; interrupted while importing, it ends without a traceback."""
+    try:
+        import signal
+
+        from msplit.cli.main import run
+
+        code = run(sys.argv[1:])
+        # What others do at exit may take a while; an interrupt ends it quietly.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
+        code = INTERRUPTED
+    sys.exit(code)
+
 
 if __name__ == "__main__":
     entry()

@@ -8,24 +8,38 @@ that is colocated with another one (`tf.compat.v1.colocate_with`) takes the stre
 several the outermost decides; gradients follow the ops of a scope unless it says `include_grad=False`. Stock TensorFlow ignores
 the attribute.
 
-TensorFlow offers no hook for "an op was made" or "this is the gradient of that op". The first scope therefore wraps seven
+    @msplit.stream(1)            # what a function makes
+    def tower(x): ...
+
+    z = msplit.stream(2)(tf.matmul)(x, v)      # one call
+
+    with msplit.stream_group(2, size=3):       # streams 6, 7 and 8: a layer has a group, its ops have streams of it
+        with msplit.stream(1):                 # stream 7
+            ...
+
+A variable is put where it is used: the handle of one that is made outside of the graph, as Keras layers do, takes the stream of the
+scope in which it was read last when the model is exported.
+
+TensorFlow offers no hook for "an op was made" or "this is the gradient of that op". The first scope therefore wraps eight
 of its functions, for the rest of the process. The wrappers do nothing for ops that no scope is about.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import WRAPPER_UPDATES, cache, wraps
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex, TypeVar
 
 from msplit.errors import EngineError, MsplitError
 
 STREAM_ATTR = "_stream_id"
+Call = TypeVar("Call", bound=Callable[..., Any])
 INCLUDE_GRAD_ATTR = "_stream_assign_include_grad"
 
 
@@ -37,11 +51,15 @@ class _Wish:
         stream: Its id.
         include_grad: Whether gradients of these ops follow them.
         graph: The graph; functions that are traced meanwhile are graphs of their own.
+        scope: What made it, None for a gradient.
+        size: Streams of the group that begins with `stream`; None where it is no group.
     """
 
     stream: int
     include_grad: bool
     graph: Any
+    scope: Any = None
+    size: int | None = None
 
 
 _wishes: ContextVar[tuple[_Wish, ...]] = ContextVar("msplit_streams", default=())
@@ -49,53 +67,158 @@ _gradient_of: ContextVar[Any] = ContextVar("msplit_gradient_of", default=None)
 """The op that new ops are colocated with only because they are its gradient."""
 
 
-# A class and not a generator: AutoGraph rewrites the functions that a traced function calls, but leaves constructors alone.
-class stream:
-    """Scope whose new ops go to a stream.
+# Classes and not generators: AutoGraph rewrites the functions that a traced function calls, but leaves constructors alone.
+class _Scope:
+    """What streams and groups of streams have in common: `with`, decorators, and calls."""
+
+    include_grad: bool
+
+    def _place(self, graph: Any) -> tuple[int, int | None]:
+        """Stream of the ops of a graph, and how many streams follow it in a group."""
+        raise NotImplementedError
+
+    def _again(self) -> _Scope:
+        """Another scope like it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            raise EngineError(
+                "there is no graph to annotate: this code runs eagerly",
+                where=f"msplit.{type(self).__name__}",
+                fix="use it inside a tf.function, or inside a tf.Graph().as_default()",
+            )
+        _wrap_tensorflow()
+        graph = tf.compat.v1.get_default_graph()
+        stream_id, size = self._place(graph)
+        _wishes.set((*_wishes.get(), _Wish(stream_id, self.include_grad, graph, self, size)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        wishes = _wishes.get()
+        last = max(place for place, wish in enumerate(wishes) if wish.scope is self)
+        _wishes.set(wishes[:last] + wishes[last + 1 :])
+
+    def __call__(self, function: Call) -> Call:
+        """The function with this scope around each of its calls.
+
+        Args:
+            function: A function, a method, a layer, or anything else that is called.
+
+        Raises:
+            MsplitError: It can not be called, is a class, or what a call of it does is not over when it returns: a generator or a
+                coroutine.
+        """
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(self(function.__func__))
+        what = _refused(function)
+        if what:
+            raise MsplitError(
+                f"{what} can not be put on a stream as a whole",
+                where=f"msplit.{type(self).__name__}",
+                fix="write `with` around the part of it that makes ops, or decorate a function that is called",
+            )
+        scope = self  # its own for each call, so that threads do not share one
+        taken = WRAPPER_UPDATES if inspect.isroutine(function) else ()
+
+        @wraps(function, updated=taken)
+        def on_stream(*args: Any, **kwargs: Any) -> Any:
+            with scope._again():
+                return function(*args, **kwargs)
+
+        return on_stream  # type: ignore[return-value]
+
+
+class stream(_Scope):
+    """Scope whose new ops go to a stream. Also a decorator: ``@msplit.stream(1)``, ``msplit.stream(1)(tf.matmul)(a, b)``.
 
     Works in TensorFlow 1 graphs and inside `tf.function`. Scopes may be nested; the innermost one wins. What functions called inside
-    the scope do is not part of it: their call is.
+    the scope do is not part of it: their call is. In a `stream_group` the id counts from the group's first stream.
 
     Args:
         stream_id: The stream, 0 or more. 0 is the default stream, and written as well.
         include_grad: Whether gradients of the scope's ops, made by `tf.gradients` or `tf.GradientTape`, go to the same stream.
 
     Raises:
-        MsplitError: The id is no integer or negative.
+        MsplitError: The id is no integer or negative; on entry, it is not in the group around it.
         EngineError: Entered in eager code, where there is no graph to annotate.
     """
 
     def __init__(self, stream_id: SupportsIndex, include_grad: bool = True) -> None:
-        if isinstance(stream_id, bool) or not hasattr(stream_id, "__index__"):
-            raise MsplitError(
-                f"a stream id is an integer, not {stream_id!r}", where="msplit.stream", fix="pass 0, 1, 2, …"
-            )
-        self.stream_id = operator.index(stream_id)
-        if self.stream_id < 0:
-            raise MsplitError(
-                f"a stream id is 0 or more, not {self.stream_id}", where="msplit.stream", fix="pass 0, 1, 2, …"
-            )
+        self.stream_id = _integer(stream_id, "a stream id", 0, "msplit.stream")
         self.include_grad = include_grad
-        self._tokens: list[Token[tuple[_Wish, ...]]] = []
 
-    def __enter__(self) -> stream:
-        import tensorflow as tf
-
-        if tf.executing_eagerly():
-            raise EngineError(
-                "there is no graph to annotate: this code runs eagerly",
+    def _place(self, graph: Any) -> tuple[int, int | None]:
+        group = next((wish for wish in reversed(_wishes.get()) if wish.graph is graph and wish.size is not None), None)
+        if group is None or group.size is None:
+            return self.stream_id, None
+        if self.stream_id >= group.size:
+            raise MsplitError(
+                f"stream {self.stream_id} is not in a group of {group.size} streams",
                 where="msplit.stream",
-                fix="use it inside a tf.function, or inside a tf.Graph().as_default()",
+                fix=f"use 0 to {group.size - 1} there, or a larger group: msplit.stream_group(…, size={self.stream_id + 1})",
             )
-        _wrap_tensorflow()
-        wish = _Wish(self.stream_id, self.include_grad, tf.compat.v1.get_default_graph())
-        self._tokens.append(_wishes.set((*_wishes.get(), wish)))
-        return self
+        return group.stream + self.stream_id, None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _wishes.reset(self._tokens.pop())
+    def _again(self) -> stream:
+        return stream(self.stream_id, self.include_grad)
+
+
+class stream_group(_Scope):
+    """Scope with streams of its own: inside, ``stream(i)`` is stream ``group * size + i``.
+
+    So code that is written for streams 0, 1, … can stand in several places, such as a layer in each tower: layers take groups, their
+    ops take streams of their group. Ops in no `stream` inside go to the group's first one. Of nested groups the innermost counts.
+
+    Args:
+        group: Number of the group, 0 or more.
+        size: Streams of every group, 1 or more.
+        include_grad: Whether gradients of ops in no `stream` inside follow them.
+
+    Raises:
+        MsplitError: A number is no integer or too small.
+        EngineError: Entered in eager code, where there is no graph to annotate.
+    """
+
+    def __init__(self, group: SupportsIndex, *, size: SupportsIndex, include_grad: bool = True) -> None:
+        self.group = _integer(group, "a group", 0, "msplit.stream_group")
+        self.size = _integer(size, "the size of a group", 1, "msplit.stream_group")
+        self.include_grad = include_grad
+
+    def _place(self, graph: Any) -> tuple[int, int | None]:
+        return self.group * self.size, self.size
+
+    def _again(self) -> stream_group:
+        return stream_group(self.group, size=self.size, include_grad=self.include_grad)
+
+
+def _integer(value: SupportsIndex, what: str, least: int, where: str) -> int:
+    fix = f"pass {least}, {least + 1}, {least + 2}, …"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise MsplitError(f"{what} is an integer, not {value!r}", where=where, fix=fix)
+    number = operator.index(value)
+    if number < least:
+        raise MsplitError(f"{what} is {least} or more, not {number}", where=where, fix=fix)
+    return number
+
+
+def _refused(function: Any) -> str:
+    """What it is that can not be wrapped; "" for what can."""
+    if not callable(function):
+        return f"{function!r}"
+    if inspect.isclass(function):
+        return f"the class {function.__name__}"
+    plain = inspect.unwrap(function)
+    for one in (plain, type(plain).__call__):
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            return "a generator"
+        if inspect.iscoroutinefunction(one):
+            return "a coroutine"
+    return ""
 
 
 def _attr(op: Any, name: str) -> Any:
@@ -114,8 +237,6 @@ def _wish_of(op: Any) -> tuple[int, bool] | None:
 
 def _annotate(graph: Any, op: Any) -> None:
     """Gives a new op its stream: that of what it is colocated with, else of the innermost scope of its graph."""
-    from tensorflow.core.framework import attr_value_pb2
-
     wanted = next(((wish.stream, wish.include_grad) for wish in reversed(_wishes.get()) if wish.graph is graph), None)
     if wanted is None and graph._default_original_op is not None:
         # What joins and orders the gradients of an op is made outside of its gradient function.
@@ -129,6 +250,33 @@ def _annotate(graph: Any, op: Any) -> None:
     if wanted is None:
         return
     stream_id, include_grad = wanted
+    for tensor in op.inputs:
+        if tensor.dtype == "resource":
+            _place_variable(graph, tensor, stream_id)
+    _set(op, stream_id, include_grad)
+
+
+_STREAM_OF_HANDLE = "_msplit_stream"
+"""On the handle of a variable that was made outside of graphs: the stream that it was used on last."""
+
+
+def _place_variable(graph: Any, handle: Any, stream_id: int) -> None:
+    """Remembers where a variable is used. One that was made in the graph, outside of all scopes, goes there at once."""
+    while hasattr(handle, "op"):
+        if handle.op.type == "VarHandleOp":
+            if _attr(handle.op, STREAM_ATTR) is None:
+                _set(handle.op, stream_id, include_grad=False)
+            return
+        outside = next((outer for outer, inner in getattr(handle.graph, "captures", ()) if inner is handle), None)
+        if outside is None:
+            return
+        handle = outside
+    setattr(handle, _STREAM_OF_HANDLE, stream_id)
+
+
+def _set(op: Any, stream_id: int, include_grad: bool) -> None:
+    from tensorflow.core.framework import attr_value_pb2
+
     op._set_attr(STREAM_ATTR, attr_value_pb2.AttrValue(i=stream_id))
     if include_grad:
         op._set_attr(INCLUDE_GRAD_ATTR, attr_value_pb2.AttrValue(b=True))
@@ -165,7 +313,7 @@ def _wrap_tensorflow() -> None:
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import backprop, execute, record
     from tensorflow.python.framework import ops
-    from tensorflow.python.ops import gradients_util
+    from tensorflow.python.ops import gradients_util, resource_variable_ops
 
     try:
         create = ops.Graph._create_op_helper
@@ -175,6 +323,7 @@ def _wrap_tensorflow() -> None:
         record_gradient = execute.record_gradient
         record_operation = record.record_operation
         gradient = backprop._gradient_function
+        copy_variable = resource_variable_ops.copy_to_graph_uninitialized
     except AttributeError as error:
         import tensorflow as tf
 
@@ -239,7 +388,15 @@ def _wrap_tensorflow() -> None:
         follow = backward if wanted is not None and wanted[1] else backward_function
         return record_operation(op_type, outputs, inputs, follow, forward_function)
 
+    # Export: variables are made anew in the graph that is written.
+    @wraps(copy_variable)
+    def copy_on_stream(variable: Any) -> Any:
+        stream_id = getattr(variable.handle, _STREAM_OF_HANDLE, None)
+        with _following(None if stream_id is None else (stream_id, True)):
+            return copy_variable(variable)
+
     ops.Graph._create_op_helper = create_and_annotate
+    resource_variable_ops.copy_to_graph_uninitialized = copy_on_stream
     ops.Graph._colocate_with_for_gradient = colocate_gradient
     gradients_util._MaybeCompile = of_op(compile_gradient)
     gradients_util._AggregatedGrads = of_op(aggregate)

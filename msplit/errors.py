@@ -15,6 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msplit import escape
+
+INSTALL_TENSORFLOW = "pip install 'tensorflow>=2.21,<3'"
+INSTALL_PYTORCH = "pip install 'torch>=2.8'"
+"""What brings the libraries that msplit can do without, in the ranges of its pyproject.toml. Not by a name such as `msplit[cuda]`: msplit
+is on no package index, and these work wherever it came from."""
+
 LONGEST_LINE = 1_000
 """Most characters of a line of a message: names and values of a damaged file may be of any length."""
 
@@ -26,17 +33,22 @@ class MsplitError(Exception):
         what: What happened, one sentence.
         where: File, line or node, if there is one.
         fix: How to mend it, one sentence.
+        details: What there is to say besides, each on a line of its own.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, where: str | None = None, fix: str | None = None, details: Sequence[str] = ()
+    ) -> None:
         self.what = what
         self.where = where
         self.fix = fix
+        self.details = tuple(details)
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        text = f"{text}\n  fix: {self.fix}" if self.fix else text
+        first = f"{self.where}: {self.what}" if self.where else self.what
+        # Names in it are a stranger's: whatever they are, a line of the message is one.
+        text = "\n  ".join(map(escape.line, [first, *self.details, *([f"fix: {self.fix}"] if self.fix else [])]))
         if len(text) <= LONGEST_LINE:
             return text
         return "\n".join(
@@ -59,14 +71,15 @@ class GraphError(MsplitError):
 
     def __init__(self, defects: Sequence[str], *, where: str | None = None) -> None:
         self.defects = tuple(defects)
-        shown = [f"  {defect}" for defect in self.defects[:20]]
+        shown = list(self.defects[:20])
         if len(self.defects) > len(shown):
-            shown.append(f"  … and {len(self.defects) - len(shown)} more")
+            shown.append(f"… and {len(self.defects) - len(shown)} more")
         count = f"{len(self.defects)} defect" + ("s" if len(self.defects) != 1 else "")
         super().__init__(
-            "\n".join([f"the graph is not valid: {count}", *shown]),
+            f"the graph is not valid: {count}",
             where=where,
             fix="export the model again, or mend the nodes named above",
+            details=shown,
         )
 
 

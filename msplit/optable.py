@@ -257,6 +257,12 @@ def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple
     return tuple(result)
 
 
+@cache
+def lowered() -> frozenset[str]:
+    """Ops that the cuda engine has a lowering for; `scripts/make_ops_doc.py` writes them down."""
+    return frozenset(json.loads((Path(__file__).parent / "data" / "lowered.json").read_bytes())["ops"])
+
+
 def _dtypes(args: tuple[ArgInfo, ...], attrs: Attrs, most: int = MAX_TENSORS) -> tuple[str | None, ...] | None:
     result: list[str | None] = []
     for arg in args:

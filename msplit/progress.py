@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Protocol
 
 
@@ -21,6 +22,10 @@ class Listener(Protocol):
 
     def end(self) -> None:
         """The innermost phase is over."""
+        ...
+
+    def wrote(self, path: Path) -> None:
+        """A file or folder that the user named is in its place."""
         ...
 
 
@@ -65,3 +70,33 @@ def done(share: float) -> None:
     listener = _listener.get()
     if listener is not None:
         listener.share(share)
+
+
+def wrote(path: Path) -> None:
+    """Says that a file or folder that the user named is in its place."""
+    listener = _listener.get()
+    if listener is not None:
+        listener.wrote(path)
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str, float], None]]:
+    """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else."""
+    listener = present()
+    now: list[str] = []
+
+    def tell(what: str, share: float) -> None:
+        if listener is None:
+            return
+        if now != [what]:
+            if now:
+                listener.end()
+            now[:] = [what]
+            listener.begin(what)
+        listener.share(share)
+
+    try:
+        yield tell
+    finally:
+        if now and listener is not None:
+            listener.end()

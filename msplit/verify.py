@@ -73,8 +73,9 @@ def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
 def _verify_one(graph: Graph, where: str | None, *, is_body: bool = False) -> Iterator[Defect]:
     yield from _broken_inputs(graph, where)
     yield from _names(graph, where, _BODY_NAME if is_body else _NAME)
-    yield from _ports(graph, where)
-    yield from _arity(graph, where)
+    numbered = _op_numbers(graph)
+    yield from _ports(graph, where, numbered)
+    yield from _arity(graph, where, numbered)
     yield from _cycles(graph, where)
     if not is_body:
         # A body may carry groups of the graph that it was traced in; TensorFlow ignores them.
@@ -131,10 +132,10 @@ def _fixed(ops: Sequence[str], arguments: Callable[[optable.OpInfo], tuple[optab
     return np.array(counts, dtype=np.int64)
 
 
-def _ports(graph: Graph, where: str | None) -> Iterator[Defect]:
+def _ports(graph: Graph, where: str | None, numbered: tuple[list[str], Ints]) -> Iterator[Defect]:
     """Data inputs that take an output which their producer has not."""
     edges = graph.edges
-    ops, number = _op_numbers(graph)
+    ops, number = numbered
     highest = np.full(len(graph), CONTROL, dtype=np.int32)
     np.maximum.at(highest, edges.src, edges.port)
     count = _fixed(ops, lambda info: info.outputs)[number]
@@ -153,9 +154,9 @@ def _ports(graph: Graph, where: str | None) -> Iterator[Defect]:
         yield _defect("port", graph, int(edges.dst[edge]), text, where)
 
 
-def _arity(graph: Graph, where: str | None) -> Iterator[Defect]:
+def _arity(graph: Graph, where: str | None, numbered: tuple[list[str], Ints]) -> Iterator[Defect]:
     """Nodes with more or fewer data inputs than their op takes."""
-    ops, number = _op_numbers(graph)
+    ops, number = numbered
     expected = _fixed(ops, lambda info: info.inputs)[number]
     data = graph.edges.port != CONTROL
     given = np.bincount(graph.edges.dst[data], minlength=len(graph))

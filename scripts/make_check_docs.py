@@ -1,4 +1,4 @@
-"""Writes docs/checks.md and docs/schemas/check.json from the checks themselves:  python scripts/make_check_docs.py"""
+"""Writes docs/checks.md from the checks themselves, and docs/schemas/ from the package:  python scripts/make_check_docs.py"""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ INTRODUCTION = """\
 
 <!-- Written by scripts/make_check_docs.py from msplit/checks. Do not edit: a test compares. -->
 
-    msplit check MODEL [--rules FILE] [--plan FILE] [--against OLD] [--select/--ignore CODES] [--config FILE]
+    msplit check MODEL… [--rules FILE] [--plan FILE] [--against OLD] [--select/--ignore CODES] [--config FILE]
+                       [--batch N] [--shape NAME=D,D,…] [--gpu NAME] [--profile FILE] [--no-record]
                        [--format table|json|md|github|junit|sarif] [--fail-on SEVERITY] [--exit-zero]
+                       [--baseline FILE] [--write-baseline FILE]
 
 `msplit check` tells whether the stream ids of a model are valid, whole, safe, and still worth it. It never runs the
 model and never changes a file. What it can check depends on what it is given: the model alone, the rules that its ids
@@ -31,6 +33,19 @@ says why.
 
 Warnings and infos are told and do not fail the run. `--fail-on warning` makes warnings fail it, and
 `severity: {MS012: error}` makes one of them an error.
+
+What the ids were made with (rules, streams, batch, shapes, GPU, profile) need not be said again: `msplit assign` has left
+[a record](files.md#the-record-of-an-assignment) of it with the model. Options win over settings, and settings over the
+record; `--no-record` leaves it out. A finding that depends on any of it says what it was judged with, and where that came from.
+
+Several models may be given: `msplit check models/*.pb`. One that can not be read is told on stderr, the others are checked
+all the same, and the exit code is 2. `--plan` and `--against` belong to one model.
+
+To begin with a project that has findings, write them down with `--write-baseline known.json`, commit the file, and give
+`--baseline known.json` (or `baseline:` in the settings): what it knows is counted and neither listed nor failing. A finding is
+known if it is of the same code and model and about no node that it was not about then, or, where it names no nodes, if it says
+the same but for numbers. Findings of the baseline that are none any more are counted, too.
+[schemas/baseline.json](schemas/baseline.json) describes the file.
 
 A graph without any ids is valid: it runs on one stream. MS020 says so, as an info.
 
@@ -75,6 +90,8 @@ plan: plan.json               # as --plan
 batch: 128                    # as --batch
 gpu: h200                     # as --gpu
 shapes: {image: [1, 224, 224, 3]}   # as --shape
+profile: profile.json         # as --profile
+baseline: known.json          # as --baseline
 limits:
   min_gain: 1.05              # MS015
   max_imbalance: 2.0          # MS012
@@ -108,16 +125,18 @@ def checks_md() -> str:
     return "\n".join([INTRODUCTION, table, "", *(page(check) for check in CHECKS.values())])
 
 
-def check_schema() -> str:
-    """docs/schemas/check.json: the schema that is in the package."""
-    return (files("msplit") / "data" / "schemas" / "check.json").read_text("utf-8")
+def schemas() -> dict[str, str]:
+    """docs/schemas/: the schemas that are in the package, by name of the file."""
+    folder = files("msplit") / "data" / "schemas"
+    return {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".json")}
 
 
 def main() -> None:
-    """Writes both."""
+    """Writes all of it."""
     (DOCS / "schemas").mkdir(exist_ok=True)
     (DOCS / "checks.md").write_text(checks_md(), "utf-8")
-    (DOCS / "schemas" / "check.json").write_text(check_schema(), "utf-8")
+    for name, text in schemas().items():
+        (DOCS / "schemas" / name).write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

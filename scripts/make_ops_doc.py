@@ -1,19 +1,24 @@
-"""Writes docs/ops.md from the cuda engine's table of lowerings.
+"""Writes docs/ops.md and msplit/data/lowered.json from the cuda engine's table of lowerings.
 
     python scripts/make_ops_doc.py
 
-A test compares the file with what this would write.
+The second is what `analyze` and `check` know of the table: the lowerings themselves need PyTorch. A test compares both files with what
+this would write.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from msplit.engines.cuda.coverage import BY_THE_ENGINE
 from msplit.engines.cuda.registry import Lowering, table
+from msplit.engines.seeds import DRAWN_ON_DEVICE
 
-TARGET = Path(__file__).parent.parent / "docs" / "ops.md"
+ROOT = Path(__file__).parent.parent
+TARGET = ROOT / "docs" / "ops.md"
+LISTED = ROOT / "msplit" / "data" / "lowered.json"
 
 HEAD = """# Ops of the cuda engine
 
@@ -28,6 +33,9 @@ HEAD = """# Ops of the cuda engine
   before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
   constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results
   of both have one shape.
+- Random ops with a state ({random}) draw, step by step, the numbers that TensorFlow's kernels draw for their
+  seeds, so that outputs can be compared; one without a seed gets one that follows from its name, in every engine, and `bench` says so.
+  In loops and in branches that the run chooses they are refused. Other random ops with a state have no lowering.
 
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: TensorFlow runs them on the CPU, before the device starts where
 they depend on inputs only, else with all that depends on them when the device is done. Work for the device may not depend
@@ -43,7 +51,10 @@ def page(lowerings: Mapping[str, Lowering]) -> str:
     """The whole file. Ops that the engine makes itself are left out: no model has them."""
     lowerings = {op: lowering for op, lowering in lowerings.items() if not lowering.own}
     head = HEAD.format(
-        count=len(lowerings), own=len(BY_THE_ENGINE), engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE))
+        random=", ".join(f"`{op}`" for op in DRAWN_ON_DEVICE),
+        count=len(lowerings),
+        own=len(BY_THE_ENGINE),
+        engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE)),
     )
     return head + "".join(_row(lowerings[op]) for op in sorted(lowerings, key=lambda op: (op.lstrip("_").lower(), op)))
 
@@ -55,5 +66,13 @@ def _row(lowering: Lowering) -> str:
     return f"| `{lowering.op}` | {file} | {static} | {'yes' if lowering.dynamic else ''} | {summary} |\n"
 
 
+def listed(lowerings: Mapping[str, Lowering]) -> str:
+    """The ops as data: all names, and of those whose output shapes depend on values the attribute that may prevent it."""
+    theirs = {op: lowerings[op] for op in sorted(lowerings) if not lowerings[op].own}
+    dynamic = {op: lowering.unless for op, lowering in theirs.items() if lowering.dynamic}
+    return json.dumps({"dynamic": dynamic, "ops": list(theirs)}, indent=0) + "\n"
+
+
 if __name__ == "__main__":
     TARGET.write_text(page(table()), encoding="utf-8")
+    LISTED.write_text(listed(table()), encoding="utf-8")

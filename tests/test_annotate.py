@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.annotate import stream
+import msplit
+from msplit.annotate import stream, stream_group
 from msplit.errors import EngineError, MsplitError
 
 pytestmark = pytest.mark.tf
@@ -297,6 +298,23 @@ def test_importing_it_does_not_import_tensorflow():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 7, 100, 200])
+def test_the_example_says_what_so_many_steps_give(tf, steps, capsys, monkeypatch):
+    spec = importlib.util.spec_from_file_location("deeprec_regression", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", str(steps)])
+    example.main()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("weights ")
+    monkeypatch.setattr(example, "run", lambda steps, save: ([], np.zeros(3)))
+    if steps == 200:
+        with pytest.raises(SystemExit, match="should be closer"):
+            example.main()
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "-1"])
+    with pytest.raises(SystemExit):
+        example.main()
+
+
 def test_the_example_learns_and_its_gradients_follow(tf, capsys):
     spec = importlib.util.spec_from_file_location("deeprec_regression", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
@@ -315,3 +333,243 @@ def test_the_example_learns_and_its_gradients_follow(tf, capsys):
         assert set(ids(graph, f"gradients/{part}").values()) == {expected}, part
     for part, expected in {"update_weight_0": 0, "update_bias": 0, "update_weight_1": 1}.items():
         assert set(ids(graph, part).values()) == {expected}, part
+
+
+def test_as_a_decorator_of_a_function_and_around_a_call(tf, graph):
+    @stream(1, include_grad=False)
+    def tower(x, *, times=1):
+        """A tower."""
+        return tf.nn.relu(x) * float(times)
+
+    x = tf.constant([[1.0]])
+    one, two = tower(x), tower(x, times=2)
+    product = stream(2)(tf.matmul)(x, x)
+    assert [id_of(t) for t in (x, one, two, product, tf.nn.relu(x))] == [None, 1, 1, 2, None]
+    assert include_grad(one) is None
+    assert (tower.__name__, tower.__doc__) == ("tower", "A tower.")
+
+
+def test_as_a_decorator_of_methods(tf, graph):
+    class Model:
+        @stream(1)
+        def method(self, x):
+            return tf.nn.relu(x)
+
+        @stream(2)
+        @staticmethod
+        def static(x):
+            return tf.nn.relu(x)
+
+        @classmethod
+        @stream(3)
+        def of_class(cls, x):
+            return tf.nn.relu(x)
+
+    x, model = tf.constant(1.0), Model()
+    found = [id_of(t) for t in (model.method(x), model.static(x), Model.static(x), model.of_class(x))]
+    assert found == [1, 2, 2, 3]
+    assert id_of(stream(4)(model.method)(x)) == 1  # the innermost
+
+
+def test_a_decorated_function_may_call_itself_and_fail(tf, graph):
+    @stream(1)
+    def deep(x, depth):
+        if depth < 0:
+            raise RuntimeError("too deep")
+        return tf.nn.relu(deep(x, depth - 1) if depth else x)
+
+    assert id_of(deep(tf.constant(1.0), 3)) == 1
+    with pytest.raises(RuntimeError, match="too deep"):
+        deep(tf.constant(1.0), -1)
+    assert id_of(tf.constant(1.0)) is None
+
+
+def test_decorated_functions_are_still_rewritten_by_autograph_and_their_gradients_follow(tf):
+    @stream(2)
+    def bounded(x):
+        if tf.reduce_sum(x) > 10.0:
+            return x * 0.5
+        return tf.math.square(x)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(bounded(x) + stream(3)(tf.math.exp)(x))
+        return tape.gradient(y, x)
+
+    made = step.get_concrete_function(tf.TensorSpec([2])).graph
+    (branch,) = [op for op in made.get_operations() if op.type in ("If", "StatelessIf") and "cond" in op.name][:1]
+    assert id_of(branch) == 2
+    assert {3} == {id_of(op) for op in made.get_operations() if op.type == "Exp"}
+    np.testing.assert_allclose(step(tf.constant([1.0, 2.0])), [2 + np.e, 4 + np.e**2], rtol=1e-6)
+    np.testing.assert_allclose(step(tf.constant([9.0, 2.0])), [0.5 + np.exp(9), 0.5 + np.e**2], rtol=1e-6)
+
+
+def test_what_is_not_over_when_it_returns_is_refused():
+    class Layer:
+        def __call__(self):
+            yield 1
+
+    async def later():
+        yield 1
+
+    async def coroutine():
+        return 1
+
+    def generator():
+        yield 1
+
+    for wrong, word in (
+        (generator, "a generator"),
+        (Layer(), "a generator"),
+        (later, "a generator"),
+        (coroutine, "a coroutine"),
+        (Layer, "the class Layer"),
+        (3, "3 can not be put on a stream"),
+    ):
+        with pytest.raises(MsplitError, match=word):
+            stream(1)(wrong)
+
+
+def test_threads_may_share_a_scope(tf):
+    import threading
+
+    shared, found, meet = stream(1), [], threading.Barrier(2)
+
+    def build():
+        with tf.Graph().as_default():
+            meet.wait()
+            with shared:
+                meet.wait()
+                found.append(id_of(tf.constant(1.0)))
+            found.append(id_of(tf.constant(1.0)))
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=str) == [1, 1, None, None]
+
+
+def test_a_group_has_streams_of_its_own(tf, graph):
+    @stream(1)
+    def second(x):
+        return tf.nn.relu(x)
+
+    x = tf.constant(1.0)
+    with stream_group(2, size=3):
+        plain = tf.nn.relu(x)
+        with stream(0):
+            a = tf.nn.relu(x)
+            with stream(2):
+                b = tf.nn.relu(x)
+        c = second(x)
+        with stream_group(np.int64(0), size=2):
+            d, e = tf.nn.relu(x), second(x)
+    outside = second(x)
+    decorated = stream_group(1, size=3)(second)(x)
+    assert [id_of(t) for t in (plain, a, b, c, d, e, outside, decorated)] == [6, 6, 8, 7, 0, 1, 1, 4]
+    with (
+        stream_group(0, size=2),
+        pytest.raises(MsplitError, match="stream 2 is not in a group of 2 streams"),
+        stream(2),
+    ):
+        pass
+    assert id_of(tf.nn.relu(x)) is None
+
+
+def test_a_group_is_about_its_own_graph(tf, graph):
+    @tf.function
+    def inner(x):
+        with stream(1):
+            return tf.nn.relu(x, name="inside")
+
+    with stream_group(2, size=3):
+        inner(tf.constant(1.0))
+    body = inner.get_concrete_function(tf.TensorSpec([])).graph
+    assert id_of(body.get_operation_by_name("inside")) == 1
+
+
+@pytest.mark.parametrize(("group", "size"), [(-1, 2), (0, 0), (1.0, 2), (0, None), (True, 2), (0, "2")])
+def test_groups_that_are_none_are_errors(group, size):
+    with pytest.raises(MsplitError, match=r"integer|or more"):
+        stream_group(group, size=size)
+
+
+def towers(tf):
+    """A Keras model with a group of streams per tower, and a variable that no tower has."""
+    layers = tf.keras.layers
+
+    class Towers(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = layers.Dense(4, use_bias=False)
+            self.hidden = [layers.Dense(4, activation="relu") for _ in range(2)]
+            self.out = [layers.Dense(1) for _ in range(2)]
+            self.last = layers.Dense(1)
+
+        def call(self, given):
+            x = stream(1)(self.first)(given)
+            made = []
+            for group in range(2):
+                with stream_group(group, size=2):
+                    with stream(0):
+                        y = self.hidden[group](x)
+                    made.append(stream(1)(self.out[group])(y))
+            return self.last(tf.concat(made, -1))
+
+    model = Towers()
+    model.build((None, 4))
+    return model
+
+
+def test_variables_are_where_their_layers_are_after_export(tf, tmp_path):
+    model = towers(tf)
+    model.export(tmp_path / "model", input_signature=[tf.TensorSpec([None, 4])], verbose=False)
+
+    flat = msplit.load(tmp_path / "model")
+    handles = [
+        flat.graph.attrs[node].get("_stream_id") for node, op in enumerate(flat.graph.ops) if op == "VarHandleOp"
+    ]
+    assert sorted(handles, key=str) == [0, 0, 1, 1, 1, 2, 2, 3, 3, None, None]
+    report = msplit.check(flat)
+    assert [found for found in report.findings if found.code in ("MS006", "MS007")] == []
+
+
+def test_variables_of_a_tf_module_follow_the_scope_they_are_read_in(tf, tmp_path):
+    class Module(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = tf.Variable([1.0], name="a"), tf.Variable([2.0], name="b")
+
+        @tf.function(input_signature=[tf.TensorSpec([None])])
+        def __call__(self, x):
+            def body(i, y):
+                return i + 1, stream(2)(tf.multiply)(y, self.b)
+
+            with stream(1):
+                y = x + self.a
+            with stream(2):
+                _, y = tf.while_loop(lambda i, y: i < 3, body, (0, y))
+            return y
+
+    module = Module()
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    graph = msplit.load(tmp_path / "module").model.graph
+    found = {
+        str(graph.attrs[node].get("shared_name")): graph.attrs[node].get("_stream_id")
+        for node, op in enumerate(graph.ops)
+        if op == "VarHandleOp"
+    }
+    assert (found["a"], found["b"]) == (1, 2)
+
+
+def test_a_variable_of_a_version_1_graph_follows_its_reader_unless_it_has_a_stream(tf, graph):
+    with stream(3):
+        own = tf.compat.v1.get_variable("own", [1], use_resource=True)
+    free = tf.compat.v1.get_variable("free", [1], use_resource=True)
+    with stream(1):
+        own + free
+    assert (id_of(own.handle), id_of(free.handle)) == (3, 1)

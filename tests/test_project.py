@@ -172,8 +172,8 @@ assert run(["assign", {str(model)!r}, "--rules", "recsys", "-o", "out.pb"]) == 0
 
 
 def test_the_command_is_declared() -> None:
-    assert PROJECT["project"]["scripts"] == {"msplit": "msplit.cli.main:entry"}
-    from msplit.cli.main import entry
+    assert PROJECT["project"]["scripts"] == {"msplit": "msplit.__main__:entry"}
+    from msplit.__main__ import entry
 
     assert callable(entry)
 

@@ -24,8 +24,20 @@ def test_all_is_sorted_and_whole() -> None:
 
 def test_these_names_are_public_and_no_others() -> None:
     assert set(msplit.__all__) == {
-        *("load", "analyze", "assign", "save", "emit", "bench", "prepare", "check", "stream", "__version__"),
-        *("Analysis", "Assigned", "Bench", "BenchRequest", "Runner", "Settings", "MsplitError"),
+        *(
+            "load",
+            "analyze",
+            "assign",
+            "save",
+            "emit",
+            "bench",
+            "prepare",
+            "check",
+            "stream",
+            "stream_group",
+            "__version__",
+        ),
+        *("Analysis", "Assigned", "Bench", "BenchRequest", "Runner", "Settings", "CheckSettings", "MsplitError"),
     }
 
 

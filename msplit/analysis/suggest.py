@@ -1,4 +1,4 @@
-"""Which shipped rule set fits a graph, and whether streams can help at all."""
+"""Which shipped rule set fits a graph."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.branches import Branches
 from msplit.analysis.columns import Column
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 
-_WORTH = 1.2
 _SHARE = 0.25
 _MOST = 0.5
 _CONVOLUTIONS = frozenset(
@@ -25,46 +23,30 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to do with a graph.
+    """What kind of model a graph is. Whether streams help it at all is for `msplit.schedule.judge` to say.
 
     Attributes:
         rule_set: Name of the shipped rule set that fits.
-        helps: Whether more than one stream can gain something worth having.
         why: One or two sentences.
     """
 
     rule_set: str
-    helps: bool
     why: str
 
 
-def suggest(flat: FlatGraph, costs: Costs, branches: Branches, columns: tuple[Column, ...]) -> Suggestion:
+def suggest(flat: FlatGraph, costs: Costs, columns: tuple[Column, ...]) -> Suggestion:
     """Choose a rule set by what takes the time.
 
     Args:
         flat: The graph.
         costs: Cost of each node.
-        branches: Its branches.
         columns: Its embedding columns.
     """
     times = np.where(flat.host, 0.0, costs.time_us)
     work = float(times.sum())
     if work <= 0:
-        return Suggestion("default", False, "Streams can not help: no node launches a kernel.")
-    name, why = _kind(flat, times, columns, work)
-    refusal = _refusal(branches, times, costs, work)
-    return Suggestion(name, not refusal, refusal or why)
-
-
-def _refusal(branches: Branches, times: np.ndarray, costs: Costs, work: float) -> str:
-    """Why streams can not help, or nothing."""
-    span = float(branches.blocks.finish_us.max())
-    if work < _WORTH * span:
-        return f"Streams can not help: {100 * span / work:.0f} % of the work is on one path, where each kernel waits for the one before."
-    busy = float((times * costs.share).sum())
-    if work < _WORTH * busy:
-        return f"Streams can not help: the kernels fill {100 * busy / work:.0f} % of the GPU already."
-    return ""
+        return Suggestion("default", "No node launches a kernel.")
+    return Suggestion(*_kind(flat, times, columns, work))
 
 
 def _kind(flat: FlatGraph, times: np.ndarray, columns: tuple[Column, ...], work: float) -> tuple[str, str]:

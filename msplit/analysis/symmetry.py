@@ -82,7 +82,10 @@ class Cells:
         members = self._members(cell)
         if len(members) == 1:
             return list(members)
-        any_of_them = next(iter(members))
+        any_of_them = (
+            members.pop()
+        )  # where it popped last a set remembers; an iterator walks over all that was ever taken out
+        members.add(any_of_them)
         if self._link_start[any_of_them] == self._link_start[any_of_them + 1]:
             return None  # nor has any other: a set is linked alike
         if self._budget <= 0 or len(members) * len(self._links) > LARGEST:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from msplit.analysis import alike, census
 from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
 from msplit.analysis.columns import columns
+from msplit.analysis.guesses import Guesses, guesses
 from msplit.analysis.suggest import Suggestion, suggest
 from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
-from msplit.api.model import price
+from msplit.api.model import opened, price
+from msplit.api.shown import Facts, Shown, gain
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
@@ -23,13 +26,14 @@ from msplit.flatten.flat import FlatGraph
 from msplit.memory import no_collection
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
+from msplit.schedule.judge import Judgement, foresee, judge
 
 GAIN_STREAMS = (2, 4, 8)
 """Stream counts that the gain is estimated for."""
 
 
-@dataclass(frozen=True, eq=False)
-class Analysis:
+@dataclass(frozen=True, eq=False, repr=False)
+class Analysis(Shown):
     """What `analyze` finds. Times in µs, on the GPU that `costs` names.
 
     Attributes:
@@ -48,9 +52,8 @@ class Analysis:
         gains: Number of streams -> most they could gain over one.
         branches: Branches that matter, largest first.
         likeness: Branches that are alike, or nearly.
-        suggestion: Which shipped rule set fits, or why streams can not help.
-        unknown_shapes: Kernels whose shapes are not known, so that their cost is a guess.
-        unknown_ops: Ops behind that, by number of nodes.
+        suggestion: Which shipped rule set fits.
+        guesses: Kernels whose shapes are not known, so that their cost is a guess.
     """
 
     flat: FlatGraph
@@ -69,17 +72,34 @@ class Analysis:
     branches: tuple[census.BranchSize, ...]
     likeness: alike.Likeness
     suggestion: Suggestion
-    unknown_shapes: int
-    unknown_ops: Mapping[str, int]
+    guesses: Guesses
 
     @property
     def kernels(self) -> int:
         """Nodes that launch a kernel."""
         return int(np.count_nonzero(self.costs.time_us > 0))
 
+    def _facts(self) -> Facts:
+        facts = [
+            ("model", str(self.flat.model.path)),
+            ("kernels", f"{self.kernels:,} of {len(self.flat):,} nodes"),
+            ("work", f"{self.bounds.serial_us:,.1f} µs"),
+            ("critical path", f"{self.bounds.critical_path_us:,.1f} µs"),
+            ("gain at most", f"{self.bounds.max_gain:.2f}x"),
+        ]
+        return [*facts, ("predicted", gain(self.judgement))] if "judgement" in vars(self) else facts
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """Whether streams help, by the best assignment that the simulator finds. Worked out when first asked for: it takes about
+        as long as the rest of the analysis."""
+        with phase("simulating streams"), no_collection():
+            gain, streams = foresee(self.flat, self.costs)
+        return judge(self.bounds, gain, streams, guessed=self.guesses.share)
+
 
 def analyze(
-    flat: FlatGraph,
+    flat: FlatGraph | str | os.PathLike[str],
     *,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -89,12 +109,13 @@ def analyze(
     """Analyzes a graph. Nothing of it is executed.
 
     Args:
-        flat: From `load`.
+        flat: From `load`, or where the model is.
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
         gpu: Data sheet that prices the nodes.
         profile: What was measured on this graph, in place of the data sheet.
     """
+    flat = opened(flat)
     sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
     with phase("finding branches and embeddings"), no_collection():
         branches = branches_of(flat, costs)
@@ -104,7 +125,6 @@ def analyze(
         found = columns(flat, costs)
     with phase("bounds"), no_collection():
         limits = bounds(flat, costs)
-    guessed = np.flatnonzero(~costs.known & (costs.time_us > 0))
     return Analysis(
         flat=flat,
         shapes=sizes,
@@ -121,7 +141,6 @@ def analyze(
         gains={streams: limits.gain_at_most(streams) for streams in GAIN_STREAMS},
         branches=census.branches_that_matter(branches),
         likeness=likeness,
-        suggestion=suggest(flat, costs, branches, found),
-        unknown_shapes=len(guessed),
-        unknown_ops=dict(Counter(flat.graph.ops[node] for node in guessed.tolist()).most_common()),
+        suggestion=suggest(flat, costs, found),
+        guesses=guesses(flat, costs, sizes),
     )

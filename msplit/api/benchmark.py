@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from msplit.api.layers import Layer
 from msplit.api.limits import Limits, limits
+from msplit.api.model import opened
 from msplit.api.request import BenchRequest
+from msplit.api.shown import Facts, Shown
 from msplit.api.tune import Tuned, confirmed
 from msplit.api.variants import cuda_options, set_up
 from msplit.assignment import Assignment
@@ -17,6 +20,7 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.measure.diagnose import hints
+from msplit.measure.hits import Hits, hits
 from msplit.measure.result import BenchResult
 from msplit.measure.run import Progress, Variant
 from msplit.measure.run import bench as measure
@@ -39,8 +43,8 @@ class Traced:
     assignment: Assignment | None
 
 
-@dataclass(frozen=True, eq=False)
-class Bench:
+@dataclass(frozen=True, eq=False, repr=False)
+class Bench(Shown):
     """A measured model.
 
     Attributes:
@@ -53,6 +57,10 @@ class Bench:
         traced: Timelines, where they were asked for, of the variants whose engine can tell.
         layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
         limits: What bounds the kernels, where a device told times.
+        lookups: What share of the inputs' ids and strings is in the model's tables.
+        labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
+        batch: Size of unknown leading dimensions, as asked for; None where nobody did.
+        inputs: Dtype and shape of what was fed.
     """
 
     result: BenchResult
@@ -64,15 +72,29 @@ class Bench:
     traced: tuple[Traced, ...] = ()
     layers: tuple[Layer, ...] = ()
     limits: Limits | None = None
+    lookups: tuple[Hits, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    batch: int | None = None
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def _facts(self) -> Facts:
+        times = [
+            (one.label, f"{(one.device or one.host).median * 1e6:,.1f} µs")
+            for one in self.result.variants
+            if one.host is not None
+        ]
+        return [("engine", self.engine), *times]
 
 
-def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bench:
+def bench(
+    flat: FlatGraph | str | os.PathLike[str], request: BenchRequest | None = None, *, progress: Progress | None = None
+) -> Bench:
     """Runs a model on one and on several streams, verifies that the outputs are equal, and measures what streams gain.
 
     This executes the model.
 
     Args:
-        flat: From `load`.
+        flat: From `load`, or where the model is.
         request: What to run; the defaults are those of `msplit bench`.
         progress: Told what is being done and how much of it is done.
 
@@ -80,6 +102,7 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
+    flat = opened(flat)
     setup = set_up(flat, request or BenchRequest(), progress=progress)
     request, variants, tuned = setup.request, setup.variants, setup.tuned
     result = measure(
@@ -100,11 +123,15 @@ def bench(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pro
         engine=setup.engine.name,
         why=setup.why,
         notes=(*setup.notes, *setup.unverified),
-        tuned=None if tuned is None else confirmed(tuned, result),
+        tuned=None if tuned is None else confirmed(tuned, result, setup.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.decided),
         layers=setup.layers,
         limits=limited,
+        lookups=hits(flat, setup.job.feeds),
+        labels=setup.labels,
+        batch=request.batch,
+        inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
     )
 
 

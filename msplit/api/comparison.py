@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from msplit.analysis.colocation import groups
 from msplit.api.assignment import assign
 from msplit.api.kernels import job_of, with_kernels
 from msplit.api.kernels import why_not as no_torch
-from msplit.api.model import price
+from msplit.api.model import opened, price
 from msplit.api.plans import fill_ids
 from msplit.assignment import Assignment
 from msplit.cost import DEFAULT_GPU
@@ -107,10 +108,10 @@ class Compared:
 
 
 def compare(
-    flat: FlatGraph,
+    flat: FlatGraph | str | os.PathLike[str],
     *,
     streams: int | None = None,
-    ruleset: str | Path | RuleSet = "default",
+    ruleset: str | Path | RuleSet = rules.STANDARD,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     gpu: str = DEFAULT_GPU,
@@ -122,7 +123,7 @@ def compare(
     """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
 
     Args:
-        flat: From `load`.
+        flat: From `load`, or where the model is.
         streams: Most streams, instead of what the rules say.
         ruleset: Rules to show beside the algorithms.
         batch: Size of unknown leading dimensions.
@@ -138,6 +139,7 @@ def compare(
         RulesError: The rules file is wrong.
         AssignError: The rules contradict each other on this graph.
     """
+    flat = opened(flat)
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams)
     ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
@@ -207,7 +209,7 @@ def _kernels(
         made = job()
         if device is not None:
             made = replace(made, options={**made.options, "device": "cpu"})
-        found = ways(made, groups(made.flat, handles=False).of, streams=streams, tell=tell)
+        found = ways(made, groups(made.flat).of, streams=streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"
         if found.dynamic:
@@ -245,7 +247,7 @@ def _measured(
     """The rows with times: each in a heat of its own with one stream."""
     from msplit.engines.cuda import trials
 
-    arms = trials.arms(job, groups(job.flat, handles=False).of, ("plain",))
+    arms = trials.arms(job, groups(job.flat).of, ("plain",))
     arm = arms["plain"]
     if arm.prepared.program.dynamic:
         raise EngineError(_NO_GRAPH)

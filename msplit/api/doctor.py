@@ -8,10 +8,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from msplit.engines.cuda.triton_here import c_compiler
+from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
+
+_NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 
@@ -46,8 +50,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
-    findings = [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels()]
-    return [*findings, _conclusion(findings)]
+    return [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels()]
 
 
 def _python() -> Finding:
@@ -109,7 +112,7 @@ def _processes() -> list[Finding]:
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("pytorch", MISSING, "not installed: the cuda engine needs it", "pip install 'msplit[cuda]'")
+        return Finding("pytorch", MISSING, "not installed: the cuda engine needs it", INSTALL_PYTORCH)
     import torch
 
     if torch.version.cuda is None:
@@ -135,6 +138,8 @@ def _tensorflow() -> Finding:
         version = metadata.version("tensorflow")
     except metadata.PackageNotFoundError:
         version = ""
+    if importlib.util.find_spec("tensorflow") is None:
+        return Finding("tensorflow", MISSING, _NO_TENSORFLOW, INSTALL_TENSORFLOW)
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_TENSORFLOW], capture_output=True, text=True, timeout=120)
         known = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
@@ -144,31 +149,18 @@ def _tensorflow() -> Finding:
         if version:
             return Finding(
                 "tensorflow",
-                LIMITED,
+                MISSING,
                 f"TensorFlow {version} is installed but does not start",
                 "python -c 'import tensorflow' says why",
             )
-        protos = importlib.util.find_spec("tensorflow") is not None
-        text = (
-            "only its protobuf modules are here: models load, but nothing runs on TensorFlow"
-            if protos
-            else "not installed"
-        )
-        return Finding("tensorflow", LIMITED if protos else MISSING, text, "pip install tensorflow")
+        return Finding("tensorflow", MISSING, _NO_TENSORFLOW, INSTALL_TENSORFLOW)
     if known["gpus"]:
         return Finding(
             "tensorflow",
             OK,
             f"TensorFlow {known['version']} (built for CUDA {known['cuda']}) sees {known['gpus']} GPU(s)",
         )
-    return Finding(
-        "tensorflow",
-        LIMITED,
-        f"TensorFlow {known['version']} sees no GPU: it serves for references on the CPU",
-        f"it was built for CUDA {known['cuda']}: pip install 'tensorflow[and-cuda]' brings those libraries"
-        if known["cuda"]
-        else "",
-    )
+    return Finding("tensorflow", OK, f"TensorFlow {known['version']} on the CPU: it verifies, and runs host ops")
 
 
 def _compilers() -> list[Finding]:
@@ -193,6 +185,10 @@ def _kernels() -> list[Finding]:
         return []
     from msplit.engines.cuda.fusion import cache
 
+    unsafe = cache.refused()
+    if unsafe:
+        said, _, fix = unsafe[0].partition(": ")
+        return [Finding("compiled kernels", LIMITED, said, fix)]
     path, writable = cache.place()
     if path is None or not writable:
         return [
@@ -206,10 +202,46 @@ def _kernels() -> list[Finding]:
     return [Finding("compiled kernels", OK, f"kept in {path}; it can be deleted at any time")]
 
 
-def _conclusion(findings: list[Finding]) -> Finding:
-    state = {finding.subject: finding.status for finding in findings}
-    if state.get("pytorch") == OK and state.get("gpu") == OK:
-        return Finding("so", OK, "`msplit bench` runs on the cuda engine")
-    if state.get("tensorflow") in (OK, LIMITED):
-        return Finding("so", LIMITED, "`msplit bench` runs on the tensorflow engine; the cuda engine can not run here")
-    return Finding("so", LIMITED, "analyze, assign and check work; nothing here can run `msplit bench`")
+def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]:
+    """What each command needs, and whether it is here.
+
+    Args:
+        findings: From `examine`.
+        names: All commands; those that nothing else is said of need neither a GPU nor TensorFlow nor PyTorch.
+
+    Returns:
+        A finding per command; `bench` is there once by itself, which takes the engine that runs, and once for each engine.
+    """
+    lacking = {finding.subject: finding for finding in findings if finding.status == MISSING}
+    # A PyTorch without CUDA or without a device is worth as little to the cuda engine as none.
+    lacking |= {one.subject: one for one in findings if one.subject == "pytorch" and one.status != OK}
+    cuda = _needing("bench --engine cuda", ("gpu", "pytorch"), lacking)
+    stock = _needing("bench --engine tensorflow", ("tensorflow",), lacking)
+    if cuda.status == OK and "tensorflow" in lacking:
+        text = "without TensorFlow nothing verifies its outputs, and host ops do not run: give --reference FILE.npz"
+        cuda = replace(cuda, status=LIMITED, text=text, fix=INSTALL_TENSORFLOW)
+    if cuda.status != MISSING:
+        bench = replace(cuda, subject="bench", text=f"runs on the cuda engine; {cuda.text}")
+    elif stock.status != MISSING:
+        text = "runs on the tensorflow engine; its times on CPU devices mean nothing for GPU streams"
+        bench = Finding("bench", LIMITED, text, cuda.fix)
+    else:
+        bench = Finding("bench", MISSING, "no engine can run here", f"{stock.fix}; for the cuda engine: {cuda.fix}")
+    heavy = {
+        "bench": (bench, cuda, stock),
+        "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
+        "sample": (_needing("sample", ("tensorflow",), lacking),),
+    }
+    light = "needs no TensorFlow, no PyTorch and no GPU"
+    return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]
+
+
+def _needing(command: str, needs: Sequence[str], lacking: Mapping[str, Finding]) -> Finding:
+    names = {"gpu": "a GPU", "pytorch": "PyTorch with CUDA", "tensorflow": "TensorFlow"}
+    wanted = " and ".join(names[need] for need in needs)
+    missing = [lacking[need] for need in needs if need in lacking]
+    if not missing:
+        return Finding(command, OK, f"needs {wanted}")
+    without = " and ".join(names[finding.subject] for finding in missing)
+    fix = "; ".join(finding.fix for finding in missing if finding.fix)
+    return Finding(command, MISSING, f"{without} {'is' if len(missing) == 1 else 'are'} missing", fix)

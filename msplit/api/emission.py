@@ -14,6 +14,7 @@ from msplit import formats
 from msplit.api.assignment import Assigned
 from msplit.errors import MsplitError, WriteError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.atomic import check_target
 from msplit.rules import streamfile
 
 EMITS = ("stream-file", "placement", "json", "yaml", "plan")
@@ -41,13 +42,7 @@ def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False)
         if target in taken:
             raise WriteError("two outputs have this name", where=str(path), fix="choose another name for one of them")
         taken[target] = path
-        if target.exists() and not force:
-            raise WriteError("is there already", where=str(path), fix="choose another name, or replace it with --force")
-        if not target.parent.is_dir():
-            raise WriteError("the folder it goes into does not exist", where=str(path), fix="make the folder first")
-        if not os.access(target.parent, os.W_OK | os.X_OK):
-            fix = "check the permissions of the folder, or write elsewhere"
-            raise WriteError("no permission to write there", where=str(path), fix=fix)
+        check_target(path, force=force)
 
 
 def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.api.model import opened
 from msplit.api.request import BenchRequest
-from msplit.api.variants import Setup, set_up
-from msplit.engines.base import Arrays, Executable, HasBuffers
+from msplit.api.shown import Facts, Shown
+from msplit.api.variants import Setup, plan_label, set_up
+from msplit.engines.base import Arrays, Executable, HasBuffers, refuse
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError
@@ -25,8 +28,8 @@ from msplit.measure.run import prepare as make_ready
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
 
 
-@dataclass(frozen=True, eq=False)
-class Runner:
+@dataclass(frozen=True, eq=False, repr=False)
+class Runner(Shown):
     """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
 
     Threads that call it take turns; for steps side by side make one each.
@@ -57,12 +60,19 @@ class Runner:
     executable: Executable
     _turn: Lock = field(default_factory=Lock, init=False, repr=False)
 
+    def _facts(self) -> Facts:
+        inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
+        return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
+
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: arrays in by name, the `buffers` or any others, and arrays of the caller's own back.
 
         Raises:
             EngineError: An input is missing, or has another type or shape than the one that was prepared.
         """
+        # TensorFlow would take other shapes and types, and the cuda engine looks for what it needs only.
+        if self.engine == TENSORFLOW.name or len(feeds) != len(self.inputs):
+            refuse(feeds, self.inputs)
         with self._turn:
             outputs = self.executable.step(feeds)
         if self.engine == TENSORFLOW.name:  # a session hands out its very constants: who changes one changes the model
@@ -84,7 +94,7 @@ class Runner:
 
 
 def prepare(
-    flat: FlatGraph,
+    flat: FlatGraph | str | os.PathLike[str],
     request: BenchRequest | None = None,
     *,
     variant: str | None = None,
@@ -95,10 +105,11 @@ def prepare(
     This executes the model.
 
     Args:
-        flat: From `load`.
+        flat: From `load`, or where the model is.
         request: As for `bench`: the engine, the largest number of streams, the rules or the plan, batch and shapes. What says how to
             measure is not looked at.
-        variant: Label of the variant of the bench to run. By default the plan, where there is one, else that of the layers of the bench
+        variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
+            default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
             stream, where it is the fastest.
         progress: Told what is being done and how much of it is done.
@@ -107,6 +118,7 @@ def prepare(
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: An input does not fit, or there is no such variant.
     """
+    flat = opened(flat)
     request = request or BenchRequest()
     if request.tune is not None:
         raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
@@ -152,6 +164,7 @@ def _chosen(setup: Setup, label: str | None) -> Variant:
         MsplitError: There is none of this label.
     """
     if label is not None:
+        label = setup.labels.get(label, label)
         for one in setup.variants:
             if one.label == label:
                 return one
@@ -160,7 +173,8 @@ def _chosen(setup: Setup, label: str | None) -> Variant:
     if setup.engine is not CUDA:
         return setup.variants[0]
     if setup.request.plan is not None:
-        return setup.variants[-1]
+        planned = setup.labels[plan_label(setup.request.plan)]
+        return next(one for one in setup.variants if one.label == planned)
     known = [layer for layer in setup.layers if layer.predicted_us is not None]
     if not known:
         return max(setup.variants, key=lambda one: one.job.streams)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from msplit.analysis.colocation import groups
+from msplit import progress
 from msplit.api.plans import Planned, planned
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.errors import EngineError
+from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
+from msplit.graph import Ints
 from msplit.measure.inputs import make_inputs
 from msplit.rules import RuleSet
 from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
@@ -59,7 +60,7 @@ class Chosen:
 def why_not() -> str | None:
     """Why larger kernels can not be looked for here, or None."""
     if importlib.util.find_spec("torch") is None:
-        return "PyTorch, which tells what kernels a model becomes, is not installed: pip install 'msplit[cuda]'"
+        return f"PyTorch, which tells what kernels a model becomes, is not installed: {INSTALL_PYTORCH}"
     return None
 
 
@@ -85,7 +86,7 @@ class Chooser:
         job: Makes the model, its inputs, its costs, and the engine's options, once that is asked for.
         batch: For the plan.
         names: Ways to make kernels that may be tried, plain ones first.
-        tell: Told what is being done.
+        tell: Told what is being done, in place of whoever listens to `msplit.progress`.
 
     Attributes:
         ways: All that was tried; None before, and where nothing could be.
@@ -105,7 +106,12 @@ class Chooser:
         self.chosen: Chosen | None = None
 
     def __call__(
-        self, streams: int, *, candidates: Sequence[str] | None = None, wait_us: float | None = None
+        self,
+        streams: int,
+        *,
+        tied: Ints,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
     ) -> Placed | Remark:
         """See `rules.base.ChoosesKernels`."""
         self.ways = self.chosen = None
@@ -114,12 +120,17 @@ class Chooser:
         from msplit.engines.cuda.ways import ways
 
         job = self._job()
-        # Handles count, so that the rule `colocation` has nothing to move.
-        tied = groups(job.flat, handles=True).of
         try:
-            found = ways(
-                job, tied, streams=streams, names=self._names, candidates=candidates, wait_us=wait_us, tell=self._tell
-            )
+            with progress.telling() as tell:
+                found = ways(
+                    job,
+                    tied,
+                    streams=streams,
+                    names=self._names,
+                    candidates=candidates,
+                    wait_us=wait_us,
+                    tell=self._tell or tell,
+                )
         except EngineError as error:
             return _not(error.what)
         if found is None:

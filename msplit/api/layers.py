@@ -69,7 +69,7 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
     job = one.job
     if most is not None:
         streams, ids, label = most
-        found.append(Layer(f"{streams} streams", label, one.label))
+        found.append(Layer(plural(streams, "stream"), label, one.label))
         job = replace(job, ids=ids, streams=streams)
     added: list[Variant] = []
     notes: list[str] = []
@@ -93,7 +93,8 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
             continue
         kernels = its
         label = _label(job.streams, name, suffix)
-        added.append(Variant(label, one.engine, own, one.label, over=(found[-1].label,)))
+        asked = (f"{plural(job.streams, 'stream')}, {name}",)
+        added.append(Variant(label, one.engine, own, one.label, over=(found[-1].label,), asked=asked))
         found.append(Layer(name, label, found[-1].label))
     if added and most is not None and _uses_streams(added[-1].job):
         last = found[-1]
@@ -104,26 +105,28 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
     return Layers(tuple(found), tuple(added), tuple(notes))
 
 
-def predicted(layers: Layers, variants: Sequence[Variant]) -> Layers:
+def predicted(layers: Sequence[Layer], variants: Sequence[Variant]) -> tuple[Layer, ...]:
     """The layers with simulated times; as they are where steps can not be captured, which the simulator knows nothing of.
 
     Args:
         layers: The layers.
-        variants: What they name, beside what they add.
+        variants: Those that they name, and perhaps more.
     """
+    if not layers:
+        return ()
     from msplit.engines.cuda.ways import predicted_us
 
-    jobs = {variant.label: variant.job for variant in (*variants, *layers.variants)}
+    jobs = {variant.label: variant.job for variant in variants}
     found = []
-    for layer in layers.layers:
+    for layer in layers:
         job = jobs[layer.label]
         known = layer.predicted_us is not None or not job.options.get("capture", True) or _program(job).dynamic
         found.append(layer if known else replace(layer, predicted_us=predicted_us(job)))
-    return replace(layers, layers=tuple(found))
+    return tuple(found)
 
 
 def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Layers:
-    """What the rule `auto` likes best of all kernels on all streams, where that is not measured anyway.
+    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `api.distinct`.
 
     Args:
         one: The variant on one stream.
@@ -134,26 +137,28 @@ def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> L
     if ways is None:
         return Layers((), (), ())
     best = ways.plain.best if chosen is None else ways.favourite.best
-    where = f"on {best.streams} stream{'s' * (best.streams != 1)}"
+    where = f"on {plural(best.streams, 'stream')}"
     over = f"predicted {ways.one_us / best.makespan_us:.2f} times one stream of plain ones"
     said = (
         f"auto chooses among kernels, too: {'plain' if chosen is None else chosen.planned.kernels} ones {where}, {over}"
     )
     if chosen is None:
         same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
-        return Layers((), (), (f"{said}; that is {same.label}",))
+        return Layers((), (replace(same, label=f"msplit, {AUTO}", asked=(AUTO,), over=()),), (said,))
     made = chosen.planned
     own = replace(one.job, ids=made.ids, streams=made.streams, options={**one.job.options, **made.options})
-    for variant in variants if made.streams == 1 else ():
-        if variant.engine is one.engine and not _uses_streams(variant.job) and _kernels(variant.job) == _kernels(own):
-            return Layers((), (), (f"{said}; that is {variant.label}",))
-    label = f"msplit, auto: {made.streams} stream{'s' * (made.streams != 1)}, {made.kernels}"
+    label = f"msplit, {AUTO}: {plural(made.streams, 'stream')}, {made.kernels}"
     layer = Layer(AUTO, label, None, chosen.predicted_us)
-    return Layers((layer,), (Variant(label, one.engine, own, one.label),), (said,))
+    return Layers((layer,), (Variant(label, one.engine, own, one.label, asked=(AUTO,)),), (said,))
+
+
+def plural(count: int, unit: str) -> str:
+    """1 stream, 2 streams."""
+    return f"{count} {unit}{'s' * (count != 1)}"
 
 
 def _label(streams: int, name: str, suffix: str) -> str:
-    return f"msplit, {streams} stream{'s' * (streams != 1)}, {name}{suffix}"
+    return f"msplit, {plural(streams, 'stream')}, {name}{suffix}"
 
 
 def _kernels(job: Job) -> Sequence[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,24 +15,30 @@ from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.cost.shapes import Shapes
-from msplit.errors import LoadError
+from msplit.cost.workload import Workload
+from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict, to_ids
+from msplit.flatten.origin import Conflict, among, to_ids, with_ids
 from msplit.formats import WriteReport
+from msplit.formats.record import AssignmentRecord
 from msplit.graph import Ints
 from msplit.memory import no_collection
 from msplit.progress import phase
 
+if TYPE_CHECKING:
+    from msplit.api.assignment import Assigned
+
 
 def load(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     tags: Sequence[str] | None = None,
     signature: str | None = None,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     function: str | None = None,
+    record: bool = True,
 ) -> FlatGraph:
     """Reads a model, without TensorFlow, and makes the flat graph that everything works on.
 
@@ -41,13 +49,14 @@ def load(
         inputs: Tensors to feed instead of the model's own inputs.
         outputs: Tensors to fetch instead of the model's own outputs.
         function: Look inside this function of the library, such as the body of a `While`, instead of at the model.
+        record: Whether to go by the record that `msplit assign` has left with the model, if it has.
 
     Raises:
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
     with phase("reading"), no_collection():
-        model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs)
+        model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs, record=record)
     if function is None:
         with phase("flattening"), no_collection():
             return flatten(model)
@@ -72,6 +81,23 @@ def _others(function: str, known: list[str]) -> str:
 
 
 _LISTED = 6
+
+
+def opened(model: FlatGraph | str | os.PathLike[str]) -> FlatGraph:
+    """The graph of a model that may be named by where it is; with choices to make, call `load` and give its result.
+
+    Raises:
+        LoadError: It can not be read.
+        MsplitError: It is neither.
+    """
+    if isinstance(model, FlatGraph):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(Path(model))
+    raise MsplitError(
+        f"{type(model).__name__} is no model",
+        fix="give what `msplit.load` returns, or the path of a model's file or folder",
+    )
 
 
 def price(
@@ -110,14 +136,27 @@ def price(
     return found, costs
 
 
+def priced(flat: FlatGraph, workload: Workload) -> tuple[Shapes, Costs]:
+    """As `price`, for what a workload says."""
+    return price(flat, batch=workload.batch, shapes=workload.shapes, gpu=workload.gpu, profile=workload.profile)
+
+
 def save(
-    flat: FlatGraph, ids: Ints, out: str | Path, *, costs: Costs | None = None, force: bool = False
+    flat: FlatGraph | str | os.PathLike[str],
+    ids: Ints | Assigned,
+    out: str | os.PathLike[str],
+    *,
+    costs: Costs | None = None,
+    force: bool = False,
 ) -> tuple[WriteReport, tuple[Conflict, ...]]:
     """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
 
+    With an assignment, ids on the model that are neither new nor set by hand are taken off, and a record of what it was made with is
+    left with the model.
+
     Args:
-        flat: The graph.
-        ids: Stream id per node of `flat`.
+        flat: The graph: from `load`, or where the model is.
+        ids: What `assign` gave for `flat`, or just a stream id per node. Only an assignment brings costs and a record with it.
         out: File or folder to write; appears at once and whole, or not at all.
         costs: Decides where call sites of one function want different ids for one node: the costlier wins.
         force: Replace what is there.
@@ -128,9 +167,41 @@ def save(
     Raises:
         WriteError: It can not be written. What was there before is unharmed.
     """
-    had = np.zeros(len(flat), dtype=bool)
-    had[flat.graph.nodes_with(formats.STREAM_ID)] = True
-    wanted = np.where(flat.host & ~had, -1, ids).astype(np.int32)
+    from msplit.api.assignment import Assigned
+    from msplit.api.basis import record_of
+
+    flat = opened(flat)
+    record: AssignmentRecord | None = None
+    if isinstance(ids, Assigned):
+        costs, record = costs or ids.costs, record_of(ids)
+        ids = ids.ids
+    present = with_ids(flat.model)
+    kept = present if record is None else record.by_hand
+    wanted = np.where(flat.host & ~among(flat, kept), -1, ids).astype(np.int32)
     with phase("writing"):
         named, conflicts = to_ids(flat, wanted.tolist(), costs.time_us.tolist() if costs is not None else None)
-        return formats.write(flat.model, dict(named), Path(out), force=force), conflicts
+        stay = {function: frozenset(names) for function, names in kept.items()}
+        gone = {
+            (function or None, name): None
+            for function, names in present.items()
+            for name in names
+            if name not in stay.get(function, ())
+        }
+        return formats.write(flat.model, {**gone, **named}, Path(out), force=force, record=record), conflicts
+
+
+def strip(flat: FlatGraph | str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> WriteReport:
+    """Writes the model without any stream id, in the format it came in, and without the record of an assignment.
+
+    Args:
+        flat: The graph: from `load`, or where the model is. Ids are taken off the whole file, nodes that no output needs included.
+        out: File or folder to write; appears at once and whole, or not at all.
+        force: Replace what is there.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    flat = opened(flat)
+    ids = {(function or None, name): None for function, names in with_ids(flat.model).items() for name in names}
+    with phase("writing"):
+        return formats.write(flat.model, ids, Path(out), force=force)

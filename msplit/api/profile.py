@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from msplit._version import __version__
+from msplit.api.model import opened
+from msplit.arguments import whole
 from msplit.cost import profile as profiles
 from msplit.cost.profile import Device, Profile, Shape, Step
 from msplit.engines.base import Job
@@ -35,7 +38,7 @@ class ProfileRequest:
     Attributes:
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
-        inputs: Files in NumPy's .npy format by input name.
+        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
         seed: Of made-up inputs.
         ieee: IEEE float32 instead of TF32 in products and convolutions.
         layout: Memory layout of convolutions: ``auto`` measures.
@@ -56,14 +59,19 @@ class ProfileRequest:
     device: str = "cuda"
     op_libraries: Sequence[Path] = ()
 
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            whole("the batch", self.batch)
+        whole("the seed", self.seed, 0)
+
 
 def profile(
-    flat: FlatGraph, request: ProfileRequest | None = None, *, progress: Progress | None = None
+    flat: FlatGraph | str | os.PathLike[str], request: ProfileRequest | None = None, *, progress: Progress | None = None
 ) -> tuple[Profile, tuple[str, ...]]:
     """Times every kind of kernel of a model alone on the GPU, and the GPU's own constants. This executes the model.
 
     Args:
-        flat: From `load`.
+        flat: From `load`, or where the model is.
         request: What to measure; the defaults are those of `msplit profile`.
         progress: Told what is being done and how much of it is done.
 
@@ -73,6 +81,7 @@ def profile(
     Raises:
         EngineError: There is no GPU, or the engine can not run the model.
     """
+    flat = opened(flat)
     request = request or ProfileRequest()
     if request.device == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msplit.api.tune import TuneSettings
+from msplit.arguments import MAX_STREAMS, whole
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.measure.result import Settings
@@ -18,11 +19,11 @@ class BenchRequest:
 
     Attributes:
         streams: Numbers of streams to compare; 1 is always measured too.
-        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``default``.
+        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``auto``.
         engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
-        inputs: Files in NumPy's .npy format by input name.
+        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
         gpu: Data sheet that prices the nodes.
         profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
         seed: Of made-up inputs.
@@ -72,3 +73,10 @@ class BenchRequest:
     plan: Path | None = None
     timelines: bool = False
     command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for streams in self.streams:
+            whole("the number of streams", streams, 1, MAX_STREAMS)
+        if self.batch is not None:
+            whole("the batch", self.batch)
+        whole("the seed", self.seed, 0)

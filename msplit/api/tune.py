@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msplit.analysis.colocation import groups
 from msplit.api.model import save
 from msplit.api.plans import Planned, planned, save_plan
+from msplit.arguments import number, whole
 from msplit.engines.base import Job
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -52,6 +53,11 @@ class TuneSettings:
     max_memory: float = 1.5
     kernels: Sequence[str] = ("plain", "fused", "grouped", "fused and grouped")
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        number("seconds", self.seconds)
+        number("max_memory", self.max_memory, above=True)
+        whole("the seed", self.seed, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +122,7 @@ def tune(
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
     arms = trials.arms(
         job,
-        groups(job.flat, handles=False).of,
+        groups(job.flat).of,
         settings.kernels,
         seconds=PROFILE_SECONDS,
         tell=tell,
@@ -157,9 +163,15 @@ def tune(
     return result(trial, ratios, why, alone)
 
 
-def confirmed(tuned: Tuned, result: BenchResult) -> Tuned:
-    """The tuned plan after a bench has verified and measured it; one stream in its place where the bench found it slower than that."""
-    variant = next((variant for variant in result.variants if variant.label.startswith(TUNED)), None)
+def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
+    """The tuned plan after a bench has verified and measured it; one stream in its place where the bench found it slower than that.
+
+    Args:
+        tuned: The plan.
+        result: The bench.
+        label: The variant that runs the plan; "" where it is one stream.
+    """
+    variant = next((variant for variant in result.variants if variant.label == label), None)
     if variant is None or variant.failed:
         return tuned
     ratios = [ratio for ratio in variant.ratios if ratio.clock == "device" and "1 stream" in ratio.over]
@@ -224,6 +236,7 @@ def write(
     if output is not None:
         report, conflicts = save(flat, tuned.ids, output, force=force)
         said.append(f"Written: {report.path}, {report.set} stream ids set or changed.")
+        said += [*report.warnings, *report.notes]
         if conflicts:
             said.append(
                 f"{len(conflicts)} nodes of functions have one id for several call sites, which want different ones: "

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from msplit import formats, rules
+from msplit import formats, optable, rules
 from msplit.api.assignment import assign, present_ids
+from msplit.api.basis import anew
+from msplit.api.distinct import distinct
 from msplit.api.emission import check_places
 from msplit.api.kernels import NAMES, Chooser, ends_with_auto, with_kernels
-from msplit.api.layers import Layer, Layers, auto_layer, layers_of, predicted
+from msplit.api.layers import Layer, Layers, auto_layer, layers_of, plural, predicted
 from msplit.api.model import price
 from msplit.api.plans import runs_as_stored, stored_job
 from msplit.api.profile import compared
@@ -21,12 +25,13 @@ from msplit.api.request import BenchRequest
 from msplit.api.tune import TUNED, Tuned, tune
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
+from msplit.cost.shapes import Shapes, infer
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.seeds import DRAWN_ON_DEVICE, remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 from msplit.measure.fold import fold_ids
@@ -34,7 +39,13 @@ from msplit.measure.inputs import make_inputs
 from msplit.measure.reference import Reference, load_reference, save_reference
 from msplit.measure.run import Progress, Variant
 from msplit.rules.auto import BEST, PLAIN, Auto
+from msplit.rules.options import MAX_STREAMS
 from msplit.schedule import planfile
+
+_OWN_DATA = re.compile(
+    r"(MultiDevice|OneShot)?IteratorGetNext\w*|Queue(Dequeue\w*)|ReaderRead\w*|OptionalGetValue|StageGet|Unstage"
+)
+"""Ops that give a batch of their own."""
 
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
@@ -56,6 +67,8 @@ class Setup:
         unverified: What can not be verified.
         decided: Ids that rules gave, with the rules that decided.
         tuned: What tuning found, if it was asked for.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `api.distinct`.
+        tuned_label: Label of the variant that runs what tuning found; "" where there is none.
     """
 
     request: BenchRequest
@@ -70,6 +83,8 @@ class Setup:
     unverified: tuple[str, ...]
     decided: tuple[tuple[Ints, Assignment], ...]
     tuned: Tuned | None
+    labels: Mapping[str, str]
+    tuned_label: str
 
 
 def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None = None) -> Setup:
@@ -79,7 +94,10 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    engine, why = choose_engine(request)
+    wrong = [streams for streams in request.streams if not 1 <= streams <= MAX_STREAMS]
+    if wrong:
+        raise MsplitError(f"streams: {wrong[0]} is not in the range 1<=x<={MAX_STREAMS}", fix="choose another number")
+    engine, why = choose_engine(request, flat)
     _refuse(request, engine, why)
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
@@ -103,11 +121,16 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
         feeds = loaded.feeds
     if request.save_reference is not None:
         outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
-        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"))
+        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"), force=request.force)
     decided: list[tuple[Ints, Assignment]] = []
     assignments, notes = assignments_for(flat, sizes, costs, request, decided)
     if taken:
         notes.insert(0, taken)
+    if left_out := formats.left_out_text(flat.model):
+        notes.append(left_out)
+    if engine is CUDA:
+        notes += _unsafe_caches()
+    notes += _made_up_seeds(flat)
     if request.profile is not None:
         notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
     job = Job(
@@ -127,40 +150,59 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
     shown = _layers(variants, assignments, request) if engine is CUDA else None
     if shown is not None:
         more = _auto(flat, (sizes, costs), request, [*variants, *shown.variants], progress)
-        shown = predicted(
-            Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes), variants
-        )
+        shown = Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes)
         variants += shown.variants
         notes += shown.notes
-    tuned = None
+    tuned, tuned_variants = None, list[Variant]()
     if stored is not None or request.tune is not None:
         base = replace(job, options=cuda_options(request))
-        if stored is not None:
+        if stored is not None and request.plan is not None:
             planned, said = stored_job(base, stored)
             notes += said
             if not runs_as_stored(planned):
                 notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
-            variants.append(Variant(f"msplit, {request.plan}", engine, planned, _one(variants)))
+            label = plan_label(request.plan)
+            variants.append(Variant(label, engine, planned, _one(variants)))
         if request.tune is not None:
             given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
             most = max(request.streams, default=1)
             how = replace(request.tune, kernels=_kernels(request, request.tune.kernels))
             tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
-            variants += _tuned_variants(base, tuned, _one(variants), engine)
+            tuned_variants = _tuned_variants(base, tuned, _one(variants), engine)
+            variants += tuned_variants
+    settled = distinct(variants, () if shown is None else shown.layers)
     return Setup(
         request=request,
         engine=engine,
         why=why,
         job=job,
-        variants=tuple(variants),
-        layers=shown.layers if shown is not None else (),
+        variants=settled.variants,
+        layers=predicted(settled.layers, settled.variants),
         reference=reference,
         fresh=feeds_of,
-        notes=tuple(notes),
-        unverified=unverified,
+        notes=(*notes, *settled.notes),
+        unverified=(*unverified, *own_data(flat)),
         decided=tuple(decided),
         tuned=tuned,
+        labels=settled.labels,
+        tuned_label=settled.labels[tuned_variants[-1].label] if tuned_variants else "",
     )
+
+
+def _made_up_seeds(flat: FlatGraph) -> list[str]:
+    """What is to be said of the random ops that the outputs need."""
+    from msplit.engines.cuda.coverage import wanted
+    from msplit.engines.cuda.needed import needed
+
+    said = remark(flat, needed(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs}))
+    return [] if said is None else [said]
+
+
+def _unsafe_caches() -> list[str]:
+    """Folders of compiled kernels that are not used."""
+    from msplit.engines.cuda.fusion import cache
+
+    return cache.refused()
 
 
 def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
@@ -179,8 +221,8 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
         )
 
 
-def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
-    """The engine to run on, and why.
+def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
+    """The engine to run on, and why. Where none is asked for, one that can run a graph, if it is given.
 
     Raises:
         EngineError: The engine asked for can not run here.
@@ -195,7 +237,18 @@ def choose_engine(request: BenchRequest) -> tuple[Engine, str]:
         return engine, "asked for"
     why_not = CUDA.unavailable()
     if why_not is None:
+        from msplit.engines.cuda.coverage import cover
+
+        reasons = [] if flat is None else cover(flat, infer(flat, batch=request.batch, shapes=request.shapes)).reasons
+        if reasons and request.tune is None and request.plan is None:
+            return TENSORFLOW, f"the cuda engine can not run this model: {'; '.join(reasons)}"
         return CUDA, "there are a CUDA device and PyTorch"
+    neither = TENSORFLOW.unavailable()
+    if neither:
+        raise EngineError(
+            f"no engine can run here: {neither}; and for the cuda engine, {why_not}",
+            fix=f"{INSTALL_TENSORFLOW} runs models on the CPU; `msplit doctor --for bench` says what else there is",
+        )
     return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
 
 
@@ -216,19 +269,20 @@ def assignments_for(
     if request.ruleset is None and flat.graph.nodes_with(formats.STREAM_ID):
         ids = present_ids(flat)
         highest = int(ids.max(initial=0)) + 1
-        notes.append(f"the graph runs as it is annotated, on {highest} streams; --rules assigns anew")
+        used = plural(len(np.unique(ids)), "stream")
+        notes.append(f"the graph runs as it is annotated, on {used}; --rules assigns anew")
         for streams in sorted({min(streams, highest) for streams in wanted} or {highest}):
             folded = fold_ids(ids, costs.time_us, streams)
             if folded.note:
                 notes.append(folded.note)
             found.append((folded.streams, folded.ids))
         return found, notes
-    name = request.ruleset or "default"
+    name = request.ruleset or rules.STANDARD
     annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
     for streams in wanted:
         ruleset = with_kernels(rules.load(name, streams=streams), PLAIN)
         if annotated:
-            ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+            ruleset = anew(ruleset, flat)
         assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
         found.append((streams, assigned.ids))
         if decided is not None:
@@ -241,9 +295,9 @@ def assignments_for(
 def _tensorflow_variants(job: Job, assignments: Sequence[tuple[int, Ints]]) -> list[Variant]:
     variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
     for streams, ids in assignments:
-        variants.append(
-            Variant(f"TensorFlow, {streams} logical devices", TENSORFLOW, replace(job, ids=ids, streams=streams))
-        )
+        label = f"TensorFlow, {plural(streams, 'logical device')}"
+        asked = (plural(streams, "stream"),)
+        variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
     return variants
 
 
@@ -254,7 +308,7 @@ def _cuda_variants(
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
         variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
-        if request.compare_xla:
+        if request.compare_xla and set(DRAWN_ON_DEVICE).isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(job, options={"xla": True})
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = cuda_options(request)
@@ -264,8 +318,9 @@ def _cuda_variants(
         variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
     variants.append(Variant(one, engine, replace(job, options=options)))
     for streams, ids in assignments:
-        label = f"msplit, {streams} streams, {how}"
-        variants.append(Variant(label, engine, replace(job, ids=ids, streams=streams, options=options), one))
+        label, asked = f"msplit, {plural(streams, 'stream')}, {how}", (plural(streams, "stream"),)
+        own = replace(job, ids=ids, streams=streams, options=options)
+        variants.append(Variant(label, engine, own, one, asked=asked))
     return variants
 
 
@@ -298,7 +353,7 @@ def _auto(
         return nothing
     if not request.capture:
         return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
-    ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+    ruleset = anew(ruleset, flat)
     one = next(variant for variant in variants if variant.label == _one(variants))
     chooser = Chooser(lambda: one.job, batch=request.batch, names=names, tell=progress)
     assigned = assign(flat, ruleset, streams=most, priced=priced, kernels=chooser)
@@ -322,6 +377,11 @@ def cuda_options(request: BenchRequest) -> dict[str, Any]:
     return {"device": request.device, "layout": request.layout, "capture": request.capture}
 
 
+def plan_label(plan: Path) -> str:
+    """What the variant of a plan file is called."""
+    return f"msplit, {plan}"
+
+
 def _one(variants: Sequence[Variant]) -> str:
     """What plans are compared with: one stream, as the others run."""
     alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
@@ -337,7 +397,30 @@ def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Va
     if tuned.kernels != "plain" and tuned.streams > 1:
         alone = {key: value for key, value in own.options.items() if key != "plan"}
         found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
-    return [*found, Variant(f"{TUNED}, {tuned.streams} stream{'s' * (tuned.streams != 1)}", engine, own, one)]
+    return [*found, Variant(f"{TUNED}, {plural(tuned.streams, 'stream')}", engine, own, one)]
+
+
+def own_data(flat: FlatGraph) -> tuple[str, ...]:
+    """What to tell of a graph that brings its data itself: nobody can give two runs of it the same."""
+    graph = flat.graph
+    fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
+
+    def read(node: int) -> set[tuple[int, int]]:
+        edges = graph.out_edges(node)
+        return {(node, port) for port in graph.edges.port[edges].tolist()}
+
+    sources = [node for node, op in enumerate(graph.ops) if _OWN_DATA.fullmatch(op) and not read(node) <= fed]
+    if not sources:
+        return ()
+    node = sources[0]
+    count = optable.output_count(graph.ops[node], graph.attrs[node]) or 1
+    name = graph.names[node]
+    tensors = ",".join([name, *(f"{name}:{port}" for port in range(1, min(count, 4)))]) + (",…" if count > 4 else "")
+    return (
+        f"the model takes its data from {name} ({graph.ops[node]}) itself, so that every step has another batch: outputs are held "
+        "against those of other batches, and may differ for that alone; to verify and measure on the same data, feed it: "
+        f"--inputs {tensors}",
+    )
 
 
 def _tensorflow_sees_gpu() -> bool:

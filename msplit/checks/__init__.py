@@ -3,17 +3,17 @@
 from msplit.checks.base import Check, Finding, Severity
 from msplit.checks.registry import CHECKS, lookup
 from msplit.checks.run import Report, Reported, check, examine
-from msplit.checks.settings import Limits, Settings
+from msplit.checks.settings import CheckSettings, Limits
 from msplit.checks.subject import Subject
 
 __all__ = [
     "CHECKS",
     "Check",
+    "CheckSettings",
     "Finding",
     "Limits",
     "Report",
     "Reported",
-    "Settings",
     "Severity",
     "Subject",
     "check",

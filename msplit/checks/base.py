@@ -42,6 +42,7 @@ class Finding:
         count: How many nodes it is about.
         file: File that it is about, None for the model itself.
         line: Line in that file, from 1.
+        depends: What it depends on beside the model, if that is not what all findings of its check depend on; see `Check.depends`.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Finding:
     count: int = 0
     file: str | None = None
     line: int | None = None
+    depends: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Check:
         find: The check itself. Pure.
         needs: What must be given for it to say anything: "rules", "plan" or "against".
         limits: Fields of `Limits` that it obeys.
+        depends: What its findings depend on beside the model: "rules" (and so on what they weigh), "costs", or "".
     """
 
     code: str
@@ -81,3 +84,4 @@ class Check:
     find: Callable[[Subject], Iterable[Finding]]
     needs: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
+    depends: str = ""

@@ -11,6 +11,8 @@ rules: rules.yaml          # paths are relative to the settings' file
 plan: plan.json
 batch: 128
 gpu: h200
+baseline: known.json       # findings that are known
+profile: profile.json      # from `msplit profile`, in place of the data sheet
 shapes: {image: [1, 224, 224, 3]}
 limits: {min_gain: 1.2}    # see `Limits`
 """
@@ -24,8 +26,8 @@ from typing import Any
 
 from msplit.checks.base import Severity
 from msplit.checks.registry import CHECKS, expand, near
-from msplit.checks.settings import Limits, Settings
-from msplit.cost.gpus import gpu_names
+from msplit.checks.settings import CheckSettings, Limits
+from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
 from msplit.formats.text import read_text
 from msplit.rules import available, document, patterns
@@ -56,7 +58,7 @@ def find(folder: Path) -> Path | None:
     return None
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> CheckSettings:
     """Reads a settings' file, told apart by its suffix: `.toml`, or YAML.
 
     Raises:
@@ -68,15 +70,15 @@ def load(path: Path) -> Settings:
         value = _toml(text, source) if path.suffix == ".toml" else document.parse(text, source)
         return _settings(value, source, path.parent)
     except RulesError as error:
-        raise MsplitError(error.what, where=error.where, fix=_FIX) from None
+        raise MsplitError(error.what, where=error.where, fix=_FIX, details=error.details) from None
 
 
-def _settings(value: Value, source: str, folder: Path) -> Settings:
+def _settings(value: Value, source: str, folder: Path) -> CheckSettings:
     reading = Reading(source, folder)
     top = Options("the settings", value, reading)
     reading.finish()  # not a mapping: nothing else can be said
-    rules, plan = top.text("rules"), top.text("plan")
-    settings = Settings(
+    rules, plan, profile, baseline = (top.text(key) for key in ("rules", "plan", "profile", "baseline"))
+    settings = CheckSettings(
         select=_codes(top, "select"),
         ignore=_codes(top, "ignore"),
         severity=_severity(top),
@@ -87,8 +89,10 @@ def _settings(value: Value, source: str, folder: Path) -> Settings:
         rules=rules if rules is None or rules in available() else str(folder / rules),
         plan=None if plan is None else str(folder / plan),
         batch=top.integer("batch", 0, 1, _HUGE) or None,
-        gpu=_gpu(top),
+        gpu=_gpu(top, folder),
         shapes=_shapes(top),
+        baseline=None if baseline is None else str(folder / baseline),
+        profile=None if profile is None else str(folder / profile),
         limits=_limits(top),
         source=source,
     )
@@ -133,9 +137,15 @@ def _patterns(top: Options) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _gpu(top: Options) -> str | None:
+def _gpu(top: Options, folder: Path) -> str | None:
     value = top.text("gpu")
-    if value is not None and value.lower() not in gpu_names():
+    if value is not None and is_sheet_file(value):
+        value = str(folder / value)
+        try:
+            data_sheet(value)
+        except MsplitError as error:
+            top.problem(f"gpu: {error.where}: {error.what}", fix=error.fix or _FIX)
+    elif value is not None and value.lower() not in gpu_names():
         top.problem(
             f"gpu: there is no data sheet of {value!r}{nearest(value, gpu_names())}", fix=", ".join(gpu_names())
         )

@@ -41,4 +41,5 @@ CHECK = Check(
     mend="Run `msplit assign MODEL --rules FILE` again and commit what it writes.",
     find=find,
     needs=("rules",),
+    depends="rules",
 )

@@ -24,7 +24,8 @@ def find(subject: Subject) -> Iterator[Finding]:
     if subject.ruleset is None and subject.plan_file is None and subject.against is None:
         raise Skip("it needs --rules, --plan or --against")
     others = subject.plan_file is not None or subject.against is not None
-    if subject.ruleset is not None and not (others and any(subject.remarks(NOT_CHOSEN))):
+    lost = subject.basis is not None and subject.basis.missing is not None
+    if subject.ruleset is not None and not (others and (lost or any(subject.remarks(NOT_CHOSEN)))):
         yield from _by_rules(subject)
     if subject.plan_file is not None:
         yield from _by_plan(subject)
@@ -59,19 +60,26 @@ def _by_plan(subject: Subject) -> Iterator[Finding]:
     fix = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
     model = subject.flat.model
     if plan_file.graph_hash and model.graph_def is not None and plan_file.graph_hash != graph_hash(model):
-        yield Finding("the plan was made for another graph: its graph hash differs", fix, file=plan_file.source)
+        yield Finding(
+            "the plan was made for another graph: its graph hash differs", fix, file=plan_file.source, depends=""
+        )
     if not subject.annotated:
         return
     plan, _ = subject.resolved_plan
-    which = np.flatnonzero((plan.stream >= 0) & (plan.stream != subject.ids))
+    streams = plan.stream.copy()
+    index = subject.flat.graph.index
+    for name, _, lane in plan_file.kernels:  # the engine runs by these
+        if name in index and lane != subject.ids[index[name]]:
+            streams[index[name]] = lane
+    which = np.flatnonzero((streams >= 0) & subject.placed & (streams != subject.ids))
     if len(which):
         names, count = subject.names(which), len(which)
         first = int(which[0])
         text = (
-            f"{nodes(names, count)} {verb(count, 'is', 'are')} on another stream in the plan ({plan.stream[first]}) "
+            f"{nodes(names, count)} {verb(count, 'is', 'are')} on another stream in the plan ({streams[first]}) "
             f"than on the graph ({subject.ids[first]})"
         )
-        yield Finding(text, fix, names, count, file=plan_file.source)
+        yield Finding(text, fix, names, count, file=plan_file.source, depends="")
 
 
 def _by_model(subject: Subject) -> Iterator[Finding]:
@@ -114,7 +122,7 @@ def _by_model(subject: Subject) -> Iterator[Finding]:
 
 
 def _finding(names: list[str], what: str) -> Finding:
-    return Finding(f"{nodes(names, len(names))} {what}", _FIX, tuple(names[:NODES_SHOWN]), len(names))
+    return Finding(f"{nodes(names, len(names))} {what}", _FIX, tuple(names[:NODES_SHOWN]), len(names), depends="")
 
 
 def _pairs(new: Graph, old: Graph) -> Iterator[tuple[str, Graph, Graph]]:
@@ -153,13 +161,13 @@ CHECK = Check(
     "no id came in beside "
     "such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has "
     "nodes on other streams. "
-    "The rules can not tell ids that they wrote from ids that the model's code wrote (`msplit.stream`, "
-    "`tf.stream`); name the nodes of "
-    "the latter in `hand_set`, as patterns, and they are kept. Give the same --batch, --shape and --gpu as "
-    "`msplit assign` got: rules that weigh costs depend on them.",
+    "What `msplit assign` was given, it records with the model, and goes for the check unless something else is given: rules, streams, "
+    "--batch, --shape, --gpu and --profile, on which rules that weigh costs depend, and which ids the model's code had set "
+    "(`msplit.stream`, `tf.stream`). Where there is no record, name the nodes of the latter in `hand_set`, as patterns, and they are kept.",
     why="Streams were chosen for the costs and dependencies of a graph that is no more. The graph still runs right, "
     "but slower than it could, and nobody notices.",
     example="Tower B got two more layers after the streams were assigned; the rules now put half of tower A elsewhere.",
     mend="Run `msplit assign MODEL --rules FILE` again and commit what it writes.",
     find=find,
+    depends="rules",
 )

@@ -58,4 +58,5 @@ CHECK = Check(
     mend="Correct the pattern (`msplit analyze MODEL --show nodes` lists the names), or remove it.",
     find=find,
     needs=("rules",),
+    depends="rules",
 )

@@ -32,4 +32,5 @@ CHECK = Check(
     mend="Make the patterns exclude each other: `1:tower_a/.*` and `2:tower_b/.*`.",
     find=find,
     needs=("rules",),
+    depends="rules",
 )

@@ -33,7 +33,7 @@ def find(subject: Subject) -> Iterator[Finding]:
         writers = [node for node in nodes if users[node]]
         if writers and len({int(subject.ids[node]) for node in nodes}) > 1:
             split.append((name, nodes, writers))
-    paths = Paths(subject.flat.graph, [node for _, nodes, _ in split for node in nodes])
+    paths = Paths(subject.flat.graph, [node for _, nodes, _ in split for node in nodes], subject.flat.back_edges)
     for name, nodes, writers in split:
         pairs = _unordered(subject, paths, nodes, writers)
         if pairs:
@@ -125,7 +125,8 @@ CHECK = Check(
     title="The order of stateful ops is broken across streams",
     what="Two nodes on different streams use the same variable, table or array, at least one of them writes it, "
     "and no path of data or control "
-    "edges leads from one to the other. Ops that msplit does not know count as writers.",
+    "edges leads from one to the other. A path out of a loop of TensorFlow 1 may lead through its turns. "
+    "Ops that msplit does not know count as writers.",
     why="On one stream kernels run one after the other, whatever their order. On two streams they run at the same time: "
     "a reader may see half of an update, and the result differs from run to run.",
     example="`AssignAddVariableOp` of w on stream 1 and `ResourceGather` from w on stream 2, without a control edge.",

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
-from msplit.checks.subject import Subject
+from msplit.checks.subject import ABSENT, Subject
 from msplit.checks.words import nodes, verb
 from msplit.dag import Dag
 from msplit.schedule.check import check
@@ -18,7 +18,7 @@ _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 
 
 def find(subject: Subject) -> Iterator[Finding]:
-    """What the plan names in vain or leaves out, what it does not order, and streams outside of its fork and join."""
+    """What the plan names in vain, leaves out or has elsewhere than the model, and what it does not order, fork and join included."""
     assert subject.plan_file is not None
     source = subject.plan_file.source
     plan, unknown = subject.resolved_plan
@@ -39,6 +39,28 @@ def find(subject: Subject) -> Iterator[Finding]:
             "not in the plan",
             _FIX,
             names,
+            count,
+            file=source,
+        )
+    elsewhere = np.flatnonzero((plan.stream >= 0) & (subject.stated != ABSENT) & (subject.stated != plan.stream))
+    if len(elsewhere):
+        names, count = subject.names(elsewhere), len(elsewhere)
+        yield Finding(
+            f"{nodes(names, count)} {verb(count, 'is on another stream than its id says', 'are on other streams than their ids say')}: "
+            f"'{names[0]}' is on stream {plan.stream[elsewhere[0]]}, and its id is {subject.stated[elsewhere[0]]}",
+            _FIX,
+            names,
+            count,
+            file=source,
+        )
+    ordered = dict(subject.plan_file.order)
+    torn = list(dict.fromkeys(n for n, _, lane in subject.plan_file.kernels if n in ordered and ordered[n] != lane))
+    if torn:
+        count = len(torn)
+        yield Finding(
+            f"{nodes(torn, count)} {verb(count, 'is', 'are')} on another stream in `kernels` than in `order`",
+            _FIX,
+            tuple(torn[:NODES_SHOWN]),
             count,
             file=source,
         )
@@ -94,7 +116,9 @@ CHECK = Check(
     title="A plan does not order an edge",
     what="With `--plan`: two nodes that depend on each other are on different streams and neither the order of "
     "the streams nor the waits of the plan "
-    "make one end before the other starts; or the plan can never end, names nodes that the graph does not have, "
+    "make one end before the other starts; or a wait comes before its event in the order of recording, so that it waits for nothing; "
+    "or the plan can never end, has a node on two streams or on another than its id in the model, "
+    "names nodes that the graph does not have, "
     "leaves out nodes "
     "that launch a kernel, starts a stream before the step or ends the step before a stream. "
     "The proof shares no code with what makes plans.",

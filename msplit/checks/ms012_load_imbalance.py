@@ -38,4 +38,5 @@ CHECK = Check(
     mend="Move branches to other streams, or let the rules `embedding`, `branch` or `auto` pack them.",
     find=find,
     limits=("max_imbalance",),
+    depends="costs",
 )

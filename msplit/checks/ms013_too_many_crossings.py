@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,26 +44,61 @@ def crossings(flat: FlatGraph, costs: Costs, launches: Mask, ids: Longs) -> tupl
     start = graph.in_start.tolist()
     src, port = edges.src.tolist(), edges.port.tolist()
     is_kernel, stream = launches.tolist(), ids.tolist()
-    behind: dict[int, tuple[int, ...]] = {}  # of a node that launches nothing: the kernels whose data it hands on
+    behind: dict[int, _Makers] = {}  # of a node that launches nothing
+    unions: dict[frozenset[int], _Makers] = {}
     crossing: set[tuple[int, int]] = set()
+    told: set[tuple[int, int]] = set()  # (makers, stream) that are in `crossing` already
     pairs = crossed = 0
     for node in graph.topological.tolist():
-        makers: dict[int, None] = {}
+        direct: dict[int, None] = {}
+        through: dict[int, _Makers] = {}
         for edge in range(start[node], start[node + 1]):
             if port[edge] != CONTROL:
                 producer = src[edge]
-                makers.update(dict.fromkeys((producer,) if is_kernel[producer] else behind.get(producer, ())))
+                if is_kernel[producer]:
+                    direct[producer] = None
+                elif producer in behind:
+                    through[id(behind[producer])] = behind[producer]
+        shared = _union(through, unions, stream)
+        own = [maker for maker in direct if maker not in shared.kernels]
         if not is_kernel[node]:
-            if makers:
-                behind[node] = tuple(makers)
+            if own or shared.kernels:
+                behind[node] = _Makers.of({*shared.kernels, *own}, stream) if own else shared
             continue
-        pairs += len(makers)
-        for maker in makers:
-            if stream[maker] != stream[node]:
-                crossed += 1
-                crossing.add((maker, stream[node]))
+        here = stream[node]
+        away = [maker for maker in own if stream[maker] != here]
+        pairs += len(shared.kernels) + len(own)
+        crossed += len(shared.kernels) - shared.on.get(here, 0) + len(away)
+        crossing.update((maker, here) for maker in away)
+        if (id(shared), here) not in told:
+            told.add((id(shared), here))
+            crossing.update((maker, here) for maker in shared.kernels if stream[maker] != here)
     makers_out = np.asarray([maker for maker, _ in sorted(crossing)], dtype=np.int64)
     return len(crossing), float(costs.out_bytes[makers_out].sum()), crossed / pairs if pairs else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Makers:
+    """Kernels whose data nodes that launch nothing hand on, and how many of them are on each stream. Thousands may read the same."""
+
+    kernels: Set[int]
+    on: Mapping[int, int]
+
+    @staticmethod
+    def of(kernels: Set[int], stream: Sequence[int]) -> _Makers:
+        return _Makers(kernels, Counter(stream[kernel] for kernel in kernels))
+
+
+_NOBODY = _Makers(frozenset(), {})
+
+
+def _union(parts: Mapping[int, _Makers], known: dict[frozenset[int], _Makers], stream: Sequence[int]) -> _Makers:
+    if len(parts) < 2:
+        return next(iter(parts.values()), _NOBODY)
+    key = frozenset(parts)
+    if key not in known:
+        known[key] = _Makers.of(frozenset().union(*(part.kernels for part in parts.values())), stream)
+    return known[key]
 
 
 CHECK = Check(
@@ -80,4 +117,5 @@ CHECK = Check(
     mend="Assign whole branches to one stream: rules `branch`, `embedding` or `auto`, and `propagate` behind them.",
     find=find,
     limits=("max_cross_edges", "max_cross_bytes", "max_cross_share"),
+    depends="costs",
 )

@@ -65,4 +65,5 @@ CHECK = Check(
     example="A chain of layers cut in two halves, one on each of two streams.",
     mend="Give its nodes the id of the stream that they wait for.",
     find=find,
+    depends="costs",
 )

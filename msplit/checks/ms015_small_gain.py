@@ -10,13 +10,15 @@ from msplit.checks.subject import Subject
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding."""
-    prediction = subject.prediction
-    limit = subject.settings.limits.min_gain
+    prediction, limit = subject.prediction, subject.settings.limits.min_gain
     if prediction.gain < limit:
+        judged = subject.judgement
         yield Finding(
             f"the predicted gain over one stream is {prediction.gain:.2f}x ({prediction.one_us:,.0f} µs to "
-            f"{prediction.makespan_us:,.0f} µs), below {limit:g}x",
-            "assign the streams again (`--rules auto`), or leave this model on one stream",
+            f"{prediction.makespan_us:,.0f} µs), below {limit:g}x. {judged.words}",
+            "leave this model on one stream"
+            if judged.kind == "never"
+            else "assign the streams again (`--rules auto`), or leave this model on one stream",
         )
 
 
@@ -35,4 +37,5 @@ CHECK = Check(
     "whether streams can help at all.",
     find=find,
     limits=("min_gain",),
+    depends="costs",
 )

@@ -14,7 +14,7 @@ from msplit.checks.subject import Subject
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding."""
     kernels = np.flatnonzero(subject.launches)
-    which = kernels[~subject.costs.known[kernels]]
+    which = kernels[~subject.costs.known[kernels]] if subject.guesses is None else subject.guesses.nodes
     limit = subject.settings.limits.max_unknown
     if len(kernels) and len(which) / len(kernels) > limit:
         ops = subject.flat.graph.ops
@@ -22,7 +22,9 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             f"the shapes of {len(which):,} of {len(kernels):,} kernels are not known (limit: {limit:.0%}), most of them "
             f"{', '.join(f'{op} ({count})' for op, count in common)}: what is predicted means little",
-            "give the shapes of the inputs: --batch N, --shape NAME=D,D,…",
+            "give the shapes of the inputs: --batch N, --shape NAME=D,D,…"
+            if subject.guesses is None
+            else subject.guesses.mend,
             subject.names(which),
             len(which),
         )
@@ -40,4 +42,5 @@ CHECK = Check(
     mend="Give the shapes of the inputs (--shape NAME=D,D,…, or `shapes:` in the settings), or export the model with them.",
     find=find,
     limits=("max_unknown",),
+    depends="costs",
 )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
+from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes
+from msplit.engines.cuda.coverage import cover
 
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding per op."""
-    # Here and not above: the engine's kernels are PyTorch's, and nothing else in checks needs it.
-    try:
-        from msplit.engines.cuda.coverage import cover
-
-        covered = cover(subject.flat)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise Skip("PyTorch is not installed, and the list of ops is made of its kernels") from None
+    covered = cover(subject.flat, subject.shapes)
     fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
     for op, names in sorted(covered.missing.items()):
         text = f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}"
+        yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
+    if covered.effects:
+        names = covered.effects
+        text = "the cuda engine runs inference only, and these are run for their effect: "
+        yield Finding(text + nodes(names, len(names)), fix, tuple(names[:NODES_SHOWN]), len(names))
+    for why, names in covered.refused.items():
+        text = f"the cuda engine refuses {nodes(names, len(names))}: {why}"
         yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
     for op, names in sorted(covered.stuck.items()):
         text = (
@@ -38,9 +38,10 @@ CHECK = Check(
     title="The cuda engine can not run an op",
     what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
     "between work for the GPU, "
-    "while that engine runs host ops before all of that or behind it. Ops that only effects need are "
-    "not looked at: the engine does not run them. Whether a loop can be unrolled is not looked at either: `msplit bench` "
-    "tells.",
+    "while that engine runs host ops before all of that or behind it. Or a step is run for its effect, such as "
+    "writing a variable. Or, found by building the model as the engine does it, without running it (where PyTorch is installed, and the "
+    "graph has loops, conds or lists): how many turns a loop takes, or which branch is taken where the branches differ in shape, "
+    "is known only in the run. What kernels make of attributes and types is not looked at: `msplit analyze --engine cuda` tells.",
     why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
     "it does not matter, "
     "which is why this is only an information.",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from msplit.checks.base import Check, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes, verb
+from msplit.formats.special import read_bytes
 from msplit.rules import patterns, streamfile
+from msplit.rules.options import MAX_STREAM_FILE
 from msplit.rules.regex import Regex
 from msplit.rules.streamfile import Entry
 
@@ -30,7 +31,12 @@ def find(subject: Subject) -> Iterator[Finding]:
 def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterator[Finding]:
     fix = "write the line as NVIDIA's reader takes it: `id:pattern,pattern`, one line per id, nothing else"
     # Not read_text: it would hide the carriage returns of Windows, which are part of the last pattern to that reader.
-    for trap in streamfile.traps(Path(file).read_bytes().decode("utf-8")):
+    try:
+        text = read_bytes(file, MAX_STREAM_FILE).decode("utf-8")
+    except (OSError, EOFError, ValueError) as error:  # a pipe gives its text once
+        yield Finding(f"it can not be read a second time: {getattr(error, 'strerror', None) or error}", fix, file=file)
+        return
+    for trap in streamfile.traps(text):
         yield Finding(trap.text, fix, file=file, line=trap.line)
     for entry in entries:
         if _ONLY_RE2.search(entry.pattern):

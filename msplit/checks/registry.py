@@ -28,6 +28,7 @@ from msplit.checks import (
     ms019_wrapped_id,
     ms020_no_ids,
     ms021_kernel_split,
+    ms022_stale_record,
 )
 from msplit.checks.base import Check
 from msplit.errors import MsplitError
@@ -56,6 +57,7 @@ CHECKS: dict[str, Check] = {
         ms019_wrapped_id,
         ms020_no_ids,
         ms021_kernel_split,
+        ms022_stale_record,
     )
 }
 """Code -> check, ascending."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from msplit.api.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
+from msplit.api.model import opened, priced
+from msplit.api.shown import Facts, Shown
 from msplit.checks.base import Check, Finding, Severity, Skip
 from msplit.checks.registry import chosen
-from msplit.checks.settings import Settings
+from msplit.checks.settings import CheckSettings
 from msplit.checks.subject import Subject
-from msplit.cost import DEFAULT_GPU, estimate, infer
+from msplit.cost import profile_file
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 from msplit.formats.model import Model
@@ -28,15 +33,29 @@ _NEEDS = {"rules": "no rules were given", "plan": "no plan was given", "against"
 
 @dataclass(frozen=True)
 class Reported:
-    """A finding with its code and severity."""
+    """A finding with its code and severity.
+
+    Attributes:
+        code: Of its check.
+        severity: As the settings want it.
+        finding: What was found.
+        judged_with: What it depends on beside the model, with where that is from; "" where it depends on nothing else.
+    """
 
     code: str
     severity: Severity
     finding: Finding
+    judged_with: str = ""
+
+    @property
+    def mend(self) -> tuple[str, ...]:
+        """How to mend it and, where it depends on something beside the model, what it was judged with: a sentence each."""
+        judged = (f"Judged with {self.judged_with}.",) if self.judged_with else ()
+        return (f"Fix: {self.finding.fix.removesuffix('.')}.", *judged)
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """What the checks found.
 
     Attributes:
@@ -48,6 +67,9 @@ class Report:
         streams: Streams that kernels run on.
         assumed: What was taken for granted about the shapes of inputs.
         failed: Whether there is a finding as severe as the settings' `fail_on`.
+        judged_with: What the model was judged with and where that is from, "" where nobody knows.
+        known: Findings that the baseline knows; they are not among `findings`.
+        gone: Findings that the baseline knows and that are none any more.
     """
 
     model: str
@@ -58,37 +80,67 @@ class Report:
     streams: tuple[int, ...]
     assumed: tuple[str, ...]
     failed: bool
+    judged_with: str = ""
+    known: int = 0
+    gone: int = 0
+
+    def _facts(self) -> Facts:
+        found = [(str(severity), f"{self.count(severity):,}") for severity in Severity if self.count(severity)]
+        codes = ", ".join(dict.fromkeys(one.code for one in self.findings)) or "none"
+        return [("model", self.model), ("failed", "yes" if self.failed else "no"), *found, ("findings", codes)]
 
     def count(self, severity: Severity) -> int:
         """Findings of a severity, those that are not told included."""
         severities = {found.code: found.severity for found in self.findings}
-        more = sum(number for code, number in self.omitted.items() if severities[code] is severity)
+        more = sum(number for code, number in self.omitted.items() if severities.get(code) is severity)
         return more + sum(found.severity is severity for found in self.findings)
 
 
 def check(
-    flat: FlatGraph,
-    settings: Settings | None = None,
+    flat: FlatGraph | str | os.PathLike[str],
+    settings: CheckSettings | None = None,
     *,
     ruleset: str | Path | RuleSet | None = None,
     plan: str | Path | PlanFile | None = None,
     against: str | Path | Model | None = None,
+    streams: int | None = None,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str | None = None,
 ) -> Report:
     """Checks the stream ids of a model. Nothing of it is executed.
 
     Args:
-        flat: The model, from `msplit.load`.
+        flat: The model, from `msplit.load`, or where it is.
         settings: Which checks, how severe, which limits, and what prices the nodes.
         ruleset: The rules that the ids should come from: loaded already, a file, or the name of a shipped rule set; those of the
             settings where it is not given.
         plan: The plan that the model should run by, or its file; that of the settings where it is not given.
         against: The model that the ids were made for, or its file.
+        streams: Ids are 0..streams-1; here and below that of the settings where it is not given.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name, over and above those of the settings.
+        gpu: Data sheet that prices the nodes.
+
+    What is not given is as the record of the assignment says, where the model has one.
 
     Raises:
         MsplitError: A file can not be read, or the settings name a check, a GPU or an input that does not exist.
     """
-    settings = settings or Settings()
+    settings = settings or CheckSettings()
+    given: dict[str, Any] = {
+        "streams": streams,
+        "batch": batch,
+        "gpu": gpu,
+        "shapes": {**settings.shapes, **shapes} if shapes else None,
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    settings = replace(settings, **said, origin={**settings.origin, **dict.fromkeys(said, GIVEN)})
+    flat = opened(flat)
     chosen(settings.select, settings.ignore)  # a wrong code is said before any work is done
+    origin = {} if settings.source is None else dict.fromkeys(ON_RULES, settings.source)
+    if ruleset is not None and "rules" not in settings.origin and settings.rules is None:
+        origin["rules"] = GIVEN
     ruleset = settings.rules if ruleset is None else ruleset
     if isinstance(ruleset, str | Path):
         ruleset = load_rules(ruleset, streams=settings.streams)
@@ -97,10 +149,13 @@ def check(
         plan = load_plan(plan)
     if isinstance(against, str | Path):
         against = read(against)
-    with phase("shapes and costs"):
-        shapes = infer(flat, batch=settings.batch, shapes=settings.shapes)
-        costs = estimate(flat, shapes, settings.gpu or DEFAULT_GPU)
-    return examine(Subject(flat, costs, settings, ruleset, plan, against), shapes.assumed)
+    profile = None if settings.profile is None else profile_file.load(settings.profile)
+    asked = Given(
+        ruleset, settings.streams, settings.batch, settings.shapes, settings.gpu, profile, {**origin, **settings.origin}
+    )
+    basis = settle(flat, asked)
+    sizes, costs = priced(flat, basis.workload)
+    return examine(Subject(flat, costs, settings, basis.ruleset, plan, against, sizes, basis), sizes.assumed)
 
 
 def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
@@ -123,7 +178,10 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
             skipped[one.code] = str(reason)
             continue
         severity = settings.severity.get(one.code, one.severity)
-        findings += [Reported(one.code, severity, finding) for finding in found[:MOST_FINDINGS]]
+        findings += [
+            Reported(one.code, severity, finding, _judged_with(one, finding, subject.basis))
+            for finding in found[:MOST_FINDINGS]
+        ]
         if len(found) > MOST_FINDINGS:
             omitted[one.code] = len(found) - MOST_FINDINGS
     return Report(
@@ -135,4 +193,12 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
         streams=subject.used,
         assumed=assumed,
         failed=any(found.severity.rank <= settings.fail_on.rank for found in findings),
+        judged_with="" if subject.basis is None else subject.basis.words(),
     )
+
+
+def _judged_with(one: Check, finding: Finding, basis: Basis | None) -> str:
+    depends = one.depends if finding.depends is None else finding.depends
+    if not depends or basis is None:
+        return ""
+    return basis.words(ON_RULES if depends == "rules" else ON_COSTS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msplit.arguments import MAX_STREAMS, whole
 from msplit.checks.base import Severity
+from msplit.schedule.judge import MUCH, WORTH
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,16 @@ class Limits:
         max_unknown: MS016: share of the kernels with unknown shapes, at most.
     """
 
-    min_gain: float = 1.05
+    min_gain: float = WORTH
     max_imbalance: float = 2.0
     max_cross_edges: int | None = None
     max_cross_bytes: int | None = None
     max_cross_share: float = 0.5
-    max_unknown: float = 0.25
+    max_unknown: float = MUCH
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckSettings:
     """Everything that a configuration file can say.
 
     Attributes:
@@ -46,8 +48,11 @@ class Settings:
         batch: Size of unknown leading dimensions.
         gpu: Data sheet that prices the nodes.
         shapes: Whole shapes by input name.
+        baseline: Findings that are known, a file.
+        profile: Profile that prices the nodes in place of the data sheet, a file.
         limits: Thresholds.
         source: The file that this comes from, None for the defaults.
+        origin: "rules", "batch" and so on -> who says so, where that is not the file.
     """
 
     select: tuple[str, ...] = ()
@@ -62,5 +67,13 @@ class Settings:
     batch: int | None = None
     gpu: str | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    baseline: str | None = None
+    profile: str | None = None
     limits: Limits = field(default_factory=Limits)
     source: str | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, most in (("streams", MAX_STREAMS), ("fork_streams", MAX_STREAMS), ("batch", None)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1, most)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit import rules
-from msplit.assignment import Assignment
+from msplit.analysis.guesses import Guesses, guesses
+from msplit.api.basis import Basis
 from msplit.checks.base import NODES_SHOWN, Skip
-from msplit.checks.settings import Settings
+from msplit.checks.settings import CheckSettings
 from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
 from msplit.errors import AssignError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import among
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
 from msplit.graph import Graph
-from msplit.rules import Context, Outcome, Remark, RuleSet, patterns
+from msplit.rules import Outcome, Remark, RuleSet, patterns
+from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import Judgement, judge
 from msplit.schedule.plan import Plan
 from msplit.schedule.planfile import PlanFile
 from msplit.schedule.predict import Prediction, predict
@@ -43,14 +47,18 @@ class Subject:
         ruleset: The rules that its ids should come from.
         plan_file: The plan that it should run by.
         against: The model that the ids were made for.
+        shapes: Shapes of its tensors, where they are known: they say what could be done about unknown ones.
+        basis: What all this comes from, for what findings say; None where nobody knows.
     """
 
     flat: FlatGraph
     costs: Costs
-    settings: Settings = field(default_factory=Settings)
+    settings: CheckSettings = field(default_factory=CheckSettings)
     ruleset: RuleSet | None = None
     plan_file: PlanFile | None = None
     against: Model | None = None
+    shapes: Shapes | None = None
+    basis: Basis | None = None
 
     @cached_property
     def stated(self) -> Longs:
@@ -117,25 +125,40 @@ class Subject:
             raise Skip(error.what) from None
 
     @cached_property
+    def judgement(self) -> Judgement:
+        """What these ids are worth.
+
+        Raises:
+            Skip: There is nothing to predict, or too much.
+        """
+        found = self.prediction
+        return judge(bounds(self.flat, self.costs), found.gain, len(found.lanes), worth=self.settings.limits.min_gain)
+
+    @cached_property
+    def guesses(self) -> Guesses | None:
+        """Kernels of unknown shape; None where nobody said what the shapes are."""
+        return None if self.shapes is None else guesses(self.flat, self.costs, self.shapes)
+
+    @cached_property
     def outcome(self) -> Outcome | AssignError:
         """What the rules make of the graph without its ids, those set by hand kept; the error if they contradict each other.
 
-        The rule `manual` would keep every id and so find nothing stale: in its place only the nodes of `hand_set` keep theirs.
+        The rule `manual` would keep every id and so find nothing stale: only the nodes of `hand_set` keep theirs. An id out of range is
+        MS001's.
         """
         assert self.ruleset is not None
-        kept = _Kept(self.hand_set, self.stated)
-        changed = tuple(kept if rule.key == "manual" else rule for rule in self.ruleset.rules)
+        streams = self.settings.streams or self.ruleset.streams
+        kept = self.hand_set & (self.stated >= 0) & (self.stated < streams)
         try:
-            return rules.assign(
-                self.flat, self.costs, replace(self.ruleset, rules=changed), streams=self.settings.streams
-            )
+            return rules.assign(self.flat, self.costs, self.ruleset, streams=self.settings.streams, by_hand=kept)
         except AssignError as error:
             return error
 
     @cached_property
     def hand_set(self) -> Mask:
-        """Nodes whose ids come from the model's code, as the settings say."""
-        mask = np.zeros(len(self.flat), np.bool_)
+        """Nodes whose ids come from the model's code, as the settings and the record of the assignment say."""
+        record = self.flat.model.record
+        mask = np.zeros(len(self.flat), np.bool_) if record is None else among(self.flat, record.by_hand)
         if self.settings.hand_set:
             mask[patterns.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
         return np.asarray(mask & (self.stated != ABSENT))
@@ -149,23 +172,6 @@ class Subject:
     def names(self, nodes: Sequence[int] | NDArray[np.integer]) -> tuple[str, ...]:
         """Names of the first nodes, as many as a finding holds."""
         return tuple(self.flat.graph.names[int(node)] for node in nodes[:NODES_SHOWN])
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """In place of `manual`: keeps the ids of some nodes."""
-
-    nodes: Mask
-    stated: Longs
-    key: ClassVar[str] = "manual"
-
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
-        inside = self.nodes & (self.stated >= 0) & (self.stated < context.streams)
-        claims = [
-            (np.flatnonzero(inside & (self.stated == stream)).astype(np.int32), stream, "set by hand")
-            for stream in np.unique(self.stated[inside]).tolist()
-        ]
-        return assignment.claim_many(claims, self.key), ()
 
 
 def stated(graph: Graph) -> Longs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -48,12 +49,30 @@ def command(
     if engine == "cuda":
         from msplit.engines.cuda.coverage import cover
 
-        with options.needs_torch():
-            coverage = cover(flat)
+        coverage = cover(flat, found.shapes, always=True)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
+    following: Sequence[str] = ()
+    if function is None:
+        given: dict[str, Any] = {
+            "--tag": tags,
+            "--signature": signature,
+            "--inputs": inputs,
+            "--outputs": outputs,
+            "--batch": batch,
+            "--shape": tuple(shapes),
+            "--gpu": gpu if options.was_given("gpu") else None,
+            "--profile": profile_path,
+        }
+        judged = found.judgement
+        if judged.helps:
+            given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": options.annotated(model)}
+            following = options.command_line("assign", model, given)
+        elif judged.kind != "nothing":
+            given.pop("--gpu")  # what runs it is its GPU
+            following = options.command_line("bench", model, given)
     options.show(
         style,
         "analyze",
-        analysis.document(found, chosen, coverage),
-        lambda: analysis.payload(found, chosen, coverage),
+        analysis.document(found, chosen, coverage, following),
+        lambda: analysis.payload(found, chosen, coverage, following),
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from msplit.cli import options, progress
-from msplit.report.text import plural
 
 if TYPE_CHECKING:
     from msplit.api import Assigned
@@ -23,9 +22,14 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 @click.command()
 @options.model_options
 @click.option(
-    "--rules", "ruleset", default="default", show_default=True, help="A rules file, or the name of a shipped rule set."
+    "--rules",
+    "ruleset",
+    default="auto",
+    show_default=True,
+    shell_complete=options.complete_rules,
+    help="A rules file, or the name of a shipped rule set.",
 )
-@click.option("--streams", type=click.IntRange(1, 1024), help="Number of streams (default: what the rules say).")
+@click.option("--streams", type=options.STREAMS, help="Number of streams (default: what the rules say).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the annotated model.")
 @click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
 @click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
@@ -48,6 +52,11 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 @click.option(
     "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
 )
+@click.option(
+    "--keep-ids/--no-keep-ids",
+    default=None,
+    help="Whether the rule `manual` keeps ids that are on the model: all, or none (default: those that msplit did not write).",
+)
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.cost_options
 @options.profile_option
@@ -69,6 +78,7 @@ def command(
     emits: Sequence[tuple[str, Path]],
     trace: Path | None,
     wrap: bool,
+    keep_ids: bool | None,
     force: bool,
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
@@ -111,7 +121,15 @@ def command(
                 tell=tell,
             )
     assigned = api.assign(
-        flat, ruleset, streams=streams, wrap=wrap, batch=batch, shapes=dict(shapes), gpu=gpu, profile=measured
+        flat,
+        ruleset,
+        streams=streams,
+        wrap=wrap,
+        batch=batch,
+        shapes=dict(shapes),
+        gpu=gpu,
+        profile=measured,
+        keep_ids=keep_ids,
     )
     explained = None if explain is None else assignment.explain(assigned, explain)
     written: list[str] = []
@@ -163,9 +181,9 @@ def _write(
     notes: list[str] = []
     warnings: list[str] = []
     if output is not None:
-        report, conflicts = api.save(assigned.flat, assigned.ids, output, costs=assigned.costs, force=force)
-        written.append(f"Written: {report.path}, {plural(report.set, 'stream id')} set or changed.")
-        warnings += assignment.conflict_warnings(conflicts)
+        report, conflicts = api.save(assigned.flat, assigned, output, force=force)
+        written.append(f"Written: {report.path}, {assignment.counted(report, len(assigned.changed))}.")
+        warnings += [*report.warnings, *assignment.conflict_warnings(conflicts)]
         notes += report.notes
     for kind, path in emits:
         api.emit(assigned, kind, path, force=force)

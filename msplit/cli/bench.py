@@ -5,19 +5,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from msplit.cli import options, progress
+from msplit.cli import comparing, options, progress
 from msplit.report.text import plural
+
+if TYPE_CHECKING:
+    from msplit.api.request import BenchRequest
+    from msplit.flatten.flat import FlatGraph
 
 
 @click.command()
 @options.model_options
 @click.option(
-    "--streams", type=options.Numbers(), default="1,2,4", show_default=True, help="Numbers of streams to compare."
+    "--streams",
+    type=options.Numbers(options.STREAMS),
+    default="1,2,4",
+    show_default=True,
+    help="Numbers of streams to compare.",
 )
-@click.option("--rules", "ruleset", help="Rules for a graph without ids (default: default), or in place of its ids.")
+@click.option(
+    "--rules",
+    "ruleset",
+    shell_complete=options.complete_rules,
+    help="Rules for a graph without ids (default: auto), or in place of its ids.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["cuda", "tensorflow"]),
@@ -75,10 +89,23 @@ from msplit.report.text import plural
     type=click.Path(path_type=Path),
     help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
 )
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="cuda: measure nothing; find the first node whose value is not TensorFlow's, value by value.",
+)
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
-@options.cost_options
+@options.sweep_options
 @options.profile_option
-@options.format_option
+@comparing.options
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["table", "json", "md", "csv"]),
+    default="table",
+    show_default=True,
+    help="How to print the result. csv: a row per variant and batch.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -112,12 +139,14 @@ def command(
     plan_out: Path | None,
     plan: Path | None,
     trace: Path | None,
+    bisect: bool,
     force: bool,
     op_libraries: Sequence[Path],
-    batch: int | None,
+    batches: tuple[int, ...] | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str,
     profile_path: Path | None,
+    beside: comparing.Beside,
     style: str,
 ) -> None:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model."""
@@ -128,6 +157,22 @@ def command(
     from msplit.measure.result import Settings
     from msplit.report import benchmark
 
+    others = {
+        "--tune": tune,
+        "-o": output,
+        "--plan-out": plan_out,
+        "--plan": plan,
+        "--trace": trace,
+        "--save-reference": save_reference,
+    }
+    if bisect and (extra := [name for name, value in others.items() if value]):
+        raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
+    if bisect and engine == "tensorflow":
+        raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
+    if bisect and (len(batches or ()) > 1 or style == "csv"):
+        raise click.UsageError(
+            "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
+        )
     if tune and no_capture:
         raise click.UsageError("--tune measures CUDA graphs: leave --no-capture out.")
     if not tune and (output is not None or plan_out is not None):
@@ -135,16 +180,26 @@ def command(
         raise click.UsageError(
             f"{option} writes what --tune finds: give --tune, too (`msplit assign` writes what rules find)."
         )
+    several = len(batches or ()) > 1
+    if several:
+        one_batch = {"--tune": tune, "--plan": plan, "--trace": trace, "--reference": reference}
+        comparing.refuse_several({**one_batch, "--save-reference": save_reference})
+    elif beside.plot is not None:
+        raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
+    if beside.plot is not None and beside.plot.suffix.lower() != ".svg":
+        raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
+    then = beside.load()
     measured = options.profile(profile_path)
     flat = options.load(model, tags, signature, inputs, outputs)
-    check_places(flat, [path for path in (output, plan_out, trace) if path is not None], force=force)
+    places = (output, plan_out, trace, save_reference, beside.plot)
+    check_places(flat, [path for path in places if path is not None], force=force)
     request = BenchRequest(
         streams=streams,
         ruleset=ruleset,
         engine=engine,
-        batch=batch,
+        batch=batches[0] if batches else None,
         shapes=dict(shapes),
-        inputs=dict(options.input_file(text) for text in given),
+        inputs=options.input_files(given),
         gpu=gpu,
         profile=measured,
         seed=seed,
@@ -166,8 +221,14 @@ def command(
         timelines=trace is not None,
         command=("msplit", *sys.argv[1:]),
     )
-    with progress.reporting() as tell:
-        found = bench(flat, request, progress=tell)
+    if bisect:
+        ctx.exit(_bisect(flat, request, style))
+    comparing.refuse(then, request, beside.limit, flat)
+    if several:
+        swept = comparing.sweep(flat, request, batches or ())
+        ctx.exit(comparing.report(flat, swept, beside, then, style, force=force))
+    with progress.reporting() as show:
+        found = bench(flat, request, progress=show)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
         written = write(flat, found.tuned, output=output, plan=plan_out, force=force)
@@ -178,9 +239,18 @@ def command(
         written.append(
             f"Written: {trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )
-    options.show(
-        style, "bench", benchmark.document(flat, found, written), lambda: benchmark.payload(flat, found, written)
+    shown = comparing.Shown(
+        benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    if found.result.failed:
-        click.echo(f"error: outputs differ\n{found.result.describe_failures()}", err=True)
-        ctx.exit(1)
+    ctx.exit(comparing.show(flat, shown, then, beside.limit, style))
+
+
+def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:
+    """Finds the node at which outputs begin to differ. Exit code 1 where there is one."""
+    from msplit.api import bisect
+    from msplit.report import bisect as report
+
+    with progress.reporting() as show:
+        found = bisect.bisect(flat, request, progress=show)
+    options.show(style, "bisect", report.document(flat, found), lambda: report.payload(flat, found))
+    return int(found.culprit is not None or found.drift is not None)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, output
+from msplit.errors import MsplitError, WriteError
+from msplit.report.text import plural
 
 if TYPE_CHECKING:
-    from msplit.checks import Report, Settings
+    from msplit.checks import CheckSettings, Report
 
 FORMATS = ("table", "json", "md", "github", "junit", "sarif")
 
@@ -26,40 +30,63 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
 
     checks = tuple(CHECKS.values()) if value.lower() == "all" else (lookup(value),)
     pages = "\n".join(findings.page(check) for check in checks)
-    click.echo("\n".join(options.folded(line) if len(line) > 80 else line for line in pages.split("\n")), nl=False)
+    output.say("\n".join(options.folded(line) if len(line) > 80 else line for line in pages.rstrip("\n").split("\n")))
     ctx.exit()
 
 
 @click.command()
-@options.model_options
-@click.option("--rules", metavar="FILE|NAME", help="Rules that the ids should come from.")
+@click.argument("models", metavar="MODEL…", type=click.Path(path_type=Path), nargs=-1, required=True)
+@options.choice_options
+@click.option(
+    "--rules", metavar="FILE|NAME", shell_complete=options.complete_rules, help="Rules that the ids should come from."
+)
 @click.option("--plan", type=click.Path(path_type=Path), help="Plan to prove (from `msplit assign --emit plan`).")
 @click.option("--against", type=click.Path(path_type=Path), metavar="OLD", help="The model that the ids were made for.")
-@click.option("--streams", type=click.IntRange(1), help="Ids are 0..N-1 (default: as the rules or the plan say).")
+@click.option("--streams", type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say).")
 @click.option(
-    "--select", type=options.Names(), metavar="CODES", help="Only these codes; beginnings such as MS01 are fine."
+    "--select",
+    type=options.Names(),
+    metavar="CODES",
+    shell_complete=options.complete_codes,
+    help="Only these codes; beginnings such as MS01 are fine.",
 )
-@click.option("--ignore", type=options.Names(), metavar="CODES", help="Not these codes.")
+@click.option(
+    "--ignore", type=options.Names(), metavar="CODES", shell_complete=options.complete_codes, help="Not these codes."
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward).",
 )
 @click.option("--fail-on", type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1.")
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    help="Known findings, which --write-baseline wrote: only others are told, and fail.",
+)
+@click.option(
+    "--write-baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what is found as known, and exit 0. Replaces an earlier baseline.",
+)
 @click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
 @click.option(
     "--explain",
     metavar="CODE|all",
+    shell_complete=options.complete_code,
     callback=_explain,
     is_eager=True,
     expose_value=False,
     help="Explain a code and exit.",
 )
 @options.size_options
-@click.option("--gpu", help="GPU whose data sheet prices the nodes (default: h200).")
+@options.gpu_option(default=None)
+@options.profile_option
+@options.record_option
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
 def command(
-    model: Path,
+    models: tuple[Path, ...],
     tags: Sequence[str] | None,
     signature: str | None,
     inputs: Sequence[str] | None,
@@ -72,21 +99,31 @@ def command(
     ignore: Sequence[str] | None,
     config: Path | None,
     fail_on: str | None,
+    baseline: Path | None,
+    write_baseline: Path | None,
     exit_zero: bool,
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
     gpu: str | None,
+    profile_path: Path | None,
+    no_record: bool,
     style: str,
 ) -> int:
-    """Check the stream ids of MODEL: are they valid, whole, safe, and still worth it? The model is not executed.
+    """Check the stream ids of one or more models: are they valid, whole, safe, and still worth it? No model is executed.
 
-    Exit code 0: nothing found; 1: an error (or what --fail-on says) was found; 2: it could not be checked. Options win over settings.
+    Exit code 0: nothing found; 1: an error (or what --fail-on says) was found; 2: it could not be checked. Options win over settings, and
+    settings over what `msplit assign` has recorded with the model.
     """
     from msplit import checks, formats
     from msplit import rules as rule_sets
+    from msplit.api.basis import GIVEN
+    from msplit.checks import baseline as baselines
     from msplit.checks.registry import chosen
     from msplit.schedule import planfile
 
+    if len(models) > 1 and (plan is not None or against is not None):
+        option = "--plan" if plan is not None else "--against"
+        raise click.UsageError(f"{option} belongs to one model, and {len(models)} were given.")
     settings = _settings(config)
     given: dict[str, Any] = {
         "streams": streams,
@@ -97,51 +134,82 @@ def command(
         "plan": None if plan is None else str(plan),
         "batch": batch,
         "gpu": gpu,
-        "shapes": {**settings.shapes, **dict(shapes)},
+        "profile": None if profile_path is None else str(profile_path),
+        "baseline": None if baseline is None else str(baseline),
+        "shapes": {**settings.shapes, **dict(shapes)} if shapes else None,
     }
-    settings = replace(settings, **{key: value for key, value in given.items() if value is not None})
+    said = {key: value for key, value in given.items() if value is not None}
+    settings = replace(settings, **said, origin=dict.fromkeys(said, GIVEN))
     chosen(settings.select, settings.ignore)  # a wrong code is said before a large model is read
     ruleset = None if settings.rules is None else rule_sets.load(settings.rules, streams=settings.streams)
     plan_file = None if settings.plan is None else planfile.load(settings.plan)
-    flat = options.load(model, tags, signature, inputs, outputs)
+    known = () if settings.baseline is None or write_baseline is not None else baselines.load(settings.baseline)
     old = (
         None
         if against is None
         else formats.read(against, tags=tags, signature=signature, inputs=inputs, outputs=outputs)
     )
-    report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
-    _show(style, report, settings, verbose=options.is_set("verbose"))
-    return int(report.failed and not exit_zero)
+    reports: list[Report] = []
+    unread = 0
+    for model in models:
+        try:
+            flat = options.load(model, tags, signature, inputs, outputs, record=not no_record)
+            report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
+        except MsplitError as problem:
+            if len(models) == 1:
+                raise
+            unread += 1
+            output.tell(f"error: {problem}")
+            continue
+        if settings.baseline is not None and write_baseline is None:
+            report = baselines.without_known(report, known, Path(settings.baseline).parent, settings)
+        reports.append(report)
+    if reports:
+        _show(style, reports, settings, together=len(models) > 1)
+    if unread:
+        return 2
+    if write_baseline is not None:
+        if os.path.lexists(write_baseline) and not baselines.is_baseline(write_baseline):
+            raise WriteError(
+                "is there already, and is no baseline", where=str(write_baseline), fix="choose another name"
+            )
+        formats.write_bytes_atomic(write_baseline, baselines.dumps(reports, write_baseline.parent), force=True)
+        count = sum(len(report.findings) for report in reports)
+        options.note(f"Written: {write_baseline}, {plural(count, 'known finding')}.")
+        return 0
+    return int(any(report.failed for report in reports) and not exit_zero)
 
 
-def _settings(config: Path | None) -> Settings:
-    from msplit.checks import Settings
+def _settings(config: Path | None) -> CheckSettings:
+    from msplit.checks import CheckSettings
     from msplit.checks import config as reader
 
     path = config or reader.find(Path.cwd())
-    return Settings() if path is None else reader.load(path)
+    return CheckSettings() if path is None else reader.load(path)
 
 
-def _show(style: str, report: Report, settings: Settings, *, verbose: bool) -> None:
+def _show(style: str, reports: Sequence[Report], settings: CheckSettings, *, together: bool) -> None:
     from msplit.cli import progress
     from msplit.report import findings
 
     progress.clear()
-
-    def payload() -> Mapping[str, Any]:
-        return findings.payload(report)
-
     if style == "github":
         from msplit.report import github
 
-        click.echo(github.dumps(report), nl=False)
+        output.commands(github.dumps(*reports))
     elif style == "junit":
         from msplit.report import junit
 
-        click.echo(junit.dumps(report, settings.fail_on), nl=False)
+        output.xml(junit.dumps(*reports, fail_on=settings.fail_on))
     elif style == "sarif":
         from msplit.report import sarif
 
-        click.echo(sarif.dumps(report))
+        output.json(sarif.dumps(*reports))
+    elif style == "json" and together:
+        from msplit.report import jsonio
+
+        output.json(jsonio.dumps("check", findings.together(reports)))
     else:
-        options.show(style, "check", findings.document(report, verbose=verbose), payload)
+        for report in reports:
+            payload = partial(findings.payload, report)
+            options.show(style, "check", findings.document(report, verbose=options.is_set("verbose")), payload)

@@ -13,11 +13,19 @@ from msplit.cli import options
 @click.command()
 @click.argument("old", type=click.Path(path_type=Path))
 @options.model_options
-@click.option("--rules", "ruleset", help="Rules file or rule set behind the new ids: says which rule moved a node.")
-@click.option("--streams", type=click.IntRange(1), help="Number of streams of the rules, instead of what they say.")
+@click.option(
+    "--rules",
+    "ruleset",
+    shell_complete=options.complete_rules,
+    help="Rules file or rule set behind the new ids: says which rule moved a node.",
+)
+@click.option("--streams", type=options.STREAMS, help="Number of streams of the rules, instead of what they say.")
 @click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
-@options.cost_options
+@options.size_options
+@options.gpu_option(default=None)
+@options.profile_option
+@options.record_option
 @options.format_option
 def command(
     old: Path,
@@ -32,26 +40,30 @@ def command(
     exit_code: bool,
     batch: int | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str,
+    gpu: str | None,
+    profile_path: Path | None,
+    no_record: bool,
     style: str,
 ) -> int:
     """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan.
 
-    Nodes are matched by name. Neither model is executed.
+    Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
-    from msplit import api, rules
+    from msplit import rules
+    from msplit.api.basis import Given, settle
+    from msplit.api.model import priced
     from msplit.report import difference
     from msplit.report.compare import Side, compare
 
     chosen = rules.load(ruleset, streams=streams) if ruleset else None
-
-    def side(path: Path) -> Side:
-        flat = options.load(path, tags, signature, inputs, outputs)
-        return Side.of(flat, api.price(flat, batch=batch, shapes=dict(shapes), gpu=gpu)[1])
-
-    found = compare(side(old), side(model), chosen)
-    document = difference.document(found, None if everything else difference.SHOWN)
-    options.show(style, "diff", document, lambda: difference.payload(found))
+    given = Given(chosen, streams, batch, dict(shapes), gpu, options.profile(profile_path))
+    before, now = (options.load(path, tags, signature, inputs, outputs, record=not no_record) for path in (old, model))
+    basis = settle(now, given)
+    basis = basis.of_both(before)
+    old_side, new_side = (Side.of(flat, priced(flat, basis.workload)[1]) for flat in (before, now))
+    found = compare(old_side, new_side, basis.ruleset)
+    document = difference.document(found, None if everything else difference.SHOWN, judged_with=basis.words())
+    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=basis.words()))
     return int(exit_code and not found.same)
 
 

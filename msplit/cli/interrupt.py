@@ -1,44 +1,67 @@
-"""Ctrl-C that is not lost: an import of a large library may catch the KeyboardInterrupt, so it is raised again where work goes on."""
+"""Ctrl-C and SIGTERM end a command in order, so that nothing half-written stays behind.
+
+Both are exceptions that unwind the program. An import of a large library may catch a KeyboardInterrupt, so what came is remembered,
+and raised again where work goes on.
+"""
 
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
-_pressed = threading.Event()
+_BY_SHELL = 128
+"""What shells add to the number of a signal that ended a command."""
+
+_watched: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+"""The signals with the handlers that are replaced: those that a host program or `nohup` has set stay."""
+
+_came: list[int] = []
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP came. A BaseException, so that nothing takes it for a failure that it could do without."""
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Remembers an interrupt in the block, beside raising it as Python does. Leaves handlers of others alone."""
-    _pressed.clear()
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
+    """Raises KeyboardInterrupt or `Terminated` in the block when such a signal comes, and remembers it."""
+    _came.clear()
+    if current_thread() is not main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, _interrupted)
+    ours = [number for number, usual in _watched.items() if signal.getsignal(number) is usual]
+    for number in ours:
+        signal.signal(number, _interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ours:
+            signal.signal(number, _watched[number])
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    _pressed.set()
-    signal.default_int_handler(number, frame)
+    del frame
+    _came.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+    raise Terminated
 
 
-def pressed() -> bool:
-    """Whether there was an interrupt."""
-    return _pressed.is_set()
+def exit_code() -> int | None:
+    """What the command ends with because of a signal that came, 130 for Ctrl-C and 143 for SIGTERM; None where none did."""
+    return _BY_SHELL + _came[0] if _came else None
 
 
 def check() -> None:
     """Raises an interrupt that something has swallowed."""
-    if _pressed.is_set():
-        raise KeyboardInterrupt
+    if _came:
+        raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated

@@ -6,6 +6,7 @@ import copy
 import errno
 import functools
 import importlib
+import io
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from msplit._version import __version__
-from msplit.cli import interrupt
+from msplit.cli import interrupt, output
 from msplit.errors import MsplitError, WriteError
 
 COMMANDS = {
@@ -30,10 +31,38 @@ COMMANDS = {
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
     "sample": "Build one of the sample models.",
+    "show": "What is in a model's file: tags, signatures, inputs, outputs, functions.",
+    "strip": "Write a model without its stream ids.",
 }
 """Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
 
+EXAMPLES = {
+    "analyze": ("msplit analyze model.pb --batch 128",),
+    "assign": ("msplit assign model.pb --rules auto --streams 4 -o annotated.pb",),
+    "bench": (
+        "msplit bench model.pb --streams 1,2,4 --batch 128",
+        "msplit bench model.pb --rules auto --streams 16 --batch 1,8,32,128 --plot sweep.svg",
+        "msplit bench model.pb --batch 128 --baseline old.json --fail-if-slower 5%",
+    ),
+    "check": (
+        "msplit check annotated.pb --fail-on warning",
+        "msplit check models/*.pb --baseline known.json",
+    ),
+    "diff": ("msplit diff before.pb annotated.pb",),
+    "doctor": ("msplit doctor",),
+    "profile": ("msplit profile model.pb --batch 128 -o profile.json",),
+    "report": ("msplit report annotated.pb -o report.html",),
+    "rules": ("msplit rules recsys > my-rules.yaml",),
+    "sample": ("msplit sample mmoe --size experts=8 -o mmoe.pb",),
+    "show": ("msplit show saved_model/",),
+    "strip": ("msplit strip annotated.pb -o plain.pb",),
+}
+"""Subcommand -> what to type, for its --help."""
+
 INTERRUPTED = 130
+
+_OUT_OF_MEMORY = "error: out of memory\n  fix: raise the limit (ulimit -v), use a machine with more memory, or cut the model with --outputs"
+_NO_ROOM_TO_LOAD = ("failed to map segment from shared object", "cannot allocate memory", "Cannot allocate memory")
 
 
 class _Commands(click.Group):
@@ -49,6 +78,8 @@ class _Commands(click.Group):
             return None
         command: click.Command = copy.copy(importlib.import_module(f"msplit.cli.{cmd_name}").command)
         command.params = [*command.params, *_verbosity()]  # people type them behind the command, too
+        title = "Examples:" if len(EXAMPLES[cmd_name]) > 1 else "Example:"
+        command.epilog = "\n".join(["\b", title, *(f"  {line}" for line in EXAMPLES[cmd_name])])
         command.callback = _showing_progress(command.callback)
         return command
 
@@ -58,13 +89,14 @@ class _Commands(click.Group):
             sys.stdout.flush()
         except BrokenPipeError:
             # Click would make this exit code 1, which means findings. The reader went away (`| head`) and has what it wanted.
-            _give_up_stdout()
+            output.give_up(sys.stdout)
+            output.tell_written()
             return 0
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                 raise
             # Files are written elsewhere, with errors of their own: this is standard output.
-            _give_up_stdout()
+            output.give_up(sys.stdout)
             raise WriteError(
                 f"can not be written: {problem.strerror}",
                 where="standard output",
@@ -134,23 +166,25 @@ cli.params += _verbosity()
 
 
 def entry(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0 fine, 1 findings, 2 usage, load or internal error, 130 interrupted."""
+    """Runs the command line and exits: 0 fine, 1 findings, 2 usage, load or internal error, 130 interrupted, 143 terminated."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Runs the command line and returns the exit code."""
     debug = "--debug" in arguments
-    if sys.stdout is None or sys.stderr is None:  # closed by the caller (`>&-`)
-        sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    output.begin()
     # What TensorFlow has to say comes as exceptions; its log is noise here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with interrupt.watched():
-        code = _run(arguments, debug)
-        if interrupt.pressed() and code != INTERRUPTED:
-            # Something caught the interrupt and failed for want of what it left out, or went on to the end.
-            return _say("interrupted", INTERRUPTED)
-        return code
+    try:
+        with interrupt.watched():
+            code = _run(arguments, debug)
+            interrupt.check()  # something may have caught it and failed for want of what it left out, or gone on to the end
+            return code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except interrupt.Terminated:
+        return _say("terminated", interrupt.exit_code() or INTERRUPTED)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -158,35 +192,38 @@ def _run(arguments: list[str], debug: bool) -> int:
         result = cli.main(arguments, prog_name="msplit", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.Abort:
-        return _say("interrupted", INTERRUPTED)
-    except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        raise
     except click.ClickException as problem:
-        problem.show(sys.stderr)
-        return 2
+        shown = io.StringIO()
+        problem.show(shown)
+        return _say(shown.getvalue().rstrip("\n"), 2)
     except MsplitError as problem:
         if debug:
-            traceback.print_exc()
+            output.tell(traceback.format_exc())
         return _say(f"error: {problem}", 2)
     except MemoryError:
-        return _say("error: out of memory\n  fix: use a machine with more memory, or cut the model with --outputs", 2)
+        return _say(_OUT_OF_MEMORY, 2)
     except Exception as problem:
-        return _internal(problem, debug)
+        return _say(_OUT_OF_MEMORY, 2) if _without_room(problem) else _internal(problem, debug)
 
 
-def _give_up_stdout() -> None:
-    """Lets what is left in the buffer go nowhere, so that flushing it at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _without_room(problem: Exception) -> bool:
+    """Whether a limit on memory (`ulimit -v`) kept a library from being loaded or a call from being made."""
+    if isinstance(problem, OSError):
+        return problem.errno == errno.ENOMEM
+    return isinstance(problem, ImportError) and any(said in str(problem) for said in _NO_ROOM_TO_LOAD)
 
 
 def _say(text: str, code: int) -> int:
-    click.echo(text, err=True)
+    """Says how a command failed, and which files it had written by then."""
+    output.tell(text)
+    output.tell_written()
     return code
 
 
 def _internal(problem: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exc()
+        output.tell(traceback.format_exc())
     frame: Any = traceback.extract_tb(problem.__traceback__)[-1]
     return _say(
         f"error: internal error in msplit: {type(problem).__name__}: {problem}\n"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from msplit.errors import MsplitError
+from msplit.cli import output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,21 +39,26 @@ class Names(Parameter):
 
 
 class Numbers(Parameter):
-    """A comma-separated list of positive integers."""
+    """A comma-separated list of whole numbers.
+
+    Args:
+        each: What each of them may be.
+    """
 
     name = "n,n,…"
 
+    def __init__(self, each: click.IntRange) -> None:
+        self._each = each
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parses, refusing what is not a positive integer."""
+        """Parses, refusing what each of them may not be in the words of a single number."""
         if isinstance(value, tuple):
             return value
         try:
-            numbers = tuple(int(part) for part in value.split(","))
+            numbers = [int(part) for part in value.split(",")]
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers such as 1,2,4", param, ctx)
-        if min(numbers) < 1:
-            self.fail("the number of streams is at least 1", param, ctx)
-        return numbers
+        return tuple(self._each.convert(number, param, ctx) for number in numbers)
 
 
 class Shape(Parameter):
@@ -75,6 +80,64 @@ class Shape(Parameter):
         return name, shape
 
 
+GPUS = ("h200", "h100", "a100", "l4", "t4")
+"""What `msplit.cost.gpu_names` lists, here without reading the data sheets."""
+
+STREAMS = click.IntRange(1, 1024)
+"""A number of streams."""
+
+
+def _suggested(names: Callable[[], Sequence[str]], *, files: bool = False) -> Callable[..., list[CompletionItem]]:
+    """Completion by names, and by files where no name fits and `files` says that there may be one."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        del ctx, param
+        before, comma, last = incomplete.rpartition(",")
+        found = [CompletionItem(f"{before}{comma}{name}") for name in names() if name.startswith(last)]
+        return found or ([CompletionItem(incomplete, type="file")] if files else [])
+
+    return complete
+
+
+def _rule_sets() -> Sequence[str]:
+    from msplit import rules
+
+    return rules.available()
+
+
+def _samples() -> Sequence[str]:
+    from msplit import samples
+
+    return samples.names()
+
+
+def _codes() -> Sequence[str]:
+    from msplit.checks import CHECKS
+
+    return tuple(CHECKS)
+
+
+complete_rules = _suggested(_rule_sets, files=True)
+complete_rule_set = _suggested(_rule_sets)
+complete_sample = _suggested(_samples)
+complete_gpu = _suggested(lambda: GPUS, files=True)
+complete_codes = _suggested(_codes)
+complete_code = _suggested(lambda: (*_codes(), "all"))
+
+
+def gpu_option(*, default: str | None = "h200") -> Callable[[Decorated], Decorated]:
+    """--gpu, with the names that there are."""
+    return click.option(
+        "--gpu",
+        default=default,
+        show_default=default is not None,
+        metavar="NAME|FILE",
+        shell_complete=complete_gpu,
+        help=f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own"
+        + (" (default: h200)." if default is None else "."),
+    )
+
+
 def _together(*several: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
     """Several options as one decorator; --help lists them in this order."""
 
@@ -86,31 +149,53 @@ def _together(*several: Callable[[Decorated], Decorated]) -> Callable[[Decorated
     return decorate
 
 
-model_options = _together(
-    click.argument("model", type=click.Path(path_type=Path)),
+choice_options = _together(
     click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
     click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
     click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
     click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
 )
+"""The choices that a model's file may leave open."""
+
+model_options = _together(click.argument("model", type=click.Path(path_type=Path)), choice_options)
 """MODEL and the choices that its file may leave open."""
+
+_shape_option = click.option(
+    "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+)
 
 size_options = _together(
     click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."),
-    click.option(
-        "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-    ),
+    _shape_option,
 )
 """What sizes the graph."""
 
 cost_options = _together(
     size_options,
-    click.option("--gpu", default="h200", show_default=True, help="GPU whose data sheet prices the nodes."),
+    gpu_option(),
 )
 """What sizes and prices the graph."""
 
+sweep_options = _together(
+    click.option(
+        "--batch",
+        "batches",
+        type=Numbers(click.IntRange(1)),
+        help="Size of unknown leading dimensions (default: 1). Several, such as 1,8,32, are measured one after the other.",
+    ),
+    _shape_option,
+    gpu_option(),
+)
+"""What sizes and prices the graph, for a command that can do so several times."""
+
 run_options = _together(
-    click.option("--input", "given", multiple=True, metavar="NAME=FILE.npy", help="Values of an input. Repeatable."),
+    click.option(
+        "--input",
+        "given",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="Values of an input: .npy, .npz, TFRecord or JSON. Without a name, those that the file names. Repeatable.",
+    ),
     click.option("--seed", default=0, show_default=True, help="Of made-up inputs."),
     click.option(
         "--precision",
@@ -143,6 +228,10 @@ profile_option = click.option(
     help="Costs that `msplit profile` measured, in place of the data sheet's.",
 )
 
+record_option = click.option(
+    "--no-record", is_flag=True, help="Do not go by what `msplit assign` has recorded with the model."
+)
+
 format_option = click.option(
     "--format",
     "style",
@@ -160,12 +249,20 @@ def profile(path: Path | None) -> Profile | None:
     return None if path is None else profile_file.load(path)
 
 
-def input_file(text: str) -> tuple[str, Path]:
-    """The name and the file of --input."""
-    name, equals, path = text.partition("=")
-    if not equals or not name or not path:
-        raise click.BadParameter(f"{text!r}: write it as name=file.npy", param_hint="'--input'")
-    return name, Path(path)
+def input_files(texts: Sequence[str]) -> dict[str, Path]:
+    """The files of --input by name; "" is the name of one that names its inputs itself."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).is_file():
+            name, path = "", text
+        if not path or (equals and not name and path != text):
+            raise click.BadParameter(f"{text!r}: write it as name=FILE, or FILE alone", param_hint="'--input'")
+        if name in found:
+            said = f"input {name!r} is given twice" if name else "two files without a name"
+            raise click.BadParameter(f"{said}: {found[name]} and {path}", param_hint="'--input'")
+        found[name] = Path(path)
+    return found
 
 
 def load(
@@ -175,6 +272,8 @@ def load(
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
     function: str | None = None,
+    *,
+    record: bool = True,
 ) -> FlatGraph:
     """Reads and flattens the model that the shared options name, or one function of it."""
     from msplit import api
@@ -186,7 +285,40 @@ def load(
         inputs=inputs or None,
         outputs=outputs or None,
         function=function,
+        record=record,
     )
+
+
+def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple[str, ...]:
+    """A command on the same model, as it is typed in a shell, in parts that belong on one line.
+
+    Args:
+        command: Its name.
+        model: The model.
+        further: Option -> its value; a tuple of pairs is an option for each, other tuples are lists. What is None or empty is left out.
+    """
+    import shlex
+
+    parts = [shlex.join(["msplit", command, str(model)])]
+    for option, value in further.items():
+        if value is None or value == ():
+            continue
+        pairs = isinstance(value, tuple) and isinstance(value[0], tuple)
+        for one in value if pairs else (value,):
+            if pairs:
+                one = f"{one[0]}={','.join(str(size) for size in one[1])}"
+            parts.append(shlex.join([option, ",".join(one) if isinstance(one, tuple) else str(one)]))
+    return tuple(parts)
+
+
+def annotated(model: Path) -> Path:
+    """Where a command that we propose writes: beside nothing that is there, in the folder where the user is."""
+    return Path(f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams")
+
+
+def was_given(name: str) -> bool:
+    """Whether the command was given this parameter, which otherwise has its default."""
+    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
 
 
 def is_set(option: str) -> bool:
@@ -200,17 +332,22 @@ def note(text: str) -> None:
 
     progress.clear()
     if not is_set("quiet"):
-        click.echo(text, err=True)
+        output.tell(text)
 
 
-def console(*, err: bool = False) -> Console:
-    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so."""
+def console(*, err: bool = False, file: IO[str] | None = None) -> Console:
+    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so.
+
+    Args:
+        err: Whether it is standard error.
+        file: What else to write to.
+    """
     import os
     import shutil
 
     from rich.console import Console
 
-    stream = sys.stderr if err else sys.stdout
+    stream = file or (sys.stderr if err else sys.stdout)
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = max(100, shutil.get_terminal_size((100, 24)).columns)
@@ -233,19 +370,8 @@ def show(style: str, command: str, document: Document, payload: Callable[[], Map
 
     progress.clear()
     if style == "json":
-        click.echo(jsonio.dumps(command, payload()))
+        output.json(jsonio.dumps(command, payload()))
     elif style == "md":
-        click.echo(render.to_markdown(document), nl=False)
+        output.rendered(render.to_markdown(document))
     else:
         render.to_terminal(document, console())
-
-
-@contextlib.contextmanager
-def needs_torch() -> Iterator[None]:
-    """Turns a missing PyTorch into a message."""
-    try:
-        yield
-    except ModuleNotFoundError as problem:
-        raise MsplitError(
-            "the cuda engine's kernel library, PyTorch, is not installed", fix="pip install 'msplit[cuda]'"
-        ) from problem

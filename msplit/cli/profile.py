@@ -57,7 +57,7 @@ def command(
     request = ProfileRequest(
         batch=batch,
         shapes=dict(shapes),
-        inputs=dict(options.input_file(text) for text in given),
+        inputs=options.input_files(given),
         seed=seed,
         ieee=precision == "ieee",
         layout=layout,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-import click
-
-from msplit import progress
-from msplit.cli import interrupt
+from msplit import escape, progress
+from msplit.cli import interrupt, output
 
 PATIENCE = 0.7
 """Seconds after which a command that is still at work shows a bar."""
@@ -37,6 +37,10 @@ class Silent:
     def end(self) -> None:
         """See `progress.Listener`."""
 
+    def wrote(self, path: Path) -> None:
+        """See `progress.Listener`."""
+        output.wrote(path)
+
     def close(self) -> None:
         """Nothing to take away."""
 
@@ -48,6 +52,7 @@ class Bar(Silent):
         self._phases: list[tuple[str, float | None]] = []
         self._lock = threading.Lock()  # a timer draws first, so that one long first phase shows, too
         self._closed = False
+        self._terminal = _terminal()
         self._drawn: Any = None
         self._task: Any = None
         self._timer = threading.Timer(patience, self._draw)
@@ -60,6 +65,8 @@ class Bar(Silent):
         with self._lock:
             self._phases.append((what, None))
             self._show()
+            if self._drawn is not None:
+                self._drawn.refresh()  # now: what begins may keep the interpreter to itself, as an import does
 
     def share(self, done: float) -> None:
         """See `progress.Listener`."""
@@ -84,6 +91,9 @@ class Bar(Silent):
             if self._drawn is not None:
                 self._drawn.stop()
                 self._drawn = None
+            if self._terminal is not None:
+                self._terminal.close()
+                self._terminal = None
 
     def _draw(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -93,8 +103,8 @@ class Bar(Silent):
         with self._lock:
             if self._closed:
                 return
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
-            self._drawn = Progress(*columns, console=console(err=True), transient=True)
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
+            self._drawn = Progress(*columns, console=console(err=True, file=self._terminal), transient=True)
             self._task = self._drawn.add_task("starting", total=None)
             self._show()
             self._drawn.start()
@@ -106,10 +116,18 @@ class Bar(Silent):
         text = what if len(self._phases) == 1 else f"{outer}: {what}"
         self._drawn.update(
             self._task,
-            description=text,
+            description=escape.line(text),
             total=None if share is None else 1.0,
             completed=0.0 if share is None else share,
         )
+
+
+def _terminal() -> IO[str] | None:
+    """Standard error as it is now: TensorFlow starts with it turned away, and that takes long enough to be told."""
+    try:
+        return os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, errors="replace")
+    except (OSError, ValueError, AttributeError):  # no file of the system's
+        return None
 
 
 class Lines(Silent):
@@ -127,7 +145,7 @@ class Lines(Silent):
         """See `progress.Listener`."""
         names = ": ".join(what for what, _ in self._phases)
         _, start = self._phases.pop()
-        click.echo(f"{time.perf_counter() - start:8.2f} s  {names}", err=True)
+        output.tell(f"{time.perf_counter() - start:8.2f} s  {escape.line(names)}")
 
 
 @contextmanager
@@ -159,22 +177,10 @@ def reporting() -> Iterator[Callable[[str, float], None]]:
 
     Within `shown`, such as in every command: `with progress.reporting() as tell: bench(..., progress=tell)`.
     """
-    listener = progress.present()
-    now: list[str] = []
+    with progress.telling() as told:
 
-    def tell(what: str, share: float) -> None:
-        interrupt.check()
-        if listener is None:
-            return
-        if now != [what]:
-            if now:
-                listener.end()
-            now[:] = [what]
-            listener.begin(what)
-        listener.share(share)
+        def tell(what: str, share: float) -> None:
+            interrupt.check()
+            told(what, share)
 
-    try:
         yield tell
-    finally:
-        if now and listener is not None:
-            listener.end()

@@ -6,20 +6,20 @@ import itertools
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, output
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=options.complete_rule_set)
 def command(name: str | None) -> None:
     """List the shipped rule sets, or print the one called NAME: a file to start your own from."""
     from msplit import rules
 
     if name is None:
         for known in rules.available():
-            click.echo(options.folded(f"{known:9}{_about(rules.text_of(known))}", " " * 9))
+            output.say(options.folded(f"{known:9}{_about(rules.text_of(known))}", " " * 9))
         return
-    click.echo(rules.text_of(name), nl=False)
+    output.say(rules.text_of(name).removesuffix("\n"))
 
 
 def _about(text: str) -> str:

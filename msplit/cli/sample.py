@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from msplit import progress
 from msplit.cli import options
-from msplit.errors import MsplitError, WriteError
+from msplit.cli.output import say
+from msplit.errors import MsplitError
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=options.complete_sample)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the frozen GraphDef.")
 @click.option(
     "--size", "sizes", multiple=True, metavar="KEY=N", help="A size of the model, such as experts=4. Repeatable."
@@ -24,28 +26,32 @@ from msplit.errors import MsplitError, WriteError
 def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed: int, strip: bool, force: bool) -> None:
     """Build one of the sample models (needs TensorFlow). Without NAME, lists them with their sizes."""
     from msplit import formats, samples
-    from msplit.engines.tensorflow.runtime import quiet_stderr
+    from msplit.engines.tensorflow.runtime import quiet_stderr, tensorflow
+    from msplit.formats.atomic import check_target
 
     if name is None:
         for known in samples.names():
-            click.echo(f"{known:17}{_listed(samples.sizes(known))}")
+            say(f"{known:17}{_listed(samples.sizes(known))}")
         return
     if name not in samples.names():
         raise MsplitError(f"no sample named {name!r}", fix=f"one of: {', '.join(samples.names())}")
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the model.")
-    if output.exists() and not force:
-        raise WriteError("is there already", where=str(output), fix="choose another name, or replace it with --force")
+    check_target(output, force=force)
+    tensorflow()
     chosen = dict(_size(text, name, samples.sizes(name)) for text in sizes)
     try:
-        with quiet_stderr():
+        with progress.phase("starting TensorFlow"):
+            tensorflow()
+        with progress.phase(f"building {name}"), quiet_stderr():
             sample = samples.build(name, seed=seed, **chosen)
     except (TypeError, ValueError, IndexError) as problem:
         raise MsplitError(
             f"TensorFlow builds no {name} of this size: {problem}", fix=f"sizes are {_listed(samples.sizes(name))}"
         ) from problem
     graph_def = samples.strip(sample.graph_def) if strip else sample.graph_def
-    formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
+    with progress.phase("writing"):
+        formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
     options.note(f"{output}: {len(graph_def.node):,} nodes")
 
 

@@ -37,6 +37,9 @@ MOVES = frozenset({
 })  # fmt: skip
 """Ops that read their inputs and write their outputs and compute nothing to speak of."""
 
+CHOICES = frozenset({"Select", "SelectV2"})
+"""Those of them that take elements of several inputs, one by one."""
+
 CUTS = frozenset({
     "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3",
     "DynamicPartition", "ResizeNearestNeighbor", "Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd",
@@ -64,8 +67,9 @@ PER_ELEMENT = {
     "SoftmaxCrossEntropyWithLogits": 7, "SparseSoftmaxCrossEntropyWithLogits": 7, "Cumsum": 2,
     "Cumprod": 2, "Sigmoid": 4, "Tanh": 4, "Elu": 3, "Selu": 3, "Softplus": 4, "SquaredDifference": 2, "Erf": 6, "Pow": 6,
     "ResizeBilinear": 8, "ResizeBicubic": 40, "FusedBatchNormGrad": 9, "FusedBatchNormGradV3": 9, "SigmoidGrad": 3, "TanhGrad": 3,
-    "RandomUniform": 10, "RandomStandardNormal": 20, "TruncatedNormal": 25, "StatelessRandomUniformV2": 10,
-    "StatelessRandomNormalV2": 20, "ResourceApplyAdam": 10, "ApplyAdam": 10, "ResourceApplyAdagrad": 5, "ApplyAdagrad": 5,
+    "ResizeBilinearGrad": 8, "LRNGrad": 30, "RandomUniform": 10, "RandomStandardNormal": 20, "TruncatedNormal": 25,
+    "StatelessRandomUniformV2": 10, "StatelessRandomNormalV2": 20,
+    "ResourceApplyAdam": 10, "ApplyAdam": 10, "ResourceApplyAdagrad": 5, "ApplyAdagrad": 5,
     "ResourceApplyMomentum": 4, "ApplyMomentum": 4, "ResourceApplyKerasMomentum": 4, "ResourceApplyRMSProp": 8, "ApplyRMSProp": 8,
     "ResourceApplyGradientDescent": 2, "ApplyGradientDescent": 2, "ResourceApplyFtrl": 12, "ResourceApplyFtrlV2": 12,
 }  # fmt: skip

@@ -32,6 +32,9 @@ class Costs:
         inside: Nodes whose work is part of another node's kernel, which carries its time, and views; None: none.
         constants: The device's own, measured; None where there is no profile.
         one_us: A whole step on one stream, by the device's clock, back to back; None: not measured.
+        host_us: Time of host nodes that the cuda engine runs on the device all the same (arithmetic on integers, which TensorFlow does in
+            host memory). No stream is theirs to choose: it is part of the `time_us` of the kernels that read them; None: none.
+        carried_us: Per node the part of its `time_us` that is theirs; None: none.
     """
 
     flops: Floats
@@ -45,3 +48,12 @@ class Costs:
     inside: Mask | None = None
     constants: Constants | None = None
     one_us: float | None = None
+    host_us: Floats | None = None
+    carried_us: Floats | None = None
+
+    @property
+    def own_us(self) -> Floats:
+        """Time of each node's own kernel, host nodes that the device runs included."""
+        if self.host_us is None or self.carried_us is None:
+            return self.time_us
+        return self.time_us - self.carried_us + self.host_us

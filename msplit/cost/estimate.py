@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
+from msplit.cost.classes import CHOICES, CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
 from msplit.cost.costs import Costs, Floats, Mask
 from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
+from msplit.cost.host_kernels import carry, on_device
 from msplit.cost.prepared import prepared
 from msplit.cost.riders import find_riders
 from msplit.cost.shapes.dtypes import output_dtypes
@@ -34,7 +35,7 @@ from msplit.cost.shapes.infer import Shapes
 from msplit.cost.shapes.registry import Node
 from msplit.cost.shapes.walk import FUNCTIONAL
 from msplit.cost.tensors import Tensors, tensors_of
-from msplit.cost.timing import ACCESS, REACHED, halvings, kernel_times
+from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.graph import Graph, Ints
@@ -79,6 +80,8 @@ def _estimate(
         return Costs(empty, empty, empty, empty, empty, np.zeros(0, np.bool_), sheet.name)
     tensors = tensors_of(shapes)
     classes = _Classes(graph)
+    moved = on_device(graph, host)
+    host = host & ~moved
     launches = (~classes.free | _copies(graph, classes)) & ~host & ~constant
     out_bytes = tensors.per_node(tensors.nbytes)
     asked = _asked(graph, shapes, tensors, classes, launches, out_bytes, sheet)
@@ -87,15 +90,20 @@ def _estimate(
     riders = find_riders(shapes, tensors, launches, constant, fetched, same)
     for carrier, added in riders.sums:
         nbytes[carrier] += out_bytes[added]
+    behind = [node for _, node in riders.behind]
+    moved_behind = nbytes[behind]
     nbytes[riders.inside] = 0.0
+    nbytes[behind] = moved_behind
     grid = np.clip(np.ceil(asked.blocks) / sheet.sms, 1 / sheet.sms, 1.0)
     time = kernel_times(
         sheet,
-        peak=_peaks(tensors, asked.product, sheet) * np.where(asked.product, REACHED, 1.0),
+        peak=_peaks(tensors, asked.product, sheet) * np.where(asked.product, REACHED, 1.0) * asked.fill,
         flops=asked.flops,
         nbytes=nbytes,
         share=grid,
-        waiting=np.where(asked.setup > 0, asked.setup, ACCESS * np.minimum(asked.blocks, 1.0)),
+        waiting=np.where(
+            asked.setup > 0, asked.setup, (ACCESS + BROADCAST * asked.singly) * np.minimum(asked.blocks, 1.0)
+        ),
         chain=asked.chain,
         launches=asked.kernels,
     )
@@ -110,15 +118,27 @@ def _estimate(
     guessed = launches & ~known
     time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
     share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
+    carrying = np.zeros(count)
+    for carrier, node in riders.behind:
+        carrying[carrier] += time[node]
+        nbytes[carrier] += nbytes[node]
+    nbytes[behind] = 0.0
+    time = np.where(runs, time + carrying, 0.0)
+    host_us = np.where(moved, time, 0.0)
+    time = np.where(moved, 0.0, time)
+    carried_us = carry(host_us, graph, time > 0) if host_us.any() else host_us
+    time = time + carried_us
     costs = Costs(
         flops=asked.flops,
         bytes=nbytes,
-        time_us=np.where(runs, time, 0.0),
+        time_us=time,
         share=np.where(runs, share, 1 / sheet.sms),
         out_bytes=out_bytes,
         known=known,
         gpu=sheet.name,
         inside=riders.inside | (classes.views & ~host & ~constant),
+        host_us=host_us,
+        carried_us=carried_us,
     )
     return _repeated(_with_bodies(costs, shapes, sheet, host | constant, constant, done), shapes.runs)
 
@@ -128,9 +148,10 @@ class _Asked:
     """Per node what it asks of the device, as `Work` has it for one.
 
     Attributes:
-        flops, blocks, product, setup, chain: See there.
+        flops, blocks, product, setup, chain, fill: See there.
         kernels: How many it launches.
         nbytes: Bytes read and written.
+        singly: Whether it reads and writes single elements.
     """
 
     flops: Floats
@@ -140,6 +161,8 @@ class _Asked:
     chain: Floats
     kernels: Floats
     nbytes: Floats
+    fill: Floats
+    singly: Mask
 
 
 def _asked(
@@ -167,20 +190,24 @@ def _asked(
     # An update of a variable reads and writes it, and its slots; those behind handles are as large as what comes in.
     written = np.where(silent, 2 * in_bytes, out_bytes)
     blocks = np.where(classes.reduces, in_elements / 2048, np.where(silent, in_elements, out_elements) / 1024)
-    setup, kernels = np.zeros(count), np.ones(count)
+    setup, kernels, fill = np.zeros(count), np.ones(count), np.ones(count)
     chain = np.where(classes.reduces, halvings(in_elements / np.maximum(out_elements, 1.0)), 0.0)
     product = np.zeros(count, dtype=np.bool_)
     for node in np.flatnonzero(launches & classes.formula).tolist():
         found = _work(graph, shapes, tensors, node, sheet)
         if found is not None:
             flops[node], blocks[node], product[node] = found.flops, found.blocks, found.product
-            setup[node], chain[node], kernels[node] = found.setup, found.chain, found.launches
+            setup[node], chain[node], kernels[node], fill[node] = found.setup, found.chain, found.launches, found.fill
             if found.read is not None:
                 read[node] = found.read
     # Nonsense in attributes (windows of -1) must not make negative work.
     nbytes = np.where(launches, np.maximum(read + written, 0.0), 0.0)
     flops = np.where(launches, np.maximum(flops, 0.0), 0.0)
-    return _Asked(flops, blocks, product, setup, chain, kernels, nbytes)
+    # The operand that is smaller than the result is read again and again.
+    least = np.full(count, np.inf)
+    np.minimum.at(least, tensors.user, tensors.elements[tensors.used])
+    singly = classes.elementwise & (least < out_elements)
+    return _Asked(flops, blocks, product, setup, chain, kernels, nbytes, fill, singly)
 
 
 MOST_WAYS = 8
@@ -230,6 +257,7 @@ class _Classes:
         self.makes = mask(MAKES)
         self.cuts = mask(CUTS)
         self.formula = mask(frozenset(FORMULAS))
+        self.elementwise = ~(self.free | self.reduces | self.makes | self.cuts | self.formula | mask(MOVES - CHOICES))
         factors = [0.0 if op in MOVES or op in CUTS else float(PER_ELEMENT.get(op, 1)) for op in numbers]
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
 
@@ -349,4 +377,5 @@ def _repeated(costs: Costs, runs: Floats | None) -> Costs:
     if runs is None:
         return costs
     times = np.where(np.isnan(runs), 1.0, runs)
-    return replace(costs, flops=costs.flops * times, bytes=costs.bytes * times, time_us=costs.time_us * times)
+    every = ("flops", "bytes", "time_us", "host_us", "carried_us")
+    return replace(costs, **{name: getattr(costs, name) * times for name in every})

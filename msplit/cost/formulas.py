@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from msplit.cost.shapes.dtypes import itemsize
+from msplit.cost.shapes.dtypes import is_float, itemsize
 from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.cost.shapes.nn import layout
 from msplit.cost.shapes.registry import MAX_RANK, Node, Shape
 from msplit.cost.tensors import elements
 from msplit.cost.timing import (
+    COLUMN,
+    COLUMN_HALVING,
+    COLUMN_STEP,
     GATHERING,
     JOINING,
+    NARROW,
+    REORDERING,
     ROW_SETUP,
     ROW_STEP,
     SUMMANDS,
@@ -34,6 +39,13 @@ WINDOWS = 512
 
 RESIDENT = 1024
 """Threads that an SM holds (CUDA programming guide, compute capabilities; 1024 to 2048)."""
+
+TILE_COLUMNS = 64
+LEAST_FILL = 1 / 64
+"""Of a tile of a product, however few its rows and columns are."""
+
+CHANNELS = 8
+"""Fewer channels are no work for tensor cores."""
 
 STEP = 32
 """Summands that a tile of a product takes at a time."""
@@ -57,6 +69,7 @@ class Work:
         setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `timing.ACCESS`.
         chain: Clock cycles that one block takes for its part, step by step, however few blocks there are.
         launches: Kernels.
+        fill: Part of the peak that is left where tiles are not full, or channels too few.
     """
 
     flops: float
@@ -66,6 +79,7 @@ class Work:
     setup: float = 0.0
     chain: float = 0.0
     launches: int = 1
+    fill: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,9 @@ def _product(rows: float, inner: float, columns: float, batch: float, sms: int, 
     blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
     parts = max(1.0, min(sms // max(blocks, 1), inner // SUMMANDS))
     setup += JOINING if parts > 1 else 0.0
-    return Work(flops, max(blocks * parts, 1.0), True, setup=setup, chain=inner / parts / STEP * TILE_STEP)
+    fill = rows / (math.ceil(rows / 64) * 64) * columns / (math.ceil(columns / TILE_COLUMNS) * TILE_COLUMNS)
+    chain = inner / parts / STEP * TILE_STEP
+    return Work(flops, max(blocks * parts, 1.0), True, setup=setup, chain=chain, fill=max(fill, LEAST_FILL))
 
 
 @formula(
@@ -147,7 +163,10 @@ def einsum(case: Case) -> Work:
             groups["rows" if label in terms[0] else "columns"] *= _size(size)
     if len(terms) == 1:
         return Work(groups["inner"] * elements(case.outputs[0]), elements(case.node.shape(0)) / 1024)
-    return _product(groups["rows"], groups["inner"], groups["columns"], groups["batch"], case.sms)
+    product = _product(groups["rows"], groups["inner"], groups["columns"], groups["batch"], case.sms)
+    batch = [label for label in right if all(label in term for term in terms) and _size(sizes.get(label, 1)) > 1]
+    copies = sum(not term.startswith("".join(batch)) for term in terms) if len(batch) > 1 else 0
+    return replace(product, setup=product.setup + copies * REORDERING, launches=1 + copies)
 
 
 @formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
@@ -162,6 +181,14 @@ def convolution(case: Case) -> Work:
     columns = _size(weights[-1])
     rows = elements(out) / max(columns, 1)
     gathers = TILE_SETUP + (GATHERING if elements(weights[:-2]) > 1 else 0.0)
+    if per_group < CHANNELS and elements(weights[:-2]) > 1:
+        flops = 2.0 * rows * elements(weights)
+        return Work(
+            flops,
+            max(groups * math.ceil(rows / 64) * math.ceil(columns / groups / 64), 1.0),
+            setup=gathers,
+            fill=NARROW,
+        )
     return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, gathers)
 
 
@@ -175,7 +202,9 @@ def convolution_data_gradient(case: Case) -> Work:
     columns = _size(weights[-2])
     rows = elements(case.outputs[0]) / max(columns, 1)
     chain = elements(weights) / max(columns, 1) / STEP * TILE_STEP
-    return Work(work, math.ceil(rows / 64) * math.ceil(columns / 64), True, setup=TILE_SETUP + GATHERING, chain=chain)
+    blocks = math.ceil(rows / 64) * math.ceil(columns / 64)
+    # The library turns the data into its own layout first, and the result back.
+    return Work(work, blocks, True, setup=TILE_SETUP + GATHERING + 2 * REORDERING, chain=chain, launches=3)
 
 
 @formula("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
@@ -245,6 +274,35 @@ def _looping(out: Shape, window: float, sms: int) -> Work:
     """One thread per output goes through the window; as many at a time as the multiprocessors hold."""
     waves = max(1.0, elements(out) / (sms * RESIDENT))
     return replace(_windows(out, 2.0 * window), chain=window * WINDOW_STEP * waves)
+
+
+@formula("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
+def reduction(case: Case) -> Work:
+    """One operation per element. Along rows threads exchange what they have; along columns each goes through its own."""
+    data, out = case.node.shape(0), case.outputs[0]
+    count, left = elements(data), max(elements(out), 1.0)
+    flops = count if is_float(str(case.node.attr("T", "float32"))) else 0.0
+    each = count / left
+    if data and out and len(data) > 1 and data[-1] == out[-1] != 1 and each > 1:
+        chain = COLUMN_STEP * min(each, COLUMN) + COLUMN_HALVING * math.log2(max(each / COLUMN, 1.0))
+    else:
+        chain = float(halvings(np.asarray(each, np.float64)))
+    return Work(flops, count / 2048, chain=chain)
+
+
+@formula("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+def unsorted_segment(case: Case) -> Work:
+    """Segments are filled, ids made wide, and the rows added by atomic operations."""
+    count = elements(case.node.shape(0))
+    return Work(count, count / 1024, setup=2 * REORDERING, launches=3)
+
+
+@formula("Bucketize")
+def bucketize(case: Case) -> Work:
+    """A search per element, of data that are laid side by side first."""
+    count = elements(case.outputs[0])
+    steps = math.log2(max(len(case.node.attr("boundaries", ())), 1) + 1)
+    return Work(count, math.ceil(count / 1024), chain=steps * WINDOW_STEP, launches=2)
 
 
 @formula("Softmax", "LogSoftmax")

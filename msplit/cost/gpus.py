@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from msplit.errors import MsplitError
+from msplit.formats.text import read_text
 
 DEFAULT_GPU = "h200"
 
@@ -77,6 +80,17 @@ class Gpu:
         return peak * 1e6
 
 
+_OWN: dict[str, Gpu] = {}
+"""Data sheets from files of the user's, by name: costs name their GPU, and what simulates them asks for its sheet again."""
+
+_SUFFIXES = (".yaml", ".yml")
+_LARGEST = 1 << 16
+_COUNTS = ("sms",)
+_AMOUNTS = ("memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us")
+_KEYS = (*_COUNTS, *_AMOUNTS, "tflops")
+_FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
+
+
 @cache
 def _sheets() -> dict[str, Gpu]:
     import yaml
@@ -86,22 +100,104 @@ def _sheets() -> dict[str, Gpu]:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Names of all data sheets."""
+    """Names of all data sheets that ship with msplit."""
     return tuple(_sheets())
+
+
+def gpu_title(name: str) -> str:
+    """A GPU's name as people write it."""
+    return name.upper() if name in _sheets() else name
+
+
+def is_sheet_file(name: str) -> bool:
+    """Whether a name of a GPU is one of a file with a data sheet."""
+    return name.lower().endswith(_SUFFIXES)
 
 
 def data_sheet(name: str) -> Gpu:
     """The data sheet of a GPU.
 
+    Args:
+        name: One of `gpu_names`, a YAML file with one sheet of the user's own, or the name of a sheet that was read from one.
+
     Raises:
-        MsplitError: There is none of that name; the message lists what there is.
+        MsplitError: There is none of that name, and the message lists what there is; or the file is wrong.
     """
     sheets = _sheets()
-    found = sheets.get(name.lower())
-    if found is None:
-        near = get_close_matches(name.lower(), sheets, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise MsplitError(
-            f"there is no data sheet of a GPU called {name!r}{hint}", fix=f"choose one of: {', '.join(sheets)}"
-        )
-    return found
+    found = sheets.get(name.lower()) or _OWN.get(name)
+    if found is not None:
+        return found
+    if is_sheet_file(name):
+        own = _read(Path(name))
+        _OWN[own.name] = own
+        return own
+    near = get_close_matches(name.lower(), sheets, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise MsplitError(
+        f"there is no data sheet of a GPU called {name!r}{hint}",
+        fix=f"choose one of: {', '.join(sheets)}; or name a file (.yaml) with a data sheet of your own",
+    )
+
+
+def _read(path: Path) -> Gpu:
+    """The one data sheet of a file.
+
+    Raises:
+        MsplitError: The file can not be read, or what it says is no data sheet.
+    """
+    import yaml
+
+    def wrong(what: str) -> MsplitError:
+        return MsplitError(what, where=str(path), fix=_FIX)
+
+    try:
+        text = read_text(path, _LARGEST)
+    except EOFError:
+        raise wrong("the file is too long for a data sheet") from None
+    except OSError as problem:
+        reason = f"the data sheet can not be read: {problem.strerror}"
+        raise MsplitError(reason, where=str(path), fix="name a YAML file") from None
+    except ValueError:
+        raise wrong("the data sheet is not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise wrong("this is not valid YAML") from None
+    if not isinstance(data, dict) or not all(isinstance(sheet, dict) for sheet in data.values()):
+        raise wrong("this is no data sheet")
+    if len(data) != 1:
+        raise wrong(f"it has {len(data)} data sheets; one is wanted")
+    ((name, sheet),) = data.items()
+    said = _problem(sheet)
+    if said is not None:
+        raise wrong(said)
+    return Gpu(name=f"{name} ({path})", **sheet)
+
+
+def _problem(sheet: Mapping[Any, Any]) -> str | None:
+    """What is wrong with a data sheet, or None."""
+    for key in sheet:
+        if key not in _KEYS:
+            near = get_close_matches(str(key), _KEYS, 1)
+            return f"there is no {str(key)[:40]!r} in a data sheet{f' (did you mean {near[0]}?)' if near else ''}"
+    for key in _KEYS:
+        if key not in sheet:
+            return f"`{key}` is missing"
+        if key in _COUNTS and (not isinstance(sheet[key], int) or not _positive(sheet[key])):
+            return f"`{key}` is not a whole number above 0"
+        if key in _AMOUNTS and not _positive(sheet[key]):
+            return f"`{key}` is not a number above 0"
+    peaks = sheet["tflops"]
+    if not isinstance(peaks, dict) or "float32" not in peaks:
+        return "`tflops` is no mapping with `float32`"
+    known = {key for own in _sheets().values() for key in own.tflops}
+    for key, value in peaks.items():
+        if key not in known:
+            return f"`tflops` knows no {str(key)[:40]!r}; it knows {', '.join(sorted(known))}"
+        if not _positive(value):
+            return f"`tflops`: {key} is not a number above 0"
+    return None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12

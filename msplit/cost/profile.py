@@ -11,6 +11,7 @@ import numpy as np
 
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_names
+from msplit.cost.host_kernels import carry
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
@@ -211,8 +212,8 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
 
     The first GPU node of each step, which decides its stream, carries the step's time, share and bytes; the others launch nothing. Nodes
     that no step covers are not run by the engine (constants fold, what needs no kernel vanishes) and cost nothing. Nodes of steps that
-    were not measured keep their static costs. FLOPs stay as they are, except for nodes that are not run. Host nodes cost nothing, even
-    where the engine finds a way to run them on the GPU: no stream is theirs to choose.
+    were not measured keep their static costs. FLOPs stay as they are, except for nodes that are not run. What the engine runs of the
+    host's nodes is carried by the kernels that read it: no stream is theirs to choose.
 
     Args:
         profile: Of this graph, see `check`.
@@ -227,6 +228,10 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     run = np.zeros(len(flat), dtype=np.bool_)
     inside = np.zeros(len(flat), dtype=np.bool_)
     covered = [[index[name] for name in step.nodes if not flat.host[index[name]]] for step in profile.steps]
+    host_us = np.zeros(len(flat))
+    for step, nodes in zip(profile.steps, covered, strict=True):
+        if step.kernel >= 0 and step.nodes and not nodes:
+            host_us[index[step.nodes[0]]] += profile.kernels[step.kernel].time_us
     for step, nodes in zip(profile.steps, covered, strict=True):
         run[nodes] = True
         if step.kernel >= 0:
@@ -247,6 +252,8 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
         inside[first] = False
     for column in (time, nbytes, flops):
         column[~run] = 0.0
+    carried_us = carry(host_us, flat.graph, time > 0)
+    time += carried_us
     return replace(
         static,
         time_us=time,
@@ -258,6 +265,8 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
         constants=profile.constants,
         one_us=profile.one_us,
         source=profile.describe(),
+        host_us=host_us,
+        carried_us=carried_us,
     )
 
 

@@ -6,15 +6,14 @@ A file may come from anybody: it is bounded in size, and every mistake in it is 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import math
 import os
-import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
+from msplit.formats.json_value import JsonValue
 from msplit.formats.text import parse_json, read_file
 
 SCHEMA_VERSION = 1
@@ -57,6 +56,11 @@ def dumps(profile: Profile) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def hash_of(profile: Profile) -> str:
+    """SHA-256 of a profile as `dumps` writes it, hexadecimal."""
+    return hashlib.sha256(dumps(profile).encode()).hexdigest()
+
+
 def _value(value: object) -> str:
     if isinstance(value, list) and value:
         return "[\n    " + ",\n    ".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n  ]"
@@ -92,13 +96,13 @@ def parse(text: str, source: str) -> Profile:
         MsplitError: It is no profile; the message says what is wrong with it, and where.
     """
     data = parse_json(text, source, what=KIND, fix=_FIX)
-    top = _Reader(source, "", data)
+    top = JsonValue(data, KIND, source, _FIX)
     top.object(_KEYS, optional=_LATER)
     if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
         raise MsplitError(f"this is not a profile of version {SCHEMA_VERSION}", where=source, fix=_FIX)
     kernels = tuple(_kernel(item) for item in top.at("kernels").items())
     return Profile(
-        graph_hash=_hash(top.at("graph_hash")),
+        graph_hash=top.at("graph_hash").sha256(),
         ops={op: number.whole() for op, number in top.at("ops").entries()},
         inputs={name: _input(one) for name, one in top.at("inputs").entries()},
         device=_device(top.at("device")),
@@ -107,88 +111,14 @@ def parse(text: str, source: str) -> Profile:
         constants=_constants(top.at("constants")),
         kernels=kernels,
         steps=_steps(top.at("steps"), len(kernels)),
-        one_us=top.at("one_us").or_none(_Reader.number) if "one_us" in data else None,
+        one_us=top.at("one_us").or_none(JsonValue.number) if "one_us" in data else None,
         unmeasured={why: number.whole() for why, number in top.at("unmeasured").entries()},
         made=dict(top.at("made").mapping()),
         source=source,
     )
 
 
-class _Reader:
-    """A value of the file with its place, for messages."""
-
-    def __init__(self, source: str, place: str, value: Any) -> None:
-        self.source, self.place, self.value = source, place, value
-
-    def wrong(self, what: str) -> MsplitError:
-        return MsplitError(
-            f"`{self.place}` {what}" if self.place else f"the profile {what}", where=self.source, fix=_FIX
-        )
-
-    def mapping(self) -> Mapping[str, Any]:
-        if not isinstance(self.value, dict):
-            raise self.wrong("is not an object")
-        return self.value
-
-    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> _Reader:
-        """Sees to it that these keys are there, but for the optional ones, and no others."""
-        mapping = self.mapping()
-        for key in mapping:
-            if key not in keys:
-                raise self.wrong(f"has no key {key!r}")
-        for key in keys:
-            if key not in mapping and key not in optional:
-                raise self.wrong(f"lacks the key {key!r}")
-        return self
-
-    def at(self, key: str) -> _Reader:
-        return _Reader(self.source, f"{self.place}.{key}" if self.place else key, self.mapping()[key])
-
-    def entries(self) -> list[tuple[str, _Reader]]:
-        return [(key, self.at(key)) for key in self.mapping()]
-
-    def items(self) -> list[_Reader]:
-        if not isinstance(self.value, list):
-            raise self.wrong("is not a list")
-        return [_Reader(self.source, f"{self.place}[{place}]", item) for place, item in enumerate(self.value)]
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("is not text")
-        return self.value
-
-    def one_of(self, choices: tuple[str, ...]) -> str:
-        if self.value not in choices:
-            raise self.wrong(f"is {self.value!r}, not one of {', '.join(choices)}")
-        return str(self.value)
-
-    def number(self, low: float = 0.0, high: float = 1e12) -> float:
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise self.wrong("is not a number")
-        if isinstance(self.value, int) and abs(self.value) >= 1 << 1000:
-            raise self.wrong(f"is not between {low:g} and {high:g}")  # no float holds it
-        if not math.isfinite(self.value):
-            raise self.wrong("is not a number")
-        if not low <= self.value <= high:
-            raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")
-        return float(self.value)
-
-    def whole(self, low: int = 0) -> int:
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or not low <= self.value < 1 << 62:
-            raise self.wrong(f"is not a whole number of {low} or more")
-        return self.value
-
-    def or_none(self, read: Callable[[_Reader], Any]) -> Any:
-        return None if self.value is None else read(self)
-
-
-def _hash(item: _Reader) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", item.text()):
-        raise item.wrong("is not a SHA-256 in hexadecimal digits")
-    return item.text()
-
-
-def _kernel(item: _Reader) -> Kernel:
+def _kernel(item: JsonValue) -> Kernel:
     item.object(tuple(field.name for field in dataclasses.fields(Kernel)))
     counts = ("launches", "blocks", "threads", "registers", "shared_bytes", "resident")
     return Kernel(
@@ -197,13 +127,13 @@ def _kernel(item: _Reader) -> Kernel:
         time_us=item.at("time_us").number(),
         share=item.at("share").or_none(lambda value: value.number(0.0, 1.0)),
         bytes=item.at("bytes").number(high=1e15),
-        kernel=item.at("kernel").or_none(_Reader.text),
-        occupancy=item.at("occupancy").or_none(_Reader.number),
-        **{name: item.at(name).or_none(_Reader.whole) for name in counts},
+        kernel=item.at("kernel").or_none(JsonValue.text),
+        occupancy=item.at("occupancy").or_none(JsonValue.number),
+        **{name: item.at(name).or_none(JsonValue.whole) for name in counts},
     )
 
 
-def _tensor(item: _Reader) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _tensor(item: JsonValue) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     parts = item.items()
     if len(parts) != 3:
         raise item.wrong("is not [type, shape, strides]")
@@ -211,18 +141,18 @@ def _tensor(item: _Reader) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return parts[0].text(), shape, strides
 
 
-def _input(item: _Reader) -> Shape:
+def _input(item: JsonValue) -> Shape:
     item.object(("dtype", "shape"))
     return Shape(item.at("dtype").text(), tuple(size.whole() for size in item.at("shape").items()))
 
 
-def _device(item: _Reader) -> Device:
+def _device(item: JsonValue) -> Device:
     item.object(tuple(field.name for field in dataclasses.fields(Device)))
     texts = {name: item.at(name).text() for name in ("name", "driver", "cuda", "pytorch")}
     return Device(sms=item.at("sms").whole(), **texts)
 
 
-def _constants(item: _Reader) -> Constants:
+def _constants(item: JsonValue) -> Constants:
     fields = dataclasses.fields(Constants)
     item.object(tuple(field.name for field in fields))
     # A difference of two measurements may come out below nothing.
@@ -238,13 +168,13 @@ def _constants(item: _Reader) -> Constants:
     return Constants(**read)
 
 
-def _width(key: str, item: _Reader) -> int:
+def _width(key: str, item: JsonValue) -> int:
     if not key.isdecimal() or len(key) > 6:
         raise item.wrong("is not named by a number of streams")
     return int(key)
 
 
-def _steps(item: _Reader, kernels: int) -> tuple[Step, ...]:
+def _steps(item: JsonValue, kernels: int) -> tuple[Step, ...]:
     steps = []
     for one in item.items():
         one.object(("nodes", "kernel"))

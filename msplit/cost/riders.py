@@ -2,10 +2,10 @@
 
 A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
 become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
-ReLU, one activation or a GELU. Zeros put around the data of a convolution become its padding, and SpaceToBatchND and BatchToSpaceND around
-it its dilation. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its first reduction. Which of
-these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads what are looked at, so
-that a graph of a million nodes costs no more than a walk over its products.
+ReLU, a ReLU, and for a product GELU by `tanh`. Zeros put around the data of a convolution become its padding, and SpaceToBatchND and
+BatchToSpaceND around it its dilation. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its first
+reduction. Which of these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads what
+are looked at, so that a graph of a million nodes costs no more than a walk over its products.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from msplit.cost.classes import RESHAPES
 from msplit.cost.costs import Mask
 from msplit.cost.shapes.infer import Shapes
 from msplit.cost.tensors import Tensors
-from msplit.graph import CONTROL, Ints
+from msplit.graph import CONTROL, Graph, Ints
 
 CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv3D"})
 HEADS = CONVOLUTIONS | {"MatMul"}
 """Ops that take along what follows them."""
 
-PASSING = RESHAPES | {"Identity"}
-"""Ops that change nothing about what rides."""
+IDENTITIES = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "GuaranteeConst"})
+"""Ops that give what they take: who reads them reads what they read."""
 
 SUMS = frozenset({"Add", "AddV2"})
 SCALES = SUMS | {"Mul", "Sub", "RealDiv", "Div"}
 NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 BIASES = frozenset({"BiasAdd", "BiasAddV1"})
-ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"})
+EPILOGUES = frozenset({"Relu"})
+"""Activations that the libraries have as an epilogue, beside the approximate GELU of a product."""
+
+ACTIVATIONS = EPILOGUES | {"Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
+"""Activations that a bias takes along. Only an epilogue saves their kernel."""
+
 CURVES = frozenset({"Erf", "Erfc", "Tanh"})
 """A GELU has one of them."""
 
@@ -55,10 +60,13 @@ class Riders:
     Attributes:
         inside: Nodes whose work another node's kernel does.
         sums: (node that carries, node that it adds to its result) for each shortcut.
+        behind: (node that carries, node whose own kernel runs behind its one) for each activation that is no epilogue, and
+            for the bias of a depthwise convolution.
     """
 
     inside: Mask
     sums: tuple[tuple[int, int], ...]
+    behind: tuple[tuple[int, int], ...] = ()
 
 
 def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints) -> Riders:
@@ -73,16 +81,28 @@ def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask
         same: See `duplicates`; of nodes that compute the same, all ride or none.
     """
     walk = _Walk(shapes, tensors, launches, prepared, fetched, same)
-    for node, op in enumerate(shapes.graph.ops):
-        if not walk.launches[node] or walk.same[node] != node:
-            continue
-        if op in HEADS:
+    ops = shapes.graph.ops
+    alone = [node for node in range(len(ops)) if walk.launches[node] and walk.same[node] == node]
+    for node in alone:
+        if ops[node] in HEADS:
             walk.follow(node)
-        elif op in ("Pad", "PadV2"):
-            walk.pad(node)
-        elif op in ("Mean", "Max") and not walk.inside[node]:
+        elif ops[node] in ("Mean", "Max") and not walk.inside[node]:
             walk.rows(node)
-    return Riders(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums))
+    for node in alone:
+        if ops[node] in ("Pad", "PadV2"):
+            walk.pad(node)
+    return Riders(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums), tuple(walk.behind))
+
+
+def _passed_on(graph: Graph) -> Ints:
+    """Per node whose value it gives: that of an identity's input, over identities behind each other; else its own."""
+    result = np.arange(len(graph), dtype=np.int32)
+    alike = np.fromiter((op in IDENTITIES for op in graph.ops), np.bool_, len(graph))
+    for node in graph.topological[alike[graph.topological]].tolist():
+        source = next(iter(graph.inputs(node)), None)
+        if source is not None and source[1] == 0:
+            result[node] = result[source[0]]
+    return result
 
 
 class _Walk:
@@ -93,9 +113,11 @@ class _Walk:
     ) -> None:
         self.shapes, self.graph, self.ops = shapes, shapes.graph, shapes.graph.ops
         edges, count = shapes.graph.edges, len(shapes.graph)
-        data = (edges.port != CONTROL) & (same[edges.dst] == edges.dst)
-        src, dst, slot = same[edges.src[data]], edges.dst[data], edges.slot[data]
+        passed = _passed_on(shapes.graph)
+        data = (edges.port != CONTROL) & (same[edges.dst] == edges.dst) & (passed[edges.dst] == edges.dst)
+        src, dst, slot = same[passed[edges.src[data]]], edges.dst[data], edges.slot[data]
         fetched = fetched.copy()
+        np.logical_or.at(fetched, passed, fetched)
         np.logical_or.at(fetched, same, fetched)
         times = np.bincount(src, minlength=count)
         only, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
@@ -120,28 +142,34 @@ class _Walk:
         self.sources: list[int] = src.tolist()
         self.inside = [False] * count
         self.sums: list[tuple[int, int]] = []
+        self.behind: list[tuple[int, int]] = []
 
     def follow(self, head: int) -> None:
         """What rides on a product or a convolution."""
         weights = self._inputs(head)[1:2]
         constant = bool(weights) and self.prepared[weights[0]]
-        node, biased = self._dilation(head), False
+        node, biased, added = self._dilation(head), False, False
         while (found := self._reader(node)) is not None:
             reader, slot = found
             if self.ops[reader] in BIASES and slot == 0 and (constant or not biased):
                 biased = True
             elif not (constant and self._scales(head, reader, slot)):
                 break
+            added = added or self.ops[reader] not in ("Mul", "RealDiv", "Div")
             self.inside[reader] = True
             node = reader
         if node == head and self.ops[head] == "MatMul":
             self._behind_sum(head)
+        if added and self.ops[head] == "DepthwiseConv2dNative":
+            self.behind.append((head, node))
         node = self._shortcut(head, node)
         found = self._reader(node)
-        if found is not None and self.ops[found[0]] in ACTIVATIONS:
+        if found is not None and self.ops[found[0]] in (ACTIVATIONS if added else EPILOGUES):
             self.inside[found[0]] = True
+            if self.ops[found[0]] not in EPILOGUES:
+                self.behind.append((head, found[0]))
         else:
-            self._gelu(node)
+            self._gelu(head, node, added)
 
     def _dilation(self, head: int) -> int:
         """The BatchToSpaceND behind a convolution that is dilated so, whose pixels it then skips itself; otherwise the convolution."""
@@ -165,10 +193,13 @@ class _Walk:
         """Padding that a convolution does itself."""
         reader, slot = self.only[node], self.slot[node]
         constant = all(self.prepared[source] for source in self._inputs(node)[1:])
-        if reader >= 0 and slot == 0 and self.ops[reader] in RESHAPES:
+        while reader >= 0 and slot == 0 and (self.ops[reader] in RESHAPES or self._dilates(reader)):
             reader, slot = self.only[reader], self.slot[reader]
         if reader >= 0 and slot == 0 and constant and self.ops[reader] in CONVOLUTIONS:
             self.inside[node] = True
+
+    def _dilates(self, node: int) -> bool:
+        return self.ops[node] == "SpaceToBatchND" and self.inside[node]
 
     def rows(self, first: int) -> None:
         """A layer norm (two means of the same rows) or a softmax (maximum, exponential, sum), behind its first reduction."""
@@ -190,7 +221,7 @@ class _Walk:
     def _reader(self, node: int) -> tuple[int, int] | None:
         """The only node that reads a value, behind what passes it on, and the slot that it comes in by."""
         reader, slot = self.only[node], self.slot[node]
-        while reader >= 0 and slot == 0 and self.ops[reader] in PASSING:
+        while reader >= 0 and slot == 0 and self.ops[reader] in RESHAPES:
             reader, slot = self.only[reader], self.slot[reader]
         return (reader, slot) if reader >= 0 and self.launches[reader] and not self.inside[reader] else None
 
@@ -243,16 +274,22 @@ class _Walk:
         self.inside[found[0]] = True
         return found[0]
 
-    def _gelu(self, node: int) -> None:
-        while self.only[node] >= 0 and self.slot[node] == 0 and self.ops[self.only[node]] in PASSING:
+    def _gelu(self, head: int, node: int, added: bool) -> None:
+        """Takes a GELU in any spelling, if a bias or an epilogue takes it."""
+        while self.only[node] >= 0 and self.slot[node] == 0 and self.ops[self.only[node]] in RESHAPES:
             node = self.only[node]
         if self.fetched[node] or not 1 < self.readers[node] <= _LARGEST:
             return
         region = self._region(node, _GELU, {self.size[node]}, columns=1.0)
         for end in range(_SHORTEST_GELU, len(region) + 1):
-            if CURVES.intersection(self.ops[one] for one in region[:end]) and self._closed(region[:end], node):
-                for one in region[:end]:
-                    self.inside[one] = True
+            curves = CURVES.intersection(self.ops[one] for one in region[:end])
+            if curves and self._closed(region[:end], node):
+                epilogue = curves == {"Tanh"} and self.ops[head] == "MatMul"
+                if epilogue or added:
+                    for one in region[:end]:
+                        self.inside[one] = True
+                    if not epilogue:
+                        self.behind.append((head, region[end - 1]))
                 return
 
     def _region(self, key: int, ops: frozenset[str], sizes: set[float], columns: float) -> list[int]:

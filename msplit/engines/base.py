@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msplit.cost.costs import Costs
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
 
@@ -39,6 +41,41 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
+
+
+def refuse(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Refuses what a step can not be given: the one contract of all engines.
+
+    Args:
+        feeds: What is given.
+        inputs: Type and shape of each input as it was prepared.
+
+    Raises:
+        EngineError: An input is missing or is none of the model's, is no array, or has another type or shape. Strings are one type,
+            however NumPy keeps them.
+    """
+    known = f"the inputs are: {', '.join(inputs) or 'none'}"
+    for name in inputs:
+        if name not in feeds:
+            raise EngineError(f"no value for input {name}", fix=known)
+    for name in feeds:
+        if name not in inputs:
+            raise EngineError(f"the model has no input {name!r}", fix=known)
+    for name, (dtype, shape) in inputs.items():
+        value = feeds[name]
+        if not isinstance(value, np.ndarray | np.generic):
+            raise EngineError(f"input {name} is given a {type(value).__name__}, not an array", fix="give a NumPy array")
+        text = value.dtype.kind in _TEXT and (dtype == "object" or dtype.startswith(("bytes", "str")))
+        like = text or (value.dtype.name == dtype and value.dtype.isnative)
+        if value.shape != tuple(shape) or not like:
+            raise EngineError(
+                f"input {name} was prepared as {dtype} {tuple(shape)}, not {value.dtype} {value.shape}",
+                fix="shapes are fixed when a model is prepared: prepare one per shape",
+            )
+
+
+_TEXT = "OSU"
+"""Kinds of arrays that hold strings."""
 
 
 class Executable(Protocol):

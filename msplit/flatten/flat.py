@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.escape import html, line
 from msplit.formats.model import Model
 from msplit.graph import Edges, Graph, Ints
 
@@ -35,7 +36,7 @@ class Tensor:
     port: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FlatGraph:
     """What analysis, rules and engines work on.
 
@@ -74,6 +75,13 @@ class FlatGraph:
 
     def __len__(self) -> int:
         return len(self.graph)
+
+    def __repr__(self) -> str:
+        fed, made = (", ".join(tensor.name for tensor in some[:4]) for some in (self.inputs, self.outputs))
+        return f"<FlatGraph model: {line(str(self.model.path))}, nodes: {len(self):,}, inputs: {line(fed)}, outputs: {line(made)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html(repr(self))}</code>"
 
     def origin(self, node: int) -> tuple[str | None, int]:
         """(function name or None for the top-level graph, index of the NodeDef in it)."""

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
+from msplit.formats import STREAM_ID
+from msplit.formats.model import Model
+from msplit.formats.record import Nodes
+from msplit.graph import Graph, Ints
 
 OriginalNode = tuple[str | None, str]
 """Function (None for the top-level graph) and name of a node there."""
@@ -67,7 +72,7 @@ def to_ids(
     result: dict[OriginalNode, int] = {}
     conflicts = []
     for (function, number), by_stream in wanted.items():
-        name, node_name, op = _original(flat, function, number)
+        name, node_name, op = original(flat, function, number)
         # Joins that inlining adds come from a call, which is no node of theirs.
         for stream in list(by_stream):
             by_stream[stream] = [node for node in by_stream[stream] if flat.graph.ops[node] == op]
@@ -85,19 +90,51 @@ def to_ids(
     return result, tuple(conflicts)
 
 
-def in_file(flat: FlatGraph, nodes: Sequence[int]) -> list[int]:
-    """Those of some flat nodes that are nodes of the file, so that an id can be written on them: not what inlining added."""
+def as_written(flat: FlatGraph, ids: Ints, cost: NDArray[np.float64]) -> Ints:
+    """Per flat node the id that its node of the file gets, which all copies of it share; -1 where that is none.
+
+    Args:
+        flat: The flat graph.
+        ids: Per flat node the id that is wanted; a negative one is none.
+        cost: See `to_ids`.
+    """
     if not flat.function_names:
-        return list(nodes)
-    found = []
-    for node in nodes:
+        return ids
+    written, _ = to_ids(flat, ids.tolist(), cost.tolist())
+    result = np.full(len(flat), -1, np.int32)
+    for node in np.flatnonzero(ids >= 0).tolist():
         function, number = int(flat.origin_function[node]), int(flat.origin_node[node])
-        if number >= 0 and _original(flat, function, number)[2] == flat.graph.ops[node]:
-            found.append(node)
-    return found
+        if number >= 0:
+            name, node_name, op = original(flat, function, number)
+            if op == flat.graph.ops[node]:
+                result[node] = written.get((name, node_name), -1)
+    return result
 
 
-def _original(flat: FlatGraph, function: int, number: int) -> tuple[str | None, str, str]:
+def with_ids(model: Model) -> Nodes:
+    """The nodes of a file that have a stream id, by function, in the order of the file."""
+    found = {"": _named_with_ids(model.graph)}
+    found |= {name: _named_with_ids(function.body) for name, function in model.graph.functions.items()}
+    return {name: nodes for name, nodes in found.items() if nodes}
+
+
+def _named_with_ids(graph: Graph) -> tuple[str, ...]:
+    return tuple(graph.names[node] for node in graph.nodes_with(STREAM_ID))
+
+
+def among(flat: FlatGraph, nodes: Nodes) -> NDArray[np.bool_]:
+    """Which nodes of a flat graph have an id and come from some nodes of the file."""
+    known = {function: frozenset(names) for function, names in nodes.items()}
+    mask = np.zeros(len(flat), np.bool_)
+    for node in flat.graph.nodes_with(STREAM_ID):
+        function, number = int(flat.origin_function[node]), int(flat.origin_node[node])
+        if number >= 0:
+            name, node_name, _ = original(flat, function, number)
+            mask[node] = node_name in known.get(name or "", ())
+    return mask
+
+
+def original(flat: FlatGraph, function: int, number: int) -> tuple[str | None, str, str]:
     """Function, name and op of an original node."""
     graph: Any = flat.model.graph
     if function < 0:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from msplit.formats.atomic import write_bytes_atomic
+from msplit.formats.contents import Contents, contents
 from msplit.formats.digest import graph_hash, structure_hash
+from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.reader import read
 from msplit.formats.restore import VARIABLE_OPS, variables
@@ -13,11 +15,14 @@ from msplit.formats.writer import STREAM_ID, WriteReport, write
 __all__ = [
     "STREAM_ID",
     "VARIABLE_OPS",
+    "Contents",
     "Endpoint",
     "Format",
     "Model",
     "WriteReport",
+    "contents",
     "graph_hash",
+    "left_out_text",
     "read",
     "sniff",
     "structure_hash",

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msplit import progress
 from msplit.errors import WriteError
+from msplit.formats.special import refuse_target
 
 _AT_FDCWD = -100
 _NOREPLACE = 1
@@ -45,17 +47,13 @@ def reported(where: Path) -> Iterator[None]:
     """Turns an OSError into a WriteError that says what happened and how to mend it."""
     try:
         yield
-    except shutil.Error as error:
-        # copytree collects errors as (source, target, text).
-        first = error.args[0][0]
-        raise WriteError(f"{first[0]} can not be copied: {first[2]}", where=str(where)) from None
     except (OSError, ValueError) as error:
         code = getattr(error, "errno", None)
         what, fix = _FULL.get(code or 0, (f"can not be written: {getattr(error, 'strerror', None) or error}", None))
         raise WriteError(what, where=str(where), fix=fix) from None
 
 
-def write_bytes_atomic(path: str | Path, data: bytes, *, force: bool = False) -> Path:
+def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: bool = False) -> Path:
     """Writes a file all at once.
 
     Args:
@@ -86,6 +84,7 @@ def write_bytes_atomic(path: str | Path, data: bytes, *, force: bool = False) ->
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
         _sync_folder(target.parent)
+    progress.wrote(path)
     return path
 
 
@@ -122,13 +121,39 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force
             # After an exchange the old folder stands here.
             shutil.rmtree(temporary, ignore_errors=True)
         _sync_folder(target.parent)
+    progress.wrote(path)
     return path
 
 
 def refuse_existing(path: Path, target: Path, *, force: bool) -> None:
-    """Raises a WriteError where something is at the place already and must not be replaced."""
+    """Raises a WriteError where something is at the place already and must not be replaced: a device never."""
+    refuse_target(path)
     if target.exists() and not force:
         raise WriteError("is there already", where=str(path), fix="choose another name, or replace it with --force")
+
+
+def check_target(path: Path, *, force: bool) -> Path:
+    """Refuses a place that could not be written to, before any work is done for it.
+
+    Args:
+        path: Where something shall be written.
+        force: Whether what is there may be replaced.
+
+    Returns:
+        The place that it leads to.
+
+    Raises:
+        WriteError: It is no file or folder, or is there already, or there is no folder that can be written to.
+    """
+    with reported(path):
+        target = Path(os.path.realpath(path))
+        refuse_existing(path, target, force=force)
+        if not target.parent.is_dir():
+            raise WriteError("the folder it goes into does not exist", where=str(path), fix="make the folder first")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            what, fix = _FULL[errno.EACCES]
+            raise WriteError(what, where=str(path), fix=fix)
+        return target
 
 
 def _temporary(target: Path, ending: str = "tmp") -> Path:
@@ -143,9 +168,9 @@ def _mode_of(target: Path) -> int | None:
         return None
 
 
-def _write_file(path: Path, data: bytes, mode: int | None) -> None:
+def _write_file(path: Path, data: bytes | memoryview, mode: int | None, made_with: int = 0o666) -> None:
     # The process's umask applies, as for any new file.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
     try:
         with memoryview(data) as view:
             written = 0
@@ -158,9 +183,9 @@ def _write_file(path: Path, data: bytes, mode: int | None) -> None:
         os.close(descriptor)
 
 
-def write_in_new_folder(path: Path, data: bytes) -> None:
-    """Writes a file into a folder that nobody else sees yet."""
-    _write_file(path, data, None)
+def write_in_new_folder(path: Path, data: bytes, mode: int) -> None:
+    """Writes a file into a folder that nobody else sees yet, with a mode from which the process's umask takes away."""
+    _write_file(path, data, None, mode)
 
 
 def _put(temporary: Path, target: Path, *, force: bool) -> None:

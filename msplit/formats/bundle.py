@@ -8,6 +8,7 @@ reader does not know (compressed tables, tensors saved in slices, checkpoints of
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import proto
-from msplit.errors import LoadError
+from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats import wire
 from msplit.formats.decode import dtype_name, numpy_dtype, string_array
+from msplit.formats.special import open_regular, read_bytes
 
+_MOST_INDEX = 1 << 30
 _FOOTER = 48
 _TRAILER = 5  # one byte of compression type, four of checksum
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
@@ -45,9 +48,13 @@ class Checkpoint:
         self._shards: dict[int, NDArray[np.uint8]] = {}
         self._tensorflow: Any = None
         try:
-            self._entries, self._shard_count = _entries(Path(f"{prefix}.index").read_bytes())
+            self._entries, self._shard_count = _entries(read_bytes(f"{prefix}.index", _MOST_INDEX))
         except NotSupported:
             self._open_with_tensorflow()
+        except EOFError:
+            raise LoadError(
+                f"the index of the checkpoint is longer than {_MOST_INDEX >> 20} MiB", where=f"{prefix}.index"
+            ) from None
         except FileNotFoundError:
             raise LoadError("there is no checkpoint", where=f"{prefix}.index", fix="copy the whole model") from None
         except OSError as error:
@@ -96,8 +103,9 @@ class Checkpoint:
         if shard is None:
             path = Path(f"{self.prefix}.data-{number:05d}-of-{self._shard_count:05d}")
             try:
-                size = path.stat().st_size
-                shard = np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
+                with open_regular(path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    shard = np.memmap(file, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
             except OSError as error:
                 raise LoadError(
                     f"can not be read: {error.strerror}", where=str(path), fix="copy the whole model"
@@ -108,7 +116,13 @@ class Checkpoint:
     def _open_with_tensorflow(self) -> None:
         try:
             import tensorflow as tf
-
+        except ModuleNotFoundError:
+            raise LoadError(
+                "the checkpoint is of a kind that only TensorFlow reads, and TensorFlow is not installed",
+                where=str(self.prefix),
+                fix=f"{INSTALL_TENSORFLOW}; compressed tables, tensors in slices and checkpoints of version 1 are of this kind",
+            ) from None
+        try:
             self._tensorflow = tf.train.load_checkpoint(str(self.prefix))
         except Exception as error:
             raise LoadError(f"the checkpoint can not be read: {error}", where=str(self.prefix)) from None

@@ -1,4 +1,4 @@
-"""What is fed and what is fetched: from a signature, from names the user gives, or guessed from the graph."""
+"""What is fed and what is fetched: from a signature, or from names that the user gives."""
 
 from __future__ import annotations
 
@@ -7,44 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from msplit import optable
 from msplit.errors import LoadError
 from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
-from msplit.graph import CONTROL, Graph, TensorValue
-
-MAX_PORTS = 128
-"""Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
+from msplit.graph import Graph
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
-_SOURCES = frozenset(
-    {"IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2"}
-)
-"""Ops that give a graph its data where it has no placeholders."""
-
-_SAVERS = frozenset(
-    {"SaveV2", "RestoreV2", "Save", "SaveSlices", "Restore", "RestoreSlice", "ShardedFilename", "MergeV2Checkpoints"}
-)
-_NOISE = frozenset(
-    {"NoOp", "Assert", "Print", "PrintV2", "Switch", "RefSwitch", "Assign", "AssignVariableOp", "VarIsInitializedOp"}
-    | {"IsVariableInitialized", "ControlTrigger"}
-    | _SAVERS
-)
-"""Ops that are no result of a model though nothing consumes them. (One side of a Switch is dead: it can not be fetched.)"""
-
-_FIRST_PORT_ONLY = ("FusedBatchNorm", "_FusedBatchNorm")
-"""Ops whose further outputs only serve their gradients."""
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What is fed, fetched, and run without being fetched; see `msplit.formats.model.Model`."""
+    """What is fed, fetched, and run without being fetched; see `msplit.formats.model.Model`.
+
+    Attributes:
+        left_out: Tensors that nothing consumes and that were not taken for outputs; None where nothing was guessed.
+    """
 
     inputs: tuple[Endpoint, ...]
     outputs: tuple[Endpoint, ...]
     targets: tuple[str, ...] = ()
+    left_out: tuple[str, ...] | None = None
 
 
 def of_signature(signature: Any) -> Endpoints:
@@ -132,10 +115,10 @@ def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option:
 
 def endpoint(graph: Graph, node: int, port: int, name: str | None = None) -> Endpoint:
     """An endpoint for a port of a node, with what its attributes say about type and shape."""
-    return _endpoints(graph, node, range(port, port + 1), name)[0]
+    return endpoints_of(graph, node, range(port, port + 1), name)[0]
 
 
-def _endpoints(graph: Graph, node: int, ports: range, name: str | None = None) -> list[Endpoint]:
+def endpoints_of(graph: Graph, node: int, ports: range, name: str | None = None) -> list[Endpoint]:
     """Endpoints for some ports of a node: what its attributes say is looked up once for all."""
     attrs, op, node_name = graph.attrs[node], graph.ops[node], graph.names[node]
     dtypes = optable.output_dtypes(op, attrs, ports.stop) or ()
@@ -156,68 +139,3 @@ def _endpoints(graph: Graph, node: int, ports: range, name: str | None = None) -
 def has_outputs(graph: Graph, node: int) -> bool:
     """Whether a node gives a tensor, as far as its op is known."""
     return optable.output_count(graph.ops[node], graph.attrs[node]) != 0
-
-
-def guessed(graph: Graph) -> Endpoints:
-    """Endpoints of a graph that does not name any.
-
-    Inputs are placeholders, without those that only name a checkpoint file for a saver, without those that nothing reads (freezing a
-    loop leaves them behind), and without settings: scalars with a default (`is_training`, `keep_prob`), which TensorFlow takes where
-    nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
-    consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
-    a tensor (train ops) are targets. Assertions, savers and initializers count as outputs only where there is nothing else.
-    """
-    placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
-    inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
-    inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
-    origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
-    sinks = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()
-    if origins:
-        reached = graph.descendants(origins)
-        sinks = [node for node in sinks if reached[node]] or sinks
-    sinks = [node for node in sinks if graph.ops[node] not in PLACEHOLDERS] or sinks
-    outputs = [node for node in sinks if graph.ops[node] not in _NOISE and has_outputs(graph, node)]
-    targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
-    targets += [node for node in sinks if graph.ops[node] not in _NOISE and not has_outputs(graph, node)]
-    if not outputs and not targets:
-        outputs = [node for node in sinks if has_outputs(graph, node)]
-        targets = [node for node in sinks if not has_outputs(graph, node)]
-    return Endpoints(
-        tuple(endpoint(graph, node, 0) for node in inputs),
-        tuple(one for node in outputs for one in _endpoints(graph, node, range(_ports_shown(graph, node)))),
-        tuple(graph.names[node] for node in sorted(targets)),
-    )
-
-
-def _ports_shown(graph: Graph, node: int) -> int:
-    if graph.ops[node].startswith(_FIRST_PORT_ONLY):
-        return 1
-    return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
-
-
-def _is_setting(graph: Graph, node: int) -> bool:
-    """Whether a placeholder is a scalar with a constant default."""
-    if graph.ops[node] != "PlaceholderWithDefault" or not (sources := graph.inputs(node)):
-        return False
-    value = graph.attrs[sources[0][0]].get("value")
-    return graph.ops[sources[0][0]] == "Const" and isinstance(value, TensorValue) and value.shape == ()
-
-
-def _only_feeds_saver(graph: Graph, node: int) -> bool:
-    """Whether a placeholder is the file name of a saver: a string that comes to a save or restore op within a few steps."""
-    if graph.attrs[node].get("dtype") != "string":
-        return False
-    frontier = [node]
-    for _ in range(4):
-        following: list[int] = []
-        for producer in frontier:
-            edges = graph.out_edges(producer)
-            following += [int(graph.edges.dst[e]) for e in edges.tolist() if graph.edges.port[e] != CONTROL]
-        if any(graph.ops[consumer] in _SAVERS for consumer in following):
-            return True
-        frontier = [
-            consumer
-            for consumer in following
-            if graph.ops[consumer] in ("PlaceholderWithDefault", "StringJoin", "Identity")
-        ]
-    return False

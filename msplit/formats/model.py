@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from msplit.formats.record import AssignmentRecord, Choice
 from msplit.graph import Graph
 
 
@@ -59,12 +60,18 @@ class Model:
         inputs: What is fed.
         outputs: What is fetched. A train step is an output too (port 0 of its op, dtype "").
         targets: Nodes that must run though they give no tensor (train ops).
+        left_out: Where the outputs are guessed, tensors that nothing consumes and that are no outputs all the same: inside of loops and
+            conds, handles, leftovers of training. None where the file, its signature or the user names the outputs.
         init_ops: Nodes that initialize variables and tables before the first run, in order.
         tags: Tags of the chosen MetaGraphDef of a SavedModel.
         signature: Name of the chosen signature, None where the file has none.
         signatures: Names of all signatures.
         versions: ``producer`` and ``min_consumer`` of the GraphDef, where it says them.
         meta_graph: Index of the chosen MetaGraphDef of a SavedModel.
+        commented: Whether the file is text with comments, which a message does not hold.
+        choice: What was asked for of what the file leaves open.
+        record: What the ids were made with, where `msplit assign` has left its record with the model.
+        record_problem: Why a record that is there is not gone by, as a sentence; None where there is nothing to say.
     """
 
     path: Path
@@ -75,12 +82,17 @@ class Model:
     inputs: tuple[Endpoint, ...] = ()
     outputs: tuple[Endpoint, ...] = ()
     targets: tuple[str, ...] = ()
+    left_out: tuple[str, ...] | None = None
     init_ops: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     signature: str | None = None
     signatures: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
     meta_graph: int = 0
+    commented: bool = False
+    choice: Choice = field(default_factory=Choice)
+    record: AssignmentRecord | None = None
+    record_problem: str | None = None
 
     @property
     def meta(self) -> Any:

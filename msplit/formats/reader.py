@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msplit import proto
-from msplit.errors import GraphError, LoadError
+from msplit.errors import GraphError, LoadError, MsplitError
 from msplit.formats import endpoints, meta
+from msplit.formats import record as records
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
+from msplit.formats.guess import guessed
 from msplit.formats.model import Format, Model
+from msplit.formats.record import AssignmentRecord, Choice
 from msplit.formats.sniffer import main_file, sniff
-from msplit.formats.source import opened, parse_binary, parse_text
+from msplit.formats.source import has_comments, opened, parse_binary, parse_text
 from msplit.graph import Graph
 from msplit.verify import verify
 
@@ -28,8 +34,11 @@ def read(
     signature: str | None = None,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    record: bool = True,
 ) -> Model:
     """Reads a GraphDef, a MetaGraphDef or a SavedModel and verifies it. Never imports TensorFlow, never runs the model.
+
+    Where `msplit assign` has left its record with the model, what nobody asks for here is as it was for the assignment.
 
     Args:
         path: A file, a SavedModel's folder, or the main file in it.
@@ -37,6 +46,7 @@ def read(
         signature: Name of the signature; ``serving_default``, or the only one, where it is not given.
         inputs: What is fed, as names of the signature or ``node`` or ``node:1``, in place of what the file says.
         outputs: What is fetched, likewise. A node without outputs is one that must run.
+        record: Whether to look for the record of an assignment.
 
     Raises:
         LoadError: The file can not be read, or there is a choice to make; the message lists what there is.
@@ -45,8 +55,25 @@ def read(
     path = Path(path)
     kind = sniff(path)
     file = main_file(path)
+    asked = Choice(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
+    message, commented = parse(kind, file)
+    found, problem = _record(kind, file) if record else (None, None)
+    model = partial(_model, path, kind, file, message)
+    if found is None or asked != Choice():
+        return replace(model(asked), commented=commented, record=found, record_problem=problem)
+    try:
+        return replace(model(found.loaded), commented=commented, record=found)
+    except LoadError as error:
+        if found.loaded == asked:
+            raise
+        problem = f"what it asks of the file does not fit it: {error.what}"
+        return replace(model(asked), commented=commented, record_problem=problem)
+
+
+def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) -> Model:
+    """The model that a message holds."""
     where = str(path)
-    message = _parse(kind, file)
+    tags, signature, inputs, outputs = asked.tags, asked.signature, asked.inputs, asked.outputs
     if kind in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
         around, graph_def, chosen = None, message, 0
     elif kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT):
@@ -67,7 +94,7 @@ def read(
         signature is None and inputs is not None and outputs is not None and meta.DEFAULT_SIGNATURE not in signatures
     )
     name = None if ask_not else meta.choose_signature(signatures, signature, where)
-    ends = _endpoints(graph, around, name, kind, where, outputs)
+    ends = endpoints_of(graph, around, name, kind, where, outputs)
     ends = _override(ends, graph, inputs, outputs, where)
     return Model(
         path=path,
@@ -78,6 +105,7 @@ def read(
         inputs=ends.inputs,
         outputs=ends.outputs,
         targets=ends.targets,
+        left_out=ends.left_out,
         init_ops=_init_ops(around, graph, kind),
         tags=tuple(around.meta_info_def.tags) if around is not None else (),
         signature=name,
@@ -86,17 +114,41 @@ def read(
         if graph_def.HasField("versions")
         else {},
         meta_graph=chosen,
+        choice=asked,
     )
 
 
-def _parse(kind: Format, file: Path) -> Any:
+def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def parse(kind: Format, file: Path) -> tuple[Any, bool]:
+    """The message that a file holds, and whether there are comments beside it."""
     message = {
         Format.GRAPH_DEF: lambda: proto.graph_pb2.GraphDef(),
         Format.META_GRAPH: lambda: proto.meta_graph_pb2.MetaGraphDef(),
         Format.SAVED_MODEL: lambda: proto.saved_model_pb2.SavedModel(),
     }[Format(kind.removesuffix("-text"))]()
     with opened(file) as data:
-        return (parse_text if kind in _TEXT else parse_binary)(data, message, str(file))
+        if kind in _TEXT:
+            return parse_text(data, message, str(file)), has_comments(data)
+        return parse_binary(data, message, str(file)), False
+
+
+def _record(kind: Format, file: Path) -> tuple[AssignmentRecord | None, str | None]:
+    """The record of the assignment of a model, or why there is one that is not gone by."""
+    saved = kind in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)
+    place = records.place(file.parent if saved else file)
+    if not os.path.lexists(place):
+        return None, None
+    try:
+        found = records.load(place)
+    except MsplitError as error:
+        return None, f"{error.what} ({place})"
+    with opened(file) as data:
+        if found.model_hash != records.hash_of(data):
+            return None, f"it is not of this file, which has changed since ({place})"
+    return found, None
 
 
 def _graph(graph_def: Any, where: str) -> Graph:
@@ -109,14 +161,27 @@ def _graph(graph_def: Any, where: str) -> Graph:
     return graph
 
 
-def _endpoints(
-    graph: Graph, around: Any, signature: str | None, kind: Format, where: str, outputs: Sequence[str] | None
+def endpoints_of(
+    graph: Graph, around: Any, signature: str | None, kind: Format, where: str, outputs: Sequence[str] | None = None
 ) -> Endpoints:
+    """What is fed and fetched: what a signature says or, without one, what can be guessed.
+
+    Args:
+        graph: The top-level graph.
+        around: Its MetaGraphDef, None for a bare GraphDef.
+        signature: The signature's name, None for none.
+        kind: The file's kind.
+        where: The file, for messages.
+        outputs: What the user wants fetched, if anything.
+
+    Raises:
+        LoadError: The signature names what is not there, or there is none and nothing to guess from.
+    """
     if signature is not None:
         ends = endpoints.of_signature(around.signature_def[signature])
         endpoints.check(ends, graph, where)
         return ends
-    ends = endpoints.guessed(graph)
+    ends = guessed(graph)
     if around is None:
         return ends
     if (
@@ -146,20 +211,22 @@ def _endpoints(
     # What gradients and updates leave over is no result.
     scopes = tuple(f"{graph.names[node]}/" for node in train) + (("gradients/",) if train else ())
     results = [e for e in ends.outputs if e.node not in init and e not in steps and not e.node.startswith(scopes)]
-    return Endpoints(ends.inputs, (*results, *steps), tuple(dict.fromkeys(targets)))
+    left_out = (*(e.name for e in ends.outputs if e not in results and e not in steps), *(ends.left_out or ()))
+    return Endpoints(ends.inputs, (*results, *steps), tuple(dict.fromkeys(targets)), left_out)
 
 
 def _override(
     ends: Endpoints, graph: Graph, inputs: Sequence[str] | None, outputs: Sequence[str] | None, where: str
 ) -> Endpoints:
-    fed, fetched, targets = ends.inputs, ends.outputs, ends.targets
+    fed, fetched, targets, left_out = ends.inputs, ends.outputs, ends.targets, ends.left_out
     if inputs is not None:
         fed = tuple(endpoints.named(inputs, ends.inputs, graph, "--inputs", where))
     if outputs is not None:
         given = endpoints.named(outputs, ends.outputs, graph, "--outputs", where)
         targets = tuple(end.node for end in given if not endpoints.has_outputs(graph, graph.index[end.node]))
         fetched = tuple(end for end in given if end.node not in targets)
-    return Endpoints(fed, fetched, targets)
+        left_out = None
+    return Endpoints(fed, fetched, targets, left_out)
 
 
 def _init_ops(around: Any, graph: Graph, kind: Format) -> tuple[str, ...]:

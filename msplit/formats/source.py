@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,9 @@ MAX_BYTES = 2**31 - 1
 """Protobuf's limit: TensorFlow reads no message larger than this."""
 
 _SLOW_TEXT_BYTES = 20_000_000
+
+_COMMENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\'|(#)', re.DOTALL)
+"""A `#` outside of what is quoted is in the group."""
 
 _log = logging.getLogger("msplit")
 
@@ -119,6 +123,11 @@ def parse_text(data: Buffer, message: Any, where: str) -> Any:
         ) from None
     except RecursionError:
         raise LoadError("the text is nested too deeply", where=where, fix="export the model again") from None
+
+
+def has_comments(data: Buffer) -> bool:
+    """Whether a text in protobuf's format has comments."""
+    return data.find(b"#") >= 0 and any(found[1] for found in _COMMENT.finditer(data))
 
 
 def _is_cut_off(text: str) -> bool:

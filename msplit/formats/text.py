@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
+from msplit.formats.special import read_bytes
 
 
 def read_text(path: Path, most: int) -> str:
     """The text of a file.
 
     Args:
-        path: The file. A device or a pipe may never end, and says that it is empty.
+        path: The file, or a pipe that somebody writes to; see `special.read_bytes`.
         most: Bytes that it may have.
 
     Raises:
@@ -22,11 +23,7 @@ def read_text(path: Path, most: int) -> str:
         EOFError: It has more bytes.
         ValueError: It is not UTF-8.
     """
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise EOFError(f"{path} has more than {most:,} bytes")
-    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -> str:

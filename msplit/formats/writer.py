@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msplit.errors import WriteError
+from msplit.formats import record as records
 from msplit.formats.atomic import (
     refuse_existing,
     reported,
@@ -17,7 +18,9 @@ from msplit.formats.atomic import (
     write_folder_atomic,
     write_in_new_folder,
 )
+from msplit.formats.folder_copy import copy, listed
 from msplit.formats.model import Format, Model
+from msplit.formats.record import AssignmentRecord
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.formats.source import MAX_BYTES
 
@@ -26,6 +29,8 @@ STREAM_ID = "_stream_id"
 
 FINGERPRINT = "fingerprint.pb"
 _FINGERPRINT_NOTE = f"{FINGERPRINT} is left out: it holds TensorFlow's hashes of the graph without stream ids. SavedModels load without it"
+
+_COMMENTS_WARNING = "The comments of the text file are not kept: what is written holds the graph alone."
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,35 @@ class WriteReport:
         path: The file or folder.
         format: Its kind.
         bytes: Size of the message.
-        set: Nodes whose id was set or changed.
+        new: Nodes that had no id and have one now.
+        changed: Nodes whose id is another one now.
         removed: Nodes whose id was removed.
         notes: What a user should know.
+        warnings: What a user should not miss: something of the input is not in what was written.
     """
 
     path: Path
     format: Format
     bytes: int
-    set: int
+    new: int
+    changed: int
     removed: int
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def set(self) -> int:
+        """Nodes whose id was set or changed."""
+        return self.new + self.changed
 
 
 def write(
-    model: Model, ids: Mapping[tuple[str | None, str], int | None], out: str | Path, *, force: bool = False
+    model: Model,
+    ids: Mapping[tuple[str | None, str], int | None],
+    out: str | Path,
+    *,
+    force: bool = False,
+    record: AssignmentRecord | None = None,
 ) -> WriteReport:
     """Writes a model with stream ids, in the format that it was read from.
 
@@ -61,6 +80,8 @@ def write(
         ids: By function (None for the top-level graph) and node the stream id, None to remove it. Other nodes keep what they have.
         out: A file, or a folder for a SavedModel.
         force: Whether to replace what is there.
+        record: What the ids were made with, written with the model: into the folder of a SavedModel, beside any other file once that is
+            in its place. Without it, a record that the place has of an earlier assignment is removed.
 
     Raises:
         WriteError: `out` is there already or is the input itself, a key names no node, the message would be over 2 GiB, or writing
@@ -68,17 +89,37 @@ def write(
     """
     out = Path(out)
     _check_place(model, out, force=force)
-    message, changed, removed = _annotated(model, ids)
+    message, new, changed, removed = _annotated(model, ids)
     data = _encoded(model.format, message, out)
+    kept = None if record is None else records.dumps(replace(record, model_hash=records.hash_of(data)))
     notes: tuple[str, ...] = ()
     if not model.is_saved_model:
         write_bytes_atomic(out, data, force=force)
+        _write_record(out, kept)
     else:
         name = _main_name(model.format)
-        write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data), force=force)
+        write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data, kept), force=force)
         if (model.path / FINGERPRINT).exists():
             notes = (_FINGERPRINT_NOTE,)
-    return WriteReport(out, model.format, len(data), changed, removed, notes)
+    warnings = (_COMMENTS_WARNING,) if model.commented else ()
+    return WriteReport(out, model.format, len(data), new, changed, removed, notes, warnings)
+
+
+def _write_record(out: Path, data: bytes | None) -> None:
+    """Puts the record beside a model that is in its place, or takes that of an earlier assignment away."""
+    target = records.place(out)
+    if data is not None:
+        try:
+            write_bytes_atomic(target, data, force=True)
+        except WriteError as error:
+            raise WriteError(
+                f"{error.what}; the model was written ({out}), without the record of its assignment",
+                where=error.where,
+                fix=error.fix,
+            ) from None
+    elif os.path.lexists(target) and records.is_record(target):
+        with reported(target):
+            target.unlink()
 
 
 def _check_place(model: Model, out: Path, *, force: bool) -> None:
@@ -91,11 +132,14 @@ def _check_place(model: Model, out: Path, *, force: bool) -> None:
             what = "is the input" if same else "and the input lie in each other"
             raise WriteError(f"{what}; the input is never modified", where=str(out), fix="choose another name")
         refuse_existing(out, target, force=force)
-        if not model.is_saved_model or not target.exists():
+        if not model.is_saved_model:
+            _check_record_place(target, force=force)
+            return
+        if not target.exists():
             return
         if not target.is_dir():
             raise WriteError("is a file, and a SavedModel is a folder", where=str(out), fix="choose another name")
-        if any(target.iterdir()) and not any((target / name).exists() for name in SAVED_MODEL_FILES):
+        if any(target.iterdir()) and not any((target / name).is_file() for name in SAVED_MODEL_FILES):
             raise WriteError(
                 "holds something that is not a SavedModel; it is not replaced",
                 where=str(out),
@@ -103,20 +147,33 @@ def _check_place(model: Model, out: Path, *, force: bool) -> None:
             )
 
 
-def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -> tuple[Any, int, int]:
-    """A copy of the model's message with ids, how many were set or changed, and how many were removed."""
+def _check_record_place(target: Path, *, force: bool) -> None:
+    """Refuses a place beside which something that is no record has the name of the record."""
+    place = records.place(target)
+    try:
+        place.lstat()  # not exists(): that would pass over a name that is too long
+    except FileNotFoundError:
+        return
+    if not records.is_record(place) and not (force and place.is_file()):
+        raise WriteError(
+            "is there already, where the record of the assignment goes", where=str(place), fix="choose another name"
+        )
+
+
+def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -> tuple[Any, int, int, int]:
+    """A copy of the model's message with ids, how many are new, how many were changed, and how many were removed."""
     message = type(model.proto)()
     message.CopyFrom(model.proto)
     graph_def = _graph_def(model, message)
     by_function: dict[str | None, dict[str, int | None]] = {}
     for (function, node), stream in ids.items():
         by_function.setdefault(function, {})[node] = stream
-    changed = removed = 0
+    nodes_of = {
+        f.signature.name: f.node_def for f in reversed(graph_def.library.function)
+    }  # of two with one name the first
+    new = changed = removed = 0
     for function in by_function:
-        if function is None:
-            nodes = graph_def.node
-        else:
-            nodes = next((f.node_def for f in graph_def.library.function if f.signature.name == function), ())
+        nodes = graph_def.node if function is None else nodes_of.get(function, ())
         wanted = by_function[function]
         found = 0
         for node in nodes:
@@ -130,14 +187,14 @@ def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -
                     del node.attr[STREAM_ID]
                     removed += 1
             elif before != stream or not node.attr[STREAM_ID].HasField("i"):
+                new, changed = (new + 1, changed) if STREAM_ID not in node.attr else (new, changed + 1)
                 node.attr[STREAM_ID].i = stream
-                changed += 1
         if found < len(wanted):
             present = {node.name for node in nodes}
             missing = next(name for name in wanted if name not in present)
             place = "the graph" if function is None else f"function {function!r}"
             raise WriteError(f"an id is given for node {missing!r}, which {place} does not have", where=str(model.path))
-    return message, changed, removed
+    return message, new, changed, removed
 
 
 def _graph_def(model: Model, message: Any) -> Any:
@@ -167,14 +224,15 @@ def _main_name(kind: Format) -> str:
     return SAVED_MODEL_FILES[0] if kind is Format.SAVED_MODEL else SAVED_MODEL_FILES[1]
 
 
-def _fill(folder: Path, source: Path, main: str, data: bytes) -> None:
-    """Fills a SavedModel's new folder: all files of the old one but the main file and the fingerprint."""
-
-    def left_out(where: str, names: list[str]) -> list[str]:
-        return [name for name in names if name in (main, FINGERPRINT)] if Path(where) == source else []
-
+def _fill(folder: Path, source: Path, main: str, data: bytes, record: bytes | None) -> None:
+    """Fills a SavedModel's new folder: all files of the old one but the main file, the fingerprint and the record."""
     # Copies, not links: whoever edits one of the folders must not change the other.
-    # The main file first: copytree ends by giving the new folder the old one's permissions, which may forbid writing.
-    write_in_new_folder(folder / main, data)
-    shutil.copymode(source / main, folder / main)
-    shutil.copytree(source, folder, ignore=left_out, dirs_exist_ok=True)
+    items = listed(source, (main, FINGERPRINT, os.path.join(*records.IN_SAVED_MODEL)))
+    write_in_new_folder(folder / main, data, stat.S_IMODE((source / main).stat().st_mode))
+    copy(items, folder)
+    if record is not None:
+        place = folder.joinpath(*records.IN_SAVED_MODEL)
+        place.parent.mkdir(exist_ok=True)
+        write_in_new_folder(place, record, 0o666)
+    # What the umask allows of what the old one has; the owner may always replace it.
+    folder.chmod(folder.stat().st_mode & (source.stat().st_mode | 0o700) & 0o777)

@@ -10,9 +10,10 @@ import numpy as np
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
+from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import WORTH
 
 _HOST_BOUND = 2.0
-_NOTHING_TO_OVERLAP = 1.15
 _FULL = 0.75
 _DOMINATED = 0.6
 
@@ -23,37 +24,36 @@ class Hints:
 
     Attributes:
         work_us: Sum of all times, µs.
-        span_us: The critical path, µs.
+        span_us: The critical path, with loops kept whole, µs.
         share: Share of the device that a kernel fills on average, weighted by time.
         heaviest: Node with the longest time, and its share of the work.
+        most: No number of streams gains more, see `Bounds`.
+        limit: Why not.
     """
 
     work_us: float
     span_us: float
     share: float
     heaviest: tuple[str, float]
+    most: float
+    limit: str
 
 
 def hints(flat: FlatGraph, costs: Costs) -> Hints:
     """Work, critical path and average share of a flat graph."""
-    graph = flat.graph
     time = np.where(flat.host, 0.0, costs.time_us)
     work = float(time.sum())
-    finish = time.tolist()
-    ready = [0.0] * len(graph)
-    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
-    for node in graph.topological.tolist():
-        finish[node] += ready[node]
-        for user in targets[starts[node] : starts[node + 1]]:
-            ready[user] = max(ready[user], finish[node])
     if not work:
-        return Hints(0.0, 0.0, 0.0, ("", 0.0))
+        return Hints(0.0, 0.0, 0.0, ("", 0.0), 1.0, "")
+    of = bounds(flat, costs)
     heaviest = int(np.argmax(time))
     return Hints(
         work_us=work,
-        span_us=max(finish),
+        span_us=max(of.critical_path_us, of.whole_us),
         share=float((time * costs.share).sum() / work),
-        heaviest=(graph.names[heaviest], float(time[heaviest]) / work),
+        heaviest=(flat.graph.names[heaviest], float(time[heaviest]) / work),
+        most=of.max_gain,
+        limit=of.limit,
     )
 
 
@@ -70,7 +70,7 @@ def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> t
         *_host_bound(measured),
         *_gains(measured),
     ]
-    several = [variant for variant in measured if variant.streams > 1]
+    several = [variant for variant in measured if variant.streams > 1 or variant.asked]
     if about is not None and about.work_us > 0 and (several or not measured):
         found += _structure(about)
     return tuple(found)
@@ -123,11 +123,10 @@ def _gains(measured: Sequence[VariantResult]) -> list[str]:
 
 
 def _structure(about: Hints) -> list[str]:
-    parallel = about.work_us / max(about.span_us, 1e-9)
-    if parallel < _NOTHING_TO_OVERLAP:
+    if about.most < WORTH:
         return [
-            f"There is nothing to overlap: by the cost model the critical path is {about.span_us / about.work_us:.0%} of all work, "
-            f"so no number of streams gains more than {parallel:.2f} times."
+            f"There is nothing to overlap: by the cost model {about.limit}, "
+            f"so no number of streams gains more than {about.most:.2f} times."
         ]
     found = []
     name, part = about.heaviest
@@ -138,7 +137,7 @@ def _structure(about: Hints) -> list[str]:
     elif about.span_us > _DOMINATED * about.work_us:
         found.append(
             f"One branch dominates: the critical path is {about.span_us / about.work_us:.0%} of all work by the cost model, "
-            f"so streams gain at most {parallel:.2f} times."
+            f"so streams gain at most {about.most:.2f} times."
         )
     if about.share > _FULL:
         found.append(

@@ -18,23 +18,9 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
 from msplit.measure.composite import Spec, structure
-from msplit.measure.ids import Use, use_of
-
-_SMALL = 2
-"""Integers that index nothing we know of are below this: right for masks, labels and kinds."""
-
-_TOKENS = 1000
-_PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample", "ParseSequenceExample", "ParseSequenceExampleV2")
-_NEEDS_FILE = (
-    *_PARSERS,
-    "DecodeJpeg",
-    "DecodePng",
-    "DecodeImage",
-    "DecodeBmp",
-    "DecodeGif",
-    "DecodeProtoV2",
-    "DecodeCSV",
-)
+from msplit.measure.files import names_in, read_value
+from msplit.measure.scalars import scalars
+from msplit.measure.values import made_up
 
 
 def make_inputs(
@@ -48,29 +34,31 @@ def make_inputs(
     """Gives every input of a model a value.
 
     Floating-point inputs are standard normal, unless they are used as ids; ids are uniform over the rows of the smallest table that
-    they index, segment ids do not decrease, other integers are 0 or 1, strings are short tokens, and the parts of sparse and ragged
-    inputs fit together. An input's values depend on the seed
+    they index, or over the keys of the table in which they are looked up, as strings are; segment ids do not decrease, other integers
+    are 0 or 1, other strings are short tokens, serialized examples and images are what reads them wants, and the parts of sparse and
+    ragged inputs fit together. Scalars that switch training or dropout are as in inference. An input's values depend on the seed
     and its name alone.
 
     Args:
         flat: The graph.
         shapes: Shape by input name, full or not. What neither it nor the model says: the first open dimension is the batch, any other
-            is 1. An input of unknown rank has the batch as its only dimension.
+            is 1. An input of unknown rank has the batch as its only dimension, unless the graph uses it as a scalar.
         batch: Size of the batch.
         seed: Equal seeds give equal values.
-        given: Files in NumPy's .npy format by input name.
+        given: Files by input name, and under "" one that names its inputs itself; see `msplit.measure.files`.
 
     Raises:
         LoadError: A file can not be read or does not fit its input; or an input's values can not be made up.
     """
-    given = given or {}
     names = [tensor.name for tensor in flat.inputs]
+    given = _by_name(given or {}, names)
     for name in given:
         if name not in names:
             fix = _with_default(flat, name, names) or _nearest(name, names)
             raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
     specs, shaped = input_specs(flat, batch, shapes)
-    composite = structure(flat, specs, batch, frozenset(given))
+    composite = structure(flat, specs, batch, frozenset(given), seed)
+    single = _scalars(flat, specs, shaped)
     feeds: dict[str, NDArray[Any]] = {}
     for spec in specs:
         shape = shaped.get((spec.node, spec.port))
@@ -81,13 +69,38 @@ def make_inputs(
         if spec.name in composite.fixed:
             feeds[spec.name] = composite.fixed[spec.name]
             continue
-        full = (batch,) if shape is None else tuple(1 if size is None else size for size in shape)
+        full = (
+            (() if spec.name in single else (batch,))
+            if shape is None
+            else tuple(1 if size is None else size for size in shape)
+        )
         if spec.name in composite.lengths:
             full = (composite.lengths[spec.name], *full[1:])
         rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
-        use = use_of(flat, spec.node, spec.port)
-        feeds[spec.name] = _values(spec.name, spec.dtype, full, use, rng, str(flat.model.path))
+        feeds[spec.name] = made_up(flat, spec, full, rng)
     return feeds
+
+
+def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """Files by input: what a file that was given without a name has is named by the file, or is the model's only input."""
+    found: dict[str, Path] = {}
+    whole = given.get("")
+    if whole is not None:
+        found |= {name or (names[0] if len(names) == 1 else ""): whole for name in names_in(whole)}
+        if "" in found:
+            raise LoadError(
+                f"this file holds one value without a name, and the model has {len(names)} inputs",
+                where=str(whole),
+                fix=f"say which: --input {names[0] if names else 'NAME'}={whole}",
+            )
+    return {**found, **{name: path for name, path in given.items() if name}}
+
+
+def _scalars(flat: FlatGraph, specs: Sequence[Spec], shaped: Fed) -> frozenset[str]:
+    """Inputs of unknown rank that the graph uses as one value."""
+    unknown = [spec for spec in specs if shaped.get((spec.node, spec.port)) is None]
+    known = [spec.node for spec in specs if shaped.get((spec.node, spec.port))]
+    return scalars(flat, [(spec.name, spec.node, spec.port) for spec in unknown], known)
 
 
 def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:
@@ -103,7 +116,8 @@ def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | No
     for tensor in flat.inputs:
         endpoint = endpoints.get(tensor.name)
         dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
-        open_shape = endpoint.shape if endpoint else declared.get((tensor.node, tensor.port))
+        stated = endpoint.shape if endpoint else None  # a sparse tensor's parts have none in a signature
+        open_shape = declared.get((tensor.node, tensor.port)) if stated is None else stated
         specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
     return specs, shaped
 
@@ -117,7 +131,7 @@ def composite_inputs(flat: FlatGraph, specs: Sequence[Spec], batch: int) -> froz
 def load_input(
     name: str, path: Path, dtype: str, shape: Sequence[int | None] | None, *, batch: int | None = None
 ) -> NDArray[Any]:
-    """Reads an input from a .npy file.
+    """Reads an input from a file; see `msplit.measure.files`.
 
     Args:
         name: The input.
@@ -130,24 +144,15 @@ def load_input(
         LoadError: The file can not be read, or its type or shape is another.
     """
     where = str(path)
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise LoadError(
-            f"the value of input {name!r} can not be read: {error.strerror or error}", where=where, fix="check the path"
-        ) from error
-    except (ValueError, EOFError) as error:
-        raise LoadError(
-            f"the value of input {name!r} is not an array in NumPy's .npy format",
-            where=where,
-            fix="write it with numpy.save; strings as a 'U' or 'S' array",
-        ) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise LoadError(f"this file holds several arrays, input {name!r} needs one", where=where, fix="use numpy.save")
+    most = batch if not shape or shape[0] is None else shape[0]
+    array = read_value(name, path, dtype, 1 if shape is not None and not len(shape) else most)
+    if shape is not None and not len(shape) and array.shape == (1,):
+        array = array.reshape(())  # the only record of a file, for an input that is one string
     wanted = numpy_dtype(dtype)
     if dtype == "string":
-        if array.dtype.kind not in "US":
+        if array.dtype.kind == "V" and array.dtype.names is None:
+            array = _bytes_of(array)  # of fixed length, with the zeros at their end
+        if array.dtype.kind not in "USO":
             raise LoadError(
                 f"input {name!r} is made of strings, the file of {array.dtype}",
                 where=where,
@@ -176,48 +181,10 @@ def load_input(
     return np.ascontiguousarray(array) if array.ndim else array
 
 
-def _values(
-    name: str, dtype: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, where: str
-) -> NDArray[Any]:
-    if dtype == "string":
-        return _strings(name, shape, use, rng, where)
-    if dtype in ("resource", "variant"):
-        raise LoadError(
-            f"input {name!r} is a {dtype}, which has no value outside of TensorFlow",
-            where=where,
-            fix="choose inputs that are tensors with --inputs",
-        )
-    kind = numpy_dtype(dtype)
-    if kind == np.bool_:
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    ids = use.rows is not None or use.unknown or use.segments
-    if np.issubdtype(kind, np.integer) or (ids and kind.kind != "c"):
-        high = min(use.rows or _SMALL, _most(kind))
-        integers = rng.integers(0, 1 if use.rows is None and use.unknown else high, shape)
-        return (np.sort(integers, axis=None).reshape(shape) if use.segments else integers).astype(kind)
-    drawn: NDArray[Any] = rng.standard_normal(shape)
-    if kind.kind == "c":
-        drawn = drawn + 1j * rng.standard_normal(shape)
-    return np.asarray(drawn).astype(kind)
-
-
-def _most(kind: np.dtype[Any]) -> int:
-    return int(np.iinfo(kind).max) if np.issubdtype(kind, np.integer) else 1 << 53
-
-
-def _strings(name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, where: str) -> NDArray[Any]:
-    for op in _NEEDS_FILE:
-        if op in use.ops:
-            raise LoadError(
-                f"input {name!r} is read by {op}: its strings can not be made up",
-                where=where,
-                fix=f"give real ones: --input {name}=file.npy",
-            )
-    form = "{}" if "StringToNumber" in use.ops else "token_{}"
-    drawn = rng.integers(0, _TOKENS, shape)
-    result = np.empty(drawn.size, dtype=object)
-    result[:] = [form.format(number).encode() for number in np.ravel(drawn).tolist()]
-    return result.reshape(shape)
+def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
+    result = np.empty(array.size, dtype=object)
+    result[:] = [item.tobytes() for item in array.reshape(-1)]
+    return result.reshape(array.shape)
 
 
 def _dtype(flat: FlatGraph, node: int, port: int) -> str:

@@ -6,10 +6,9 @@ bytes and described in ``msplit``, a JSON text. No pickle, so a reference file c
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.errors import LoadError, WriteError
+from msplit.errors import LoadError
+from msplit.formats.atomic import write_bytes_atomic
 from msplit.formats.decode import numpy_dtype
+from msplit.formats.special import open_regular
 
 _VERSION = 1
-_KEY = "msplit"
+PACKED = "msplit"
+"""The entry that describes what is packed."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -42,8 +44,13 @@ class Reference:
     source: str
 
 
-def save_reference(path: Path, reference: Reference) -> None:
+def save_reference(path: Path, reference: Reference, *, force: bool = False) -> None:
     """Writes a reference, whole or not at all.
+
+    Args:
+        path: Where to.
+        reference: What.
+        force: Whether a file that is there may be replaced.
 
     Raises:
         WriteError: It can not be written; what stood there before is unharmed.
@@ -57,24 +64,10 @@ def save_reference(path: Path, reference: Reference) -> None:
             if how:
                 described[key] = how
     head = {"version": _VERSION, "source": reference.source, "packed": described}
-    arrays[_KEY] = np.array(json.dumps(head, sort_keys=True))
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise WriteError(
-            f"the reference can not be written: {error.strerror or error}",
-            where=str(path),
-            fix="choose a folder that exists, is writable and has room",
-        ) from error
+    arrays[PACKED] = np.array(json.dumps(head, sort_keys=True))
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, **arrays)
+    write_bytes_atomic(path, packed.getbuffer(), force=force)
 
 
 def load_reference(path: Path) -> Reference:
@@ -86,14 +79,14 @@ def load_reference(path: Path) -> Reference:
     where = str(path)
     fix = "make one with: msplit bench MODEL --save-reference FILE.npz"
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
-        head = json.loads(str(arrays.pop(_KEY)[()]))
+        head = json.loads(str(arrays.pop(PACKED)[()]))
         if head["version"] != _VERSION:
             raise LoadError(
                 f"the reference has version {head['version']}, this msplit reads {_VERSION}", where=where, fix=fix
             )
-        values = {key: _unpack(array, head["packed"].get(key)) for key, array in arrays.items()}
+        values = {key: unpacked(array, head["packed"].get(key)) for key, array in arrays.items()}
     except OSError as error:
         raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
@@ -103,12 +96,6 @@ def load_reference(path: Path) -> Reference:
         outputs={key.removeprefix("output/"): value for key, value in values.items() if key.startswith("output/")},
         source=str(head["source"]),
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _pack(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any] | None]:
@@ -122,7 +109,8 @@ def _pack(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any] | None]:
     return array, None
 
 
-def _unpack(array: NDArray[Any], how: Mapping[str, Any] | None) -> NDArray[Any]:
+def unpacked(array: NDArray[Any], how: Mapping[str, Any] | None) -> NDArray[Any]:
+    """An array of a reference file, with what the file says of how it is packed."""
     if how is None:
         return array
     data = array.tobytes()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from msplit.arguments import number, whole
 from msplit.engines.base import Timeline
 from msplit.measure.stats import Ratio, Summary
 from msplit.measure.verify import Comparison
@@ -38,6 +39,19 @@ class Settings:
     tolerance: float | None = None
     burst: float = 0.005
     max_burst: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("duration", "warmup", "burst"):
+            number(name, getattr(self, name))
+        for name, least in (("min_rounds", 1), ("builds", 1), ("seed", 0), ("verify_inputs", 0), ("max_burst", 1)):
+            whole(name, getattr(self, name), least)
+        if self.tolerance is not None:
+            number("tolerance", self.tolerance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: seconds, also with the unit in the key."""
+        times = {f"{key}_s": getattr(self, key) for key in ("duration", "warmup", "burst")}
+        return {**asdict(self), **times}
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,8 @@ class VariantResult:
     Attributes:
         label: Its name.
         engine: The engine's name.
-        streams: Streams that its assignment uses.
+        streams: Streams that do something.
+        asked: What was asked for that it stands for, such as ``16 streams``: several requests may come to one plan.
         facts: What the engine tells.
         checks: How its outputs compare.
         skipped: Why it did not run; "" where it did.
@@ -106,6 +121,7 @@ class VariantResult:
     host_times: tuple[float, ...] = ()
     launch_times: tuple[float, ...] = ()
     device_times: tuple[float, ...] = ()
+    asked: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -122,6 +138,7 @@ class VariantResult:
             "label": self.label,
             "engine": self.engine,
             "streams": self.streams,
+            "asked": list(self.asked),
             "facts": {key: plain(value) for key, value in self.facts.items()},
             "checks": [check.to_dict() for check in self.checks],
             "failed": self.failed,
@@ -133,6 +150,9 @@ class VariantResult:
             "host_times": list(self.host_times),
             "launch_times": list(self.launch_times),
             "device_times": list(self.device_times),
+            "host_times_us": _micros(self.host_times),
+            "launch_times_us": _micros(self.launch_times),
+            "device_times_us": _micros(self.device_times),
         }
 
 
@@ -177,12 +197,17 @@ class BenchResult:
             "kind": "bench",
             "failed": self.failed,
             "baseline": self.baseline,
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_dict(),
             "environment": dict(self.environment),
             "variants": [variant.to_dict() for variant in self.variants],
             "warnings": list(self.warnings),
             "diagnosis": list(self.diagnosis),
         }
+
+
+def _micros(seconds: Sequence[float]) -> list[float]:
+    """In µs, to the nanosecond, which no clock here tells apart."""
+    return [round(value * 1e6, 3) for value in seconds]
 
 
 def plain(value: Any) -> Any:

@@ -46,6 +46,8 @@ class Variant:
             it of the same engine on one stream. Where there is none, outputs are held against the first variant.
         optional: Whether an engine that can not run it is no error: it is then reported as skipped.
         over: Labels of further variants over which its gain is told.
+        asked: What was asked for that it stands for, such as ``16 streams``.
+        used: How many streams do something; None where nobody has looked, and `job.streams` is taken for it.
     """
 
     label: str
@@ -54,6 +56,8 @@ class Variant:
     against: str | None = None
     optional: bool = False
     over: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    used: int | None = None
 
 
 @runtime_checkable
@@ -203,8 +207,8 @@ def prepare(
             for check in one.checks:
                 if not check.passed:
                     raise EngineError(
-                        f"{one.variant.label} gives other outputs than {check.against} ({check.precision}): "
-                        f"{check.comparison.describe()}",
+                        f"{one.variant.label} gives other outputs than {check.against} ({check.precision}):",
+                        details=check.comparison.describe().splitlines(),
                         fix="see `msplit bench`, which compares every way to run the model",
                     )
         last = running.pop()
@@ -466,7 +470,8 @@ def _result(one: _Running, facts: Mapping[str, Any], running: Sequence[_Running]
     return VariantResult(
         label=one.variant.label,
         engine=one.variant.engine.name,
-        streams=one.variant.job.streams,
+        streams=one.variant.used or one.variant.job.streams,
+        asked=one.variant.asked,
         facts=facts,
         checks=tuple(one.checks),
         skipped=one.skipped,

@@ -54,8 +54,9 @@ class Summary:
     outliers: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
+        """As plain data: seconds, and with the unit in the key µs."""
+        times = ("median", "mean", "p90", "p99", "minimum", "iqr")
+        return {**asdict(self), **{f"{key}_us": getattr(self, key) * 1e6 for key in times}}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import escape
+
 Arrays = Mapping[str, NDArray[Any]]
 
 _TIGHT = {"float64": 1e-9, "float32": 2e-4, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 2e-4, "complex128": 1e-9}
@@ -102,7 +104,7 @@ class Comparison:
 
     def describe(self) -> str:
         """What fails, a line per output; empty where nothing does."""
-        return "\n".join(output.describe() for output in self.outputs if not output.passed)
+        return "\n".join(escape.line(output.describe()) for output in self.outputs if not output.passed)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

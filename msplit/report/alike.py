@@ -6,11 +6,9 @@ from typing import Any
 
 from msplit.analysis.alike import NearlyAlike
 from msplit.api.analysis import Analysis
-from msplit.report.document import Table
-from msplit.report.text import count, dimensions, micros, more, shorten
+from msplit.report.document import Name, Table
+from msplit.report.text import count, dimensions, micros, more
 
-_NAME_WIDTH = 30
-_SHORT_WIDTH = 20
 _LISTED = 100
 """Entries in JSON."""
 
@@ -22,7 +20,7 @@ def alike(found: Analysis, most: int | None) -> Table:
     shown = all_of_them[:most]
     rows = [
         (
-            shorten(names[one.branches[0][0]], _NAME_WIDTH),
+            Name(names[one.branches[0][0]]),
             count(len(one.branches)),
             count(len(one.branches[0])),
             count(one.groups),
@@ -45,9 +43,9 @@ def nearly(found: Analysis, most: int | None) -> Table:
     shown = all_of_them[:most]
     rows = [
         (
-            shorten(names[one.branches[0][0]], _SHORT_WIDTH)
-            + (f" and {len(one.branches) - 1} more" if one.branches[1:] else ""),
-            shorten(names[one.like[0]], _SHORT_WIDTH),
+            Name(names[one.branches[0][0]]),
+            count(len(one.branches)),
+            Name(names[one.like[0]]),
             _difference(found, one),
             micros(one.cost_us),
         )
@@ -55,7 +53,7 @@ def nearly(found: Analysis, most: int | None) -> Table:
     ]
     return Table(
         "Nearly alike branches",
-        ("first kernel", "is like", "but", ">costs"),
+        ("first kernel", ">branches", "is like", "but", ">costs"),
         rows,
         more(len(all_of_them) - len(shown), "--show branches"),
     )

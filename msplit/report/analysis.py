@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msplit.api.analysis import Analysis
+from msplit.cost.gpus import gpu_title
+from msplit.formats import left_out_text
 from msplit.report import alike
-from msplit.report.document import Document, Table
+from msplit.report.document import Document, Name, Table
 from msplit.report.text import (
     count,
     dimensions,
@@ -20,28 +22,28 @@ from msplit.report.text import (
     percent,
     plural,
     ratio,
-    shorten,
     size,
 )
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
 
-NAME_WIDTH = 34
-_FORK_WIDTH = 20
 _FEW = 5
 """Rows of a table in the summary, so that the verdict below it stays on the screen."""
 
 _FEW_OPS = 8
 
 
-def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = None) -> Document:
+def document(
+    found: Analysis, views: Sequence[str], coverage: Coverage | None = None, next_command: Sequence[str] = ()
+) -> Document:
     """What the user asked to see.
 
     Args:
         found: The analysis.
         views: Of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``.
         coverage: What the cuda engine can run, where that was asked for.
+        next_command: What to run next.
     """
     everything, summary = "all" in views, "summary" in views
     tables: list[Table] = []
@@ -67,6 +69,7 @@ def document(found: Analysis, views: Sequence[str], coverage: Coverage | None = 
         tables=tables,
         notes=_notes(found, coverage),
         warnings=_warnings(found),
+        following=next_command,
     )
 
 
@@ -79,7 +82,7 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
         facts.append(("signature", model.signature))
     facts += [
         ("inputs", _endpoints(model.inputs)),
-        ("outputs", _endpoints(model.outputs)),
+        ("outputs", _endpoints(model.outputs) + _guessed(model.left_out)),
         ("nodes", f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"),
         ("kernels", f"launched by {plural(found.kernels, 'node')}"),
         ("parameters", f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"),
@@ -131,6 +134,11 @@ def _endpoints(endpoints: Any) -> str:
     return "; ".join(shown) + rest if shown else "none"
 
 
+def _guessed(left_out: Sequence[str] | None) -> str:
+    """Where the outputs are guessed, that they are, and how to say others."""
+    return "" if left_out is None else " (guessed: --outputs names others)"
+
+
 def _gains(found: Analysis) -> str:
     """The estimate for each number of streams, up to the first that reaches what no number exceeds."""
     limits = found.bounds
@@ -144,7 +152,7 @@ def _gains(found: Analysis) -> str:
     else:
         parts.append(f"{most} on any number of streams")
     source = (
-        f"on a {found.costs.gpu.upper()}, from its data sheet"
+        f"on a {gpu_title(found.costs.gpu)}, from its data sheet"
         if found.costs.source == "static"
         else "by measured costs"
     )
@@ -153,8 +161,9 @@ def _gains(found: Analysis) -> str:
 
 def _bounds(found: Analysis) -> str:
     limits = found.bounds
+    whole = f", kept whole {micros(limits.whole_us)}" if limits.whole_us > 1.001 * limits.critical_path_us else ""
     return (
-        f"critical path {micros(limits.critical_path_us)}, SM time {micros(limits.sm_time_us)}, "
+        f"critical path {micros(limits.critical_path_us)}{whole}, SM time {micros(limits.sm_time_us)}, "
         f"bytes {micros(limits.bandwidth_us)}, FLOPs {micros(limits.flops_us)}; with fused kernels {micros(limits.fused_us)}"
     )
 
@@ -186,10 +195,10 @@ def _branches(found: Analysis, most: int | None) -> Table:
     shown = found.branches[:most]
     rows = [
         (
-            shorten(names[int(branch.nodes[0])], NAME_WIDTH),
+            Name(names[int(branch.nodes[0])]),
             count(len(branch.nodes)),
             micros(branch.time_us),
-            shorten(names[branch.fork], _FORK_WIDTH) if branch.fork is not None else "(inputs)",
+            Name(names[branch.fork]) if branch.fork is not None else "(inputs)",
         )
         for branch in shown
     ]
@@ -206,7 +215,7 @@ def _embeddings(found: Analysis, most: int | None) -> Table:
     shown = tables[:most]
     rows = [
         (
-            shorten(use.table.name, NAME_WIDTH),
+            Name(use.table.name),
             f"{count(use.table.rows)} × {use.table.columns}",
             size(use.table.bytes),
             count(use.lookups),
@@ -225,7 +234,7 @@ def _embeddings(found: Analysis, most: int | None) -> Table:
 def _regions(found: Analysis, most: int | None) -> Table:
     shown = sorted(found.regions, key=lambda region: -region.time_us)[:most]
     rows = [
-        (region.region.kind, shorten(region.region.name, NAME_WIDTH), count(len(region.nodes)), micros(region.time_us))
+        (region.region.kind, Name(region.region.name), count(len(region.nodes)), micros(region.time_us))
         for region in shown
     ]
     return Table(
@@ -256,59 +265,59 @@ def _coverage(coverage: Coverage) -> Table:
         (op, count(number), "dynamic: eager, unless proved dense" if op in coverage.dynamic else "yes")
         for op, number in sorted(coverage.covered.items())
     ]
-    rows += [
-        (op, count(len(names)), f"no (such as {shorten(names[0], 32)})")
-        for op, names in sorted(coverage.missing.items())
-    ]
+    rows += [(op, count(len(names)), f"no (such as {names[0]})") for op, names in sorted(coverage.missing.items())]
     rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
     rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
     rows += [
-        (op, count(len(names)), f"no: host, in the middle (such as {shorten(names[0], 32)})")
+        (op, count(len(names)), f"no: host, in the middle (such as {names[0]})")
         for op, names in sorted(coverage.stuck.items())
     ]
+    for why, places in coverage.refused.items():
+        op, _, said = why.partition(": ")
+        rows.append((op, count(len(places)), f"no: {said or why}"))
     return Table("Ops that the cuda engine can run", ("op", ">nodes", "covered"), rows)
 
 
 def _warnings(found: Analysis) -> list[str]:
     lines = list(found.shapes.assumed)
-    if found.unknown_shapes:
-        ops = ", ".join(f"{op} ({number})" for op, number in list(found.unknown_ops.items())[:5])
+    unknown = found.guesses
+    if len(unknown.nodes):
+        ops = ", ".join(f"{op} ({number})" for op, number in list(unknown.ops.items())[:5])
         lines.append(
-            f"{count(found.unknown_shapes)} of {plural(found.kernels, 'kernel')} {'has' if found.unknown_shapes == 1 else 'have'} "
-            f"unknown shapes, so that the cost is a guess: {ops}. --batch and --shape may settle it."
+            f"{count(len(unknown.nodes))} of {plural(found.kernels, 'kernel')} {'has' if len(unknown.nodes) == 1 else 'have'} "
+            f"unknown shapes, so that the cost is a guess: {ops}. {unknown.mend}"
         )
     return lines
 
 
 def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
-    suggestion = found.suggestion
-    if suggestion.helps:
-        lines = [f"Rule set that fits: {suggestion.rule_set}. {_sentence(suggestion.why)}"]
-    else:
-        lines = [f"Streams can not help this model: {suggestion.why.removeprefix('Streams can not help: ')}"]
+    lines = [found.judgement.words]
+    if found.judgement.helps and found.suggestion.rule_set != "default":
+        lines.append(f"Rule set for this kind of model: {found.suggestion.rule_set}. {found.suggestion.why}")
     if coverage is not None:
         lines.append(_coverage_note(coverage))
+    if text := left_out_text(found.flat.model):
+        lines.append(f"{text[:1].upper()}{text[1:]}.")
     return lines
 
 
 def _coverage_note(coverage: Coverage) -> str:
-    if coverage.missing:
-        return f"The cuda engine has no lowering for {plural(len(coverage.missing), 'op')}: use --engine tensorflow."
-    if coverage.stuck:
-        text = f"{plural(len(coverage.stuck), 'op')} of the host {'is' if len(coverage.stuck) == 1 else 'are'} between work for the device"
-        return f"The cuda engine can not run this model: {text}. Use --engine tensorflow."
-    text = "The cuda engine can run every op of this model"
-    if any("While" in op for op in coverage.covered):
-        return f"{text}, if the number of turns of its loops follows from constants and shapes: `msplit bench` tells."
-    return f"{text}."
+    reasons = coverage.reasons
+    if reasons:
+        way = "Use --engine tensorflow, or cut it with --inputs and --outputs."
+        return f"The cuda engine can not run this model: {'; '.join(reasons)}. {way}"
+    if coverage.unbuilt:
+        return (
+            "The cuda engine has every op of this model. Whether it can run its loops and branches was not tried, "
+            f"for {coverage.unbuilt}."
+        )
+    return "The cuda engine can run every op of this model."
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = None) -> dict[str, Any]:
-    """The analysis for JSON."""
+def payload(
+    found: Analysis, views: Sequence[str], coverage: Coverage | None = None, next_command: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The analysis for JSON. The arguments are those of `document`."""
     flat, model, costs, limits = found.flat, found.flat.model, found.costs, found.bounds
     names = flat.graph.names
     result: dict[str, Any] = {
@@ -321,6 +330,8 @@ def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = N
             "versions": dict(model.versions),
             "inputs": [_endpoint(endpoint) for endpoint in model.inputs],
             "outputs": [_endpoint(endpoint) for endpoint in model.outputs],
+            "outputs_guessed": model.left_out is not None,
+            "outputs_left_out": list(model.left_out or ()),
         },
         "gpu": costs.gpu,
         "costs": costs.source,
@@ -341,10 +352,18 @@ def payload(found: Analysis, views: Sequence[str], coverage: Coverage | None = N
             "sm_time": limits.sm_time_us,
             "lower_bound": limits.lower_bound_us,
             "fused": limits.fused_us,
+            "kept_whole": limits.whole_us,
         },
         "gain_at_most": {**{str(k): v for k, v in found.gains.items()}, "any": limits.max_gain},
-        "suggestion": found.suggestion,
-        "unknown_shapes": found.unknown_shapes,
+        "suggestion": {
+            "rule_set": found.suggestion.rule_set,
+            "helps": found.judgement.helps,
+            "why": found.suggestion.why,
+        },
+        "judgement": found.judgement,
+        "next": " ".join(next_command) or None,
+        "unknown_shapes": len(found.guesses.nodes),
+        "proved_dense": found.guesses.dense,
         "assumed": list(found.shapes.assumed),
         "branches": [
             {

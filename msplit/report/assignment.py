@@ -9,9 +9,10 @@ import numpy as np
 
 from msplit.api.assignment import Assigned, present_ids
 from msplit.errors import MsplitError
-from msplit.flatten.origin import Conflict
+from msplit.flatten.origin import Conflict, with_ids
+from msplit.formats import WriteReport
 from msplit.report.document import Document, Table
-from msplit.report.text import count, heading, micros, percent, plural, shorten, size
+from msplit.report.text import count, heading, micros, percent, plural, ratio, size
 
 _MOST_REMARKS = 12
 
@@ -52,6 +53,7 @@ def document(
         ("decided by", ", ".join(f"{rule} {count(number)}" for rule, number in decided.items() if number) or "no rule"),
         *([("matched nothing", idle)] if idle else []),
         ("streams", f"{count(len(used))} used of {count(assigned.outcome.streams)}" if empty else count(len(used))),
+        ("predicted gain", _predicted(assigned)),
         ("cross-stream edges", _crossing(assigned)),
         ("waits", count(plan.waits) + (reduced if plan.edges else "")),
         (
@@ -61,12 +63,15 @@ def document(
             else "none",
         ),
         ("host nodes", f"{count(int(flat.host.sum()))}, which have no stream"),
-        ("changed", f"{plural(len(assigned.changed), 'node')}, compared with the file"),
+        *_old_ids(assigned),
+        ("changed", f"{_moving(len(assigned.changed))}, compared with the file"),
     ]
     tables = [Table("Streams", (">stream", ">nodes", ">kernels", ">time", ">share"), rows)]
     if diff:
         tables.append(_diff(assigned))
     warned, noted = _remarks(assigned)
+    if _simulated(assigned) and not assigned.judgement.helps:
+        noted = [assigned.judgement.words, *noted]
     return Document(
         title=heading(flat.model.path, flat.model.format),
         facts=facts,
@@ -74,6 +79,53 @@ def document(
         warnings=[*warned, *warnings],
         notes=[*noted, *notes, *(written or [f"Nothing was written: {unwritten}."])],
     )
+
+
+def _simulated(assigned: Assigned) -> bool:
+    """Whether there is a prediction: there may be more streams than can be simulated."""
+    try:
+        return assigned.prediction is not None
+    except MsplitError:
+        return False
+
+
+def _predicted(assigned: Assigned) -> str:
+    if not _simulated(assigned):
+        return "none: there are more streams than can be simulated"
+    found, chosen = assigned.prediction, assigned.kernels
+    one, many = found.one_us, found.makespan_us
+    if chosen is not None:
+        one, many = chosen.one_us, chosen.predicted_us
+    kernels = "" if chosen is None else "with larger kernels "
+    return f"{ratio(assigned.judgement.gain)} {kernels}over one stream, {micros(many)} instead of {micros(one)}"
+
+
+def _old_ids(assigned: Assigned) -> list[tuple[str, str]]:
+    """What became of the ids that were on the model, if there were any."""
+    model = assigned.flat.model
+    kept, total = (sum(map(len, nodes.values())) for nodes in (assigned.by_hand, with_ids(model)))
+    if not total:
+        return []
+    if model.record is None and kept:
+        text = f"{plural(kept, 'node')} had one, taken as set by hand; --no-keep-ids starts anew"
+    else:
+        text = f"{plural(total, 'node')} had one: {count(kept)} set by hand, {count(total - kept)} not kept"
+    manual = any(rule.key == "manual" for rule in assigned.ruleset.rules)
+    return [("old ids", text if manual or not kept else f"{text}; these rules have no `manual`, so none counts")]
+
+
+def _moving(number: int) -> str:
+    return f"{plural(number, 'node')} {'changes its' if number == 1 else 'change their'} stream"
+
+
+def counted(report: WriteReport, moved: int) -> str:
+    """What writing did to the ids: "3 stream ids set, 2 changed, 1 removed; 4 nodes change their stream"."""
+    more = [
+        f"{count(number)} {what}"
+        for number, what in ((report.changed, "changed"), (report.removed, "removed"))
+        if number
+    ]
+    return ", ".join([f"{plural(report.new, 'stream id')} set", *more]) + f"; {_moving(moved)}"
 
 
 def about_plan(assigned: Assigned) -> str:
@@ -187,8 +239,12 @@ def explain(assigned: Assigned, name: str) -> Document:
         title=name,
         facts=facts,
         tables=[
-            Table("Inputs", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.predecessors(node))),
-            Table("Consumers", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.successors(node))),
+            Table(
+                "Inputs", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.predecessors(node)), whole=True
+            ),
+            Table(
+                "Consumers", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.successors(node)), whole=True
+            ),
         ],
     )
 
@@ -196,10 +252,7 @@ def explain(assigned: Assigned, name: str) -> Document:
 def _neighbours(assigned: Assigned, nodes: Any) -> list[tuple[str, str, str]]:
     flat = assigned.flat
     unique = list(dict.fromkeys(int(node) for node in nodes))[:20]
-    return [
-        (shorten(flat.graph.names[n], 52), flat.graph.ops[n], "host" if flat.host[n] else str(assigned.ids[n]))
-        for n in unique
-    ]
+    return [(flat.graph.names[n], flat.graph.ops[n], "host" if flat.host[n] else str(assigned.ids[n])) for n in unique]
 
 
 def explanation(assigned: Assigned, name: str) -> dict[str, Any]:
@@ -270,6 +323,7 @@ def payload(
             "records": plan.records,
         },
         "kernels": _kernels(assigned),
+        "judgement": assigned.judgement if _simulated(assigned) else None,
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
         "remarks": list(assigned.outcome.remarks),

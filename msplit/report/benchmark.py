@@ -9,7 +9,7 @@ from typing import Any
 from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import VariantResult
-from msplit.report import bounds, layers, tuning
+from msplit.report import bounds, layers, lookups, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, plural, size
 
@@ -30,6 +30,8 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     memory = _memory(result.variants)
     if memory is not None:
         tables.append(memory)
+    if found.lookups:
+        tables.append(lookups.table(found.lookups))
     if found.limits is not None:
         tables.append(bounds.table(found.limits, result.variants))
     if found.tuned is not None:
@@ -177,9 +179,13 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "model": str(flat.model.path),
         "engine": found.engine,
         "why": found.why,
+        "batch": found.batch,
+        "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in found.inputs.items()},
         "notes": list(found.notes),
         "result": found.result.to_dict(),
+        "lookups": lookups.payload(found.lookups),
         **({"layers": layers.payload(found)} if found.layers else {}),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
-        **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned), "written": list(written)}),
+        **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
+        **({"written": list(written)} if written or found.tuned is not None else {}),
     }

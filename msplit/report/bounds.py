@@ -11,11 +11,9 @@ from msplit.measure.result import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
 from msplit.schedule.breakdown import Breakdown
+from msplit.schedule.judge import WORTH
 
 _OVER = 1.005
-
-_OUT_OF_REACH = 1.05
-"""A gain of streams below this is not worth a sentence about what is reached."""
 
 
 def table(found: Limits, variants: Sequence[VariantResult]) -> Table:
@@ -61,7 +59,7 @@ def _note(found: Limits, over: bool) -> str:
 def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
     """What streams could gain, and what they do."""
     steps = found.steps
-    if steps.max_gain < _OUT_OF_REACH:
+    if steps.max_gain < WORTH:
         return [f"Streams have nothing to gain: {steps.limit} alone takes as long as all kernels one after the other."]
     reached = {variant.label: share for variant in variants if (share := found.reached(variant)) is not None}
     if not reached:

@@ -148,5 +148,6 @@ def _row(row: Row) -> dict[str, Any]:
         "measured_us": row.measured_us,
         "gain": row.gain.to_dict() if row.gain else None,
         "memory": row.memory,
+        "memory_ratio": row.memory,
         "skipped": row.skipped,
     }

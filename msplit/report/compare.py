@@ -13,9 +13,9 @@ from msplit import formats, rules
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import among
 from msplit.graph import Ints
 from msplit.rules import RuleSet
-from msplit.rules.manual import Manual
 from msplit.schedule.predict import Prediction, predict
 
 _MOST_ID = 2**31 - 1
@@ -192,9 +192,10 @@ class _Reasons:
         self._ids = side.prediction.ids
         self._outcome = None
         if ruleset is not None:
-            # The ids on the graph came from the rules: as claims of `manual` they would explain themselves.
-            others = tuple(rule for rule in ruleset.rules if not isinstance(rule, Manual))
-            self._outcome = rules.assign(side.flat, side.costs, replace(ruleset, rules=others))
+            # The ids on the graph came from the rules: as claims of `manual` they would explain themselves. The record knows others.
+            record = side.flat.model.record
+            by_hand = among(side.flat, {} if record is None else record.by_hand)
+            self._outcome = rules.assign(side.flat, side.costs, ruleset, by_hand=by_hand)
 
     def of(self, node: int) -> tuple[str, str]:
         if self._outcome is None:

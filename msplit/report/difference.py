@@ -5,32 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msplit.cost.gpus import gpu_title
 from msplit.report.compare import Comparison, Node, Side
-from msplit.report.document import Document, Table
-from msplit.report.text import count, micros, more, plural, ratio, shorten
+from msplit.report.document import Document, Name, Table
+from msplit.report.text import count, micros, more, plural, ratio
 
 SHOWN = 30
 """Nodes and groups that a table lists unless more are asked for; JSON has all."""
 
 
-def document(found: Comparison, limit: int | None = SHOWN) -> Document:
+def document(found: Comparison, limit: int | None = SHOWN, *, judged_with: str = "") -> Document:
     """The comparison for people.
 
     Args:
         found: The comparison.
         limit: Most rows of each table of nodes; None: all.
+        judged_with: What priced the nodes and says why they moved, in words; "" where that need not be told.
     """
     old, new = found.old, found.new
     title = f"{old.flat.model.path} → {new.flat.model.path}"
     if found.same:
         return Document(title, _facts(found), notes=("Nothing changed: the same nodes on the same streams.",))
+    judged = (f"Judged with {judged_with}.",) if judged_with else ()
     tables = [_plan_table(old, new), _load_table(old, new)]
     if found.moved:
         tables += [_group_table(found, limit), _move_table(found, limit)]
     for entries, what in ((found.added, "added"), (found.removed, "removed"), (found.replaced, "with another op now")):
         if entries:
             tables.append(_node_table(entries, what, limit))
-    return Document(title, _facts(found), tables, notes=(_conclusion(old, new),), warnings=_warnings(found))
+    return Document(title, _facts(found), tables, notes=(_conclusion(old, new), *judged), warnings=_warnings(found))
 
 
 def _facts(found: Comparison) -> list[tuple[str, str]]:
@@ -65,7 +68,7 @@ def _plan_table(old: Side, new: Side) -> Table:
         row("predicted on one stream", was.one_us, now.one_us, time=True),
         ("predicted gain", ratio(was.gain), ratio(now.gain), ""),
     ]
-    return Table("The plan", ("", ">before", ">now", ">change"), rows, f"simulated on a {new.costs.gpu.upper()}")
+    return Table("The plan", ("", ">before", ">now", ">change"), rows, f"simulated on a {gpu_title(new.costs.gpu)}")
 
 
 def _load_table(old: Side, new: Side) -> Table:
@@ -93,7 +96,7 @@ def _group_table(found: Comparison, limit: int | None) -> Table:
 
 def _move_table(found: Comparison, limit: int | None) -> Table:
     rows = [
-        (shorten(move.name, 60), move.op, f"{move.old} → {move.new}", micros(move.time_us))
+        (Name(move.name), move.op, f"{move.old} → {move.new}", micros(move.time_us))
         + ((move.rule,) if found.explained else ())
         for move in found.moved[:limit]
     ]
@@ -104,7 +107,7 @@ def _move_table(found: Comparison, limit: int | None) -> Table:
 def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
     rows = [
         (
-            shorten(node.name, 60),
+            Name(node.name),
             f"{node.was} → {node.op}" if node.was else node.op,
             str(node.stream),
             micros(node.time_us),
@@ -125,7 +128,7 @@ def _conclusion(old: Side, new: Side) -> str:
     return f"The prediction says {micros(abs(change))}{share} {'slower' if change > 0 else 'faster'}: {micros(before)} → {micros(now)}."
 
 
-def payload(found: Comparison) -> dict[str, Any]:
+def payload(found: Comparison, *, judged_with: str = "") -> dict[str, Any]:
     """The comparison for JSON."""
     return {
         "old": _side(found.old),
@@ -136,6 +139,7 @@ def payload(found: Comparison) -> dict[str, Any]:
         "added": list(found.added),
         "removed": list(found.removed),
         "replaced": list(found.replaced),
+        "judged_with": judged_with or None,
     }
 
 

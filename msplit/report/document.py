@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+class Name(str):
+    """A cell that is the name of a node, a table or a region, whole: where it does not fit, what all names share is left out."""
+
+
+Cell = str | tuple[str, ...]
+"""Text of a table: one line, whatever is in it, or several."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under a title.
@@ -13,14 +21,14 @@ class Table:
     Attributes:
         title: What the rows are.
         columns: Headings; one that starts with ">" is aligned right.
-        rows: Cells as text.
+        rows: Cells. What a model says is escaped where the document is printed, not here.
         note: A sentence below the table, "" for none.
         whole: Every row is one line however long, so that lists of nodes can be searched with grep; otherwise cells wrap.
     """
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
     whole: bool = False
 
@@ -35,6 +43,7 @@ class Document:
         tables: In order.
         notes: Sentences at the end, the conclusions.
         warnings: Sentences that the user should not miss.
+        following: The command to run next, in parts that belong on one line each; none where it is empty.
     """
 
     title: str
@@ -42,3 +51,4 @@ class Document:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    following: Sequence[str] = ()

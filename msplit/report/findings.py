@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ def document(report: Report, *, verbose: bool = False) -> Document:
         report: The findings.
         verbose: Whether to tell which checks were skipped.
     """
-    rows = [
-        (found.code, found.severity.value, f"{_placed(found)}.\nFix: {found.finding.fix}.") for found in report.findings
-    ]
+    rows = [(found.code, found.severity.value, (f"{_placed(found)}.", *found.mend)) for found in report.findings]
     notes = [summary(report)]
+    notes += baseline_notes(report)
+    if report.judged_with:
+        notes.append(f"Judged with {report.judged_with}.")
     if verbose:
         notes += [f"{code} was skipped: {why}." for code, why in report.skipped.items()]
     elif report.skipped:
@@ -50,6 +51,28 @@ def summary(report: Report) -> str:
     )
 
 
+def baseline_notes(report: Report) -> list[str]:
+    """What the baseline left out, and what it has in vain."""
+    notes = []
+    if report.known:
+        notes.append(
+            f"{plural(report.known, 'finding')} known to the baseline {'is' if report.known == 1 else 'are'} not listed."
+        )
+    if report.gone:
+        are = "is none any more" if report.gone == 1 else "are none any more"
+        notes.append(f"{plural(report.gone, 'finding')} of the baseline {are}: write it anew with --write-baseline.")
+    return notes
+
+
+def together(reports: Sequence[Report]) -> Mapping[str, Any]:
+    """Several reports for JSON."""
+    return {
+        "failed": any(report.failed for report in reports),
+        "summary": {severity.value: sum(report.count(severity) for report in reports) for severity in Severity},
+        "reports": [payload(report) for report in reports],
+    }
+
+
 def omissions(report: Report) -> tuple[str, ...]:
     """What is not in the list of findings."""
     return tuple(f"{number:,} more findings of {code} are not listed" for code, number in report.omitted.items())
@@ -73,6 +96,7 @@ def payload(report: Report) -> Mapping[str, Any]:
                 "line": found.finding.line,
                 "nodes": list(found.finding.nodes),
                 "node_count": found.finding.count,
+                "judged_with": found.judged_with or None,
             }
             for found in report.findings
         ],
@@ -80,6 +104,9 @@ def payload(report: Report) -> Mapping[str, Any]:
         "skipped": dict(report.skipped),
         "omitted": dict(report.omitted),
         "assumed": list(report.assumed),
+        "judged_with": report.judged_with or None,
+        "known": report.known,
+        "gone": report.gone,
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.escape import json_document
+
 SCHEMA_VERSION = 1
 
 
@@ -40,6 +42,5 @@ def plain(value: Any) -> Any:
 
 def dumps(command: str, payload: Mapping[str, Any]) -> str:
     """The JSON text of one command's result."""
-    return json.dumps(
-        {"schema_version": SCHEMA_VERSION, "command": command, **plain(payload)}, indent=2, ensure_ascii=False
-    )
+    document = {"schema_version": SCHEMA_VERSION, "command": command, **plain(payload)}
+    return json_document(json.dumps(document, indent=2, ensure_ascii=False))

@@ -11,7 +11,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Document, Table
-from msplit.report.text import count, dimensions, heading, micros, percent, plural, shorten
+from msplit.report.text import count, dimensions, heading, micros, percent, plural
 
 _FEW = 12
 
@@ -32,8 +32,8 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
     order = np.argsort(-totals, kind="stable")[:_FEW].tolist()
     rows = [
         (
-            shorten(found.kernels[kind].op, 24),
-            shorten(_sizes(found, kind), 26),
+            found.kernels[kind].op,
+            _sizes(found, kind),
             count(int(uses[kind])),
             micros(found.kernels[kind].time_us),
             micros(estimates[kind]),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from msplit.report.document import Document, Table
+from msplit import escape
+from msplit.report.document import Cell, Document, Table
+from msplit.report.names import fitted
 
 
 def to_terminal(document: Document, console: Console) -> None:
@@ -19,43 +21,81 @@ def to_terminal(document: Document, console: Console) -> None:
         _print(document, console)
     text = captured.get()
     if not console.is_terminal:
-        text = "\n".join(line.rstrip() for line in text.split("\n"))
-    console.file.write(text)
+        text = "\n".join(row.rstrip() for row in text.split("\n"))
+    console.file.write(escape.guarded(text))  # anew: where a cell wraps, a line may begin in the middle of a name
     console.file.flush()
 
 
 def _print(document: Document, console: Console) -> None:
-    console.print(Text(document.title, style="bold"))
-    if document.facts:
-        grid = RichTable.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(overflow="fold")
-        for name, value in document.facts:
-            grid.add_row(Text(name), Text(value))
-        console.print(Padding(grid, (0, 0, 0, 2)))
+    _put(console, _folded(document.title, console.width), "bold")
+    indent = 4 + max((len(name) for name, _ in document.facts), default=0)
+    for name, value in document.facts:
+        lines = _folded(value, console.width, indent)
+        lines[0] = Text.assemble("  ", (name, "dim"), " " * (indent - 2 - len(name)), lines[0].plain[indent:])
+        _put(console, lines)
     for table in document.tables:
         console.print()
         if table.title:
-            console.print(Text(table.title, style="bold"))
+            console.print(Text(escape.line(table.title), style="bold"))
         if table.rows and table.whole:
             for line in _lines(table):
                 console.print(Text(line), soft_wrap=True)
         elif table.rows:
+            table = fitted(table, console.width)
             console.print(_rich_table(table))
         else:
             console.print(Text("  none", style="dim"))
         if table.note:
-            console.print(Padding(Text(table.note, style="dim"), (0, 0, 0, 2)))
+            _put(console, _folded(table.note, console.width, 2), "dim")
     if document.warnings or document.notes:
         console.print()
     for warning in document.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), warning))
+        lines = _folded(f"warning: {warning}", console.width)
+        lines[0].stylize("yellow", 0, len("warning: "))
+        _put(console, lines)
     for note in document.notes:
-        console.print(Text(note))
+        _put(console, _folded(note, console.width))
+    if document.following:
+        console.print(Text("Next:"))
+        for line in _continued([escape.line(part) for part in document.following], console.width):
+            console.print(Text(line), soft_wrap=True)
+
+
+def _continued(parts: Sequence[str], width: int) -> list[str]:
+    """A command in lines that a shell takes for one: they end in backslashes. A part that is longer than a line is one all the same."""
+    lines = [f"  {parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+    return lines
+
+
+def _folded(text: str, width: int, indent: int = 0) -> list[Text]:
+    """Lines of words that stay whole, such as names and commands: they are there to be copied."""
+    blank = " " * indent
+    return [
+        Text(line)
+        for line in textwrap.wrap(
+            escape.line(text),
+            max(width, indent + 1),
+            initial_indent=blank,
+            subsequent_indent=blank,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ] or [Text(blank)]
+
+
+def _put(console: Console, lines: Sequence[Text], style: str = "") -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True, style=style)
 
 
 def _lines(table: Table) -> list[str]:
-    rows = [[name.removeprefix(">") for name in table.columns], *table.rows]
+    rows = [[name.removeprefix(">") for name in table.columns], *([*map(_shown, row)] for row in table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     right = [name.startswith(">") for name in table.columns]
     lines = []
@@ -71,36 +111,44 @@ def _rich_table(table: Table) -> RichTable:
         right = name.startswith(">")
         shown.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*map(_text, row))
     return shown
+
+
+def _shown(cell: Cell) -> str:
+    return escape.line(cell) if isinstance(cell, str) else "\n".join(map(escape.line, cell))
+
+
+def _text(cell: Cell) -> Text:
+    return Text(_shown(cell))
 
 
 def to_markdown(document: Document) -> str:
     """The document as GitHub-flavoured Markdown."""
-    lines = [f"### {document.title}", ""]
+    lines = [f"### {escape.markdown(document.title)}", ""]
     if document.facts:
         lines += _markdown_table(("", ""), document.facts)
     for table in document.tables:
-        lines += ["", f"**{_escape(table.title)}**", ""]
+        lines += ["", f"**{escape.markdown(table.title)}**", ""]
         lines += _markdown_table(table.columns, table.rows) if table.rows else ["none"]
         if table.note:
-            lines += ["", f"_{_escape(table.note)}_"]
+            lines += ["", f"_{escape.markdown(table.note)}_"]
     for warning in document.warnings:
-        lines += ["", f"> **warning:** {_escape(warning)}"]
+        lines += ["", f"> **warning:** {escape.markdown(warning)}"]
     for note in document.notes:
-        lines += ["", _escape(note)]
+        lines += ["", escape.markdown(note)]
+    if document.following:
+        lines += ["", "Next:", "", f"    {escape.line(' '.join(document.following))}"]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(_escape(name.removeprefix(">")) for name in columns) + " |"]
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    lines = ["| " + " | ".join(_cell(name.removeprefix(">")) for name in columns) + " |"]
     lines.append("|" + "|".join(" ---: " if name.startswith(">") else " --- " for name in columns) + "|")
-    lines += ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
     return lines
 
 
-def _escape(text: str) -> str:
-    # Patterns are full of asterisks; in code spans everything but the bar is literal already.
-    parts = text.split("`")
-    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(parts).replace("|", "\\|").replace("\n", "<br>")
+def _cell(cell: Cell) -> str:
+    parts = [cell] if isinstance(cell, str) else cell
+    return "<br>".join(escape.markdown(part, cell=True) for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,32 @@ from urllib.parse import quote
 
 from msplit._version import __version__
 from msplit.checks import Check, Report, Reported, Severity
-from msplit.report.findings import file_of, omissions, page
+from msplit.escape import json_document
+from msplit.report.findings import baseline_notes, file_of, omissions, page
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def dumps(report: Report) -> str:
+def dumps(*reports: Report) -> str:
     """The JSON document."""
-    return json.dumps(log(report), indent=2, ensure_ascii=False)
+    return json_document(json.dumps(log(*reports), indent=2, ensure_ascii=False))
 
 
-def log(report: Report) -> Mapping[str, Any]:
-    """The SARIF log: one run, with a rule per check that was asked for."""
-    number = {check.code: place for place, check in enumerate(report.checks)}
-    notes = [*(f"{code} was skipped: {why}" for code, why in report.skipped.items()), *omissions(report)]
+def log(*reports: Report) -> Mapping[str, Any]:
+    """The SARIF log: one run, with a rule per check that was asked for, the same of every model."""
+    checks = reports[0].checks
+    number = {check.code: place for place, check in enumerate(checks)}
+    notes = []
+    for report in reports:
+        said = [f"{code} was skipped: {why}" for code, why in report.skipped.items()]
+        said += [*omissions(report), *baseline_notes(report)]
+        notes += said if len(reports) == 1 else [f"{report.model}: {note}" for note in said]
     run: dict[str, Any] = {
-        "tool": {
-            "driver": {"name": "msplit", "version": __version__, "rules": [_rule(check) for check in report.checks]}
-        },
+        "tool": {"driver": {"name": "msplit", "version": __version__, "rules": [_rule(check) for check in checks]}},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(report, found, number[found.code]) for found in report.findings],
+        "results": [_result(report, found, number[found.code]) for report in reports for found in report.findings],
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -70,7 +75,7 @@ def _result(report: Report, found: Reported, rule: int) -> Mapping[str, Any]:
         "ruleId": found.code,
         "ruleIndex": rule,
         "level": _LEVELS[found.severity],
-        "message": {"text": f"{finding.text}. Fix: {finding.fix}."},
+        "message": {"text": f"{finding.text}. {' '.join(found.mend)}"},
         "locations": [location],
         "partialFingerprints": {"msplitFinding/v1": _fingerprint(found, file)},
     }
@@ -78,7 +83,7 @@ def _result(report: Report, found: Reported, rule: int) -> Mapping[str, Any]:
 
 def _uri(file: str) -> str:
     path = Path(file)
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path))
 
 
 def _fingerprint(found: Reported, file: str) -> str:

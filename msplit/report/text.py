@@ -83,14 +83,6 @@ def more(left: int, option: str, noun: str = "") -> str:
     return f"and {plural(left, f'more {noun}') if noun else f'{count(left)} more'} ({option})"
 
 
-def shorten(name: str, width: int) -> str:
-    """A long node name with its middle left out. The end says more than the beginning, which is often a chain of calls."""
-    if len(name) <= width:
-        return name
-    keep = width - 1
-    return f"{name[: keep // 3]}…{name[len(name) - (keep - keep // 3) :]}"
-
-
 _FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "SavedModel"}
 
 

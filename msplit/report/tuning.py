@@ -90,6 +90,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "name": tuned.trial.name,
         "why": tuned.why,
         "memory": tuned.memory,
+        "memory_ratio": tuned.memory,
         "gain": tuned.gain.to_dict() if tuned.gain else None,
         "over_one": tuned.over_one.to_dict() if tuned.over_one else None,
         "over_candidate": tuned.over_candidate.to_dict() if tuned.over_candidate else None,
@@ -104,7 +105,9 @@ def search_payload(found: Found) -> dict[str, Any]:
         "seconds": found.seconds,
         "stopped": found.stopped,
         "changes_tried": found.tried,
-        "changes_kept": [{"change": gain.change, "ratio": gain.ratio, "at": gain.at} for gain in found.gains],
+        "changes_kept": [
+            {"change": gain.change, "ratio": gain.ratio, "at": gain.at, "at_s": gain.at} for gain in found.gains
+        ],
         "candidates": [
             {
                 "name": heat.trial.name,
@@ -115,6 +118,7 @@ def search_payload(found: Found) -> dict[str, Any]:
                 "measured_us": None if heat.seconds is None else heat.seconds * 1e6,
                 "gain": heat.gain,
                 "memory": heat.memory,
+                "memory_ratio": heat.memory,
                 "skipped": heat.skipped or None,
             }
             for heat in found.heats

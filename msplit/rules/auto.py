@@ -7,14 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.analysis.colocation import groups
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.graph import Ints
 from msplit.rules.base import Context, Placed, Remark
 from msplit.rules.options import Options, nearest
 from msplit.rules.propagate import Propagate
 from msplit.schedule.candidates import ALGORITHMS, ONE
-from msplit.schedule.choose import Candidate, best, choose
+from msplit.schedule.choose import Candidate, best, choose, is_algorithm
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
 
@@ -31,7 +30,7 @@ class Auto:
     """Assigns everything by cost. All algorithms are simulated; one stream is kept unless another is faster.
 
     Nodes that earlier rules claimed stay where they are and count for the others. Nodes that launch nothing follow those that do. What must
-    share a stream (loops, colocation classes) does. Host nodes have no stream.
+    share a stream (loops, colocation classes, variables with their users) does. Host nodes have no stream.
 
     Attributes:
         streams: Most streams to use; 0: as many as there are.
@@ -43,6 +42,8 @@ class Auto:
     """
 
     key: ClassVar[str] = "auto"
+    settles: ClassVar[bool] = True
+    """Nothing that comes later moves what it decides: what must share a stream is given to it, and it keeps to that."""
     streams: int = 0
     candidates: tuple[str, ...] = ()
     wait_us: float | None = None
@@ -53,7 +54,7 @@ class Auto:
         """Read the options of the rule from YAML."""
         names = []
         for name, line in options.texts("candidates"):
-            if name in ALGORITHMS:
+            if is_algorithm(name):
                 names.append(name)
             else:
                 options.problem(
@@ -105,7 +106,7 @@ class Auto:
         if context.kernels is None:
             text = "kernels stay plain here: choosing larger ones runs the model, and this does not"
             return Remark(self.key, NOT_CHOSEN, text)
-        return context.kernels(streams, candidates=self.candidates or None, wait_us=self.wait_us)
+        return context.kernels(streams, tied=context.tied, candidates=self.candidates or None, wait_us=self.wait_us)
 
     def problem(self, context: Context, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
@@ -115,7 +116,7 @@ class Auto:
         return Problem.from_flat(
             context.flat,
             context.costs,
-            tie=_by_order(groups(context.flat, handles=False).of, order),
+            tie=_by_order(context.tied, order),
             pin=np.where(assignment.ids == UNASSIGNED, -1, assignment.ids),
             order=order,
             machine=machine,
@@ -153,11 +154,11 @@ def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
 
 
 def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) -> Assignment:
-    """Claims, in the name of a rule, nodes without a kernel: with their last input, else with their consumers.
+    """Claims, in the name of a rule, nodes without a kernel: with what they are tied to, else with their last input or their consumers.
 
-    Where consumers do not agree, the lowest of their streams is taken.
+    Where consumers do not agree, the lowest of their streams is taken. Nodes that are tied to each other only follow the first of them.
     """
-    before = assignment
+    assignment = _claim_tied(context, assignment, key)
     followed, _ = Propagate().apply(context, assignment)
     ids: Ints = followed.ids.copy()
     graph = context.flat.graph
@@ -169,5 +170,22 @@ def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) ->
         )
         lanes[node] = lane
     ids = np.asarray(lanes, np.int32)
-    new = np.flatnonzero((before.ids == UNASSIGNED) & ~context.flat.host).astype(np.int32)
-    return before.claim(new, ids[new], key, "launches no kernel: follows its inputs or its consumers")
+    free = (assignment.ids == UNASSIGNED) & ~context.flat.host
+    together = context.order[(free & (context.tied >= 0))[context.order]]
+    _, first, member = np.unique(context.tied[together], return_index=True, return_inverse=True)
+    ids[together] = ids[together[first]][member]
+    new = np.flatnonzero(free).astype(np.int32)
+    return assignment.claim(new, ids[new], key, "launches no kernel: follows its inputs or its consumers")
+
+
+def _claim_tied(context: Context, assignment: Assignment, key: str) -> Assignment:
+    """Claims what is tied to a node with an id. Of several ids in one group, which only hand-written rules leave, the lowest counts."""
+    ids, tied = assignment.ids, context.tied
+    placed = np.flatnonzero((tied >= 0) & (ids != UNASSIGNED) & ~context.flat.host)
+    if not len(placed):
+        return assignment
+    lane = np.full(int(tied.max()) + 1, np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(lane, tied[placed], ids[placed])
+    free = np.flatnonzero((tied >= 0) & (ids == UNASSIGNED) & ~context.flat.host)
+    free = free[lane[tied[free]] != np.iinfo(np.int32).max].astype(np.int32)
+    return assignment.claim(free, lane[tied[free]], key, "must share a stream with what is there")

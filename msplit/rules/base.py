@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.analysis.colocation import groups
 from msplit.analysis.order import canonical
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.cost.costs import Costs
@@ -32,12 +36,18 @@ class ChoosesKernels(Protocol):
     """Chooses kernels and their streams together. It lies above the rules: it lowers the graph, which runs it once."""
 
     def __call__(
-        self, streams: int, *, candidates: Sequence[str] | None = None, wait_us: float | None = None
+        self,
+        streams: int,
+        *,
+        tied: Ints,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
     ) -> Placed | Remark:
         """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
 
         Args:
             streams: Most streams.
+            tied: Per node a group that must share a stream, or -1.
             candidates: Algorithms to try; None: all.
             wait_us: What a wait for another stream costs; None: what is known of the GPU.
         """
@@ -54,6 +64,8 @@ class Context:
         streams: Ids are 0..streams-1.
         wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
         kernels: Chooses larger kernels for a rule that wants that; None where the graph is not to be run.
+        handles: Whether a variable's handle and its users must share a stream; see `Colocation`.
+        by_hand: The nodes whose ids on the graph were set by hand, for the rule `manual`; None: all that have one.
     """
 
     flat: FlatGraph
@@ -61,6 +73,13 @@ class Context:
     streams: int
     wrap: bool = False
     kernels: ChoosesKernels | None = None
+    handles: bool = True
+    by_hand: NDArray[np.bool_] | None = None
+
+    @cached_property
+    def tied(self) -> Ints:
+        """Per node a group that must share a stream, or -1: whatever places nodes keeps to it, so that nothing has to be moved later."""
+        return groups(self.flat, handles=self.handles).of
 
     @cached_property
     def order(self) -> Ints:

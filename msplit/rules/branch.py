@@ -166,8 +166,8 @@ def _why(branches: Branches, number: int, kernels: int, names: Sequence[str], gu
 
 def _no_gain(branches: Branches, min_cost_us: float) -> str:
     if len(branches) == 1:
-        return "all kernels depend on each other in one path, so that streams can not help"
+        return "all kernels depend on each other in one path: this rule spreads nothing"
     worth = int((branches.useful_us >= min_cost_us).sum())
     if worth <= 1:
-        return f"no second branch can overlap {min_cost_us:g} µs or more with others, so that streams can not help"
+        return f"no second branch can overlap {min_cost_us:g} µs or more with others: this rule spreads nothing"
     return "all branches end on one stream, by earlier rules or because none runs beside another"

@@ -45,7 +45,7 @@ class Colocation:
         Raises:
             AssignError: Two members of a group have different ids on the graph.
         """
-        of = groups(context.flat, handles=self.handles).of
+        of = context.tied if self.handles == context.handles else groups(context.flat, handles=self.handles).of
         members = np.flatnonzero((of >= 0) & ~context.flat.host)
         claimed = members[assignment.ids[members] != UNASSIGNED]
         if len(claimed) == 0:

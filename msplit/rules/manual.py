@@ -19,7 +19,10 @@ ATTRIBUTE = "_stream_id"
 
 @dataclass(frozen=True)
 class Manual:
-    """Keeps the ids that `msplit.stream`, `tf.stream` or `tf.cuda.stream_scope` put on nodes. It has no options."""
+    """Keeps the ids that `msplit.stream`, `tf.stream` or `tf.cuda.stream_scope` put on nodes. It has no options.
+
+    Ids that msplit's own rules have put there earlier are not set by hand; `Context.by_hand` tells them apart.
+    """
 
     key: ClassVar[str] = "manual"
 
@@ -29,7 +32,7 @@ class Manual:
         return cls()
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
-        """Claim the nodes that have an id.
+        """Claim the nodes that have an id, as far as it was set by hand.
 
         A host node keeps its id too, and a remark says that it has no effect.
 
@@ -40,6 +43,8 @@ class Manual:
         names = graph.names
         groups: dict[int, list[int]] = {}
         for node in graph.nodes_with(ATTRIBUTE):
+            if context.by_hand is not None and not context.by_hand[node]:
+                continue
             value = graph.attrs[node].get(ATTRIBUTE)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise AssignError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class Reading:
         folder: Where relative paths start; None where there is no file.
         streams: Ids are 0..streams-1.
         wrap: Whether ids out of range are taken modulo `streams` later.
+        files: Where not None, the stream files that there are, by the name that the rules have for them: none is read from the disk.
+        read: The stream files that were read, likewise.
         problems: (line, what, how to mend it) of each mistake found so far.
     """
 
@@ -36,6 +38,8 @@ class Reading:
     folder: Path | None
     streams: int = MAX_STREAMS
     wrap: bool = False
+    files: Mapping[str, str] | None = None
+    read: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
 
     def problem(self, line: int, what: str, fix: str) -> None:
@@ -53,10 +57,10 @@ class Reading:
             line, what, fix = found[0]
             raise RulesError(what, where=f"{self.source}:{line}", fix=fix)
         if found:
-            shown = [f"  line {line}: {what} ({fix})" for line, what, fix in found[:20]]
+            shown = [f"line {line}: {what} ({fix})" for line, what, fix in found[:20]]
             if len(found) > len(shown):
-                shown.append(f"  … and {len(found) - len(shown)} more")
-            raise RulesError("\n".join([f"{len(found)} mistakes", *shown]), where=self.source)
+                shown.append(f"… and {len(found) - len(shown)} more")
+            raise RulesError(f"{len(found)} mistakes", where=self.source, details=shown)
 
 
 class Options:
@@ -202,14 +206,15 @@ class Options:
         folder = self.reading.folder
         path = Path(file) if folder is None else folder / file
         try:
-            text = read_text(path, MAX_STREAM_FILE)
-        except (OSError, ValueError, EOFError) as error:
+            text = read_text(path, MAX_STREAM_FILE) if self.reading.files is None else self.reading.files[file]
+        except (OSError, ValueError, EOFError, KeyError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a UTF-8 text file"
             reason = reason if not isinstance(error, EOFError) else f"it is longer than {MAX_STREAM_FILE >> 20} MiB"
             self.problem(
                 f"{self.owner}: {path} can not be read: {reason}", at=line, fix="paths are relative to the rules file"
             )
             return ()
+        self.reading.read[file] = text
         entries = streamfile.parse(text, str(path))
         for entry in entries:
             if entry.stream >= self.reading.streams and not self.reading.wrap:

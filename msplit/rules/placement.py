@@ -9,6 +9,7 @@ import numpy as np
 from msplit.analysis.branches import Branches
 from msplit.assignment import UNASSIGNED
 from msplit.cost.costs import Floats
+from msplit.dag import distinct
 from msplit.graph import Ints
 
 _BINS = 4096
@@ -94,7 +95,7 @@ class _Loads:
         blocks = branches.blocks
         self._branches = branches
         self._begin = blocks.finish_us - blocks.time_us
-        times = np.unique(np.concatenate([self._begin, blocks.finish_us]))
+        times = distinct(np.concatenate([self._begin, blocks.finish_us]))
         if len(times) > _BINS:
             times = np.unique(np.quantile(times, np.linspace(0, 1, _BINS + 1)))
         self._times = times

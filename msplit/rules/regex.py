@@ -28,7 +28,7 @@ class Regex:
         entries: The patterns in order of precedence. YAML: ``patterns: {1: ["tower_a/.*"]}``, or ``file: streams.txt`` with a file in
             NVIDIA's format (see `streamfile`), relative to the rules file.
         match: Whether a pattern must match the whole name ("full", as NVIDIA's does) or any part of it ("search").
-        file: The stream file that entries come from, None where they stand in the rules file.
+        file: The stream file that entries come from, None where they stand in the rules file or its text was kept elsewhere.
     """
 
     key: ClassVar[str] = "regex"
@@ -62,6 +62,8 @@ class Regex:
             options.problem(why, fix="write exact names, or fewer and simpler patterns")
         folder = options.reading.folder
         path = file if file is None or folder is None else str(folder / file)
+        if options.reading.files is not None:
+            path = None  # it need not be there any more
         return cls(tuple(entries), "search" if match == "search" else "full", path)
 
     def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msplit.arguments import whole
 from msplit.errors import RulesError
 from msplit.formats.text import read_text
 from msplit.rules import document
@@ -16,6 +18,9 @@ from msplit.rules.registry import RULES
 
 VERSION = 1
 """The version of the format that this code reads."""
+
+STANDARD = "auto"
+"""The shipped rule set that is used where nobody names one: in the simulator it is never slower than another, see docs/scheduling.md."""
 
 DEFAULT_STREAMS = 4
 """How many streams a rules file that does not say gets."""
@@ -36,6 +41,9 @@ class RuleSet:
         rules: In order of precedence: the first rule that claims a node wins.
         default: Id of the nodes that no rule claims.
         source: The file, or the name of a shipped rule set.
+        wrap: Whether ids out of range are taken modulo `streams`.
+        text: The text that it was read from, "" where there is none.
+        files: The texts of the stream files that it names, by the names that it has for them.
     """
 
     version: int
@@ -43,6 +51,9 @@ class RuleSet:
     rules: tuple[Rule, ...]
     default: int
     source: str
+    wrap: bool = False
+    text: str = field(default="", repr=False, compare=False)
+    files: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 def available() -> tuple[str, ...]:
@@ -97,7 +108,13 @@ def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wr
 
 
 def parse(
-    text: str, source: str, *, folder: Path | None = None, streams: int | None = None, wrap: bool = False
+    text: str,
+    source: str,
+    *,
+    folder: Path | None = None,
+    streams: int | None = None,
+    wrap: bool = False,
+    files: Mapping[str, str] | None = None,
 ) -> RuleSet:
     """Read the text of a rules file.
 
@@ -107,21 +124,22 @@ def parse(
         folder: Where relative paths in it start (default: the current folder).
         streams: How many streams there are, instead of what the text says.
         wrap: Allow ids out of range.
+        files: Texts of the stream files that it may name, by the names that it has for them: nothing is read from the disk.
 
     Raises:
         RulesError: It has mistakes; all of them are named with their lines.
     """
-    reading = Reading(source, folder, wrap=wrap)
+    reading = Reading(source, folder, wrap=wrap, files=files)
     top = Options("the rules file", document.parse(text, source), reading)
     reading.finish()  # not a mapping: nothing else can be said
     version = _version(top)
     own = top.integer("streams", DEFAULT_STREAMS, 1, MAX_STREAMS)
-    reading.streams = own if streams is None else streams
+    reading.streams = own if streams is None else whole("the number of streams", streams, 1, MAX_STREAMS)
     default = top.integer("default", 0, 0, MAX_STREAMS - 1 if wrap else reading.streams - 1)
     rules = tuple(_rules(top, reading))
     top.finish()
     reading.finish()
-    return RuleSet(version, reading.streams, rules, default, source)
+    return RuleSet(version, reading.streams, rules, default, source, wrap, text, reading.read)
 
 
 def _version(top: Options) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from msplit.arguments import MAX_STREAMS, whole
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
@@ -41,6 +43,7 @@ def assign(
     streams: int | None = None,
     wrap: bool = False,
     kernels: ChoosesKernels | None = None,
+    by_hand: NDArray[np.bool_] | None = None,
 ) -> Outcome:
     """Apply the rules in order, the constraints among them once more at the end.
 
@@ -49,19 +52,35 @@ def assign(
         costs: Cost of each node.
         ruleset: The rules.
         streams: Number of streams, instead of what the rule set says.
-        wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
+        wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range, also where the rule set does not say so.
         kernels: Chooses larger kernels for the rule `auto`; None: it does without.
+        by_hand: The nodes whose ids on the graph were set by hand and are kept by the rule `manual`; None: all that have one.
 
     Raises:
         AssignError: The rules contradict each other on this graph.
     """
-    context = Context(flat, costs, ruleset.streams if streams is None else streams, wrap, kernels)
+    constraints = [rule for rule in ruleset.rules if _is_constraint(rule)]
+    handles = any(getattr(rule, "handles", False) for rule in constraints)
+    if streams is not None:
+        streams = whole("the number of streams", streams, 1, MAX_STREAMS)
+    context = Context(
+        flat,
+        costs,
+        ruleset.streams if streams is None else streams,
+        wrap=wrap or ruleset.wrap,
+        kernels=kernels,
+        handles=handles,
+        by_hand=by_hand,
+    )
     default = in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
     assignment = Assignment.empty(len(flat))
     remarks: list[Remark] = []
-    constraints = [rule for rule in ruleset.rules if _is_constraint(rule)]
-    # A rule behind a constraint may break it, so constraints have the last word.
-    for rule in (*ruleset.rules, *constraints):
+    # A rule behind a constraint may break it, so constraints have the last word; and what is to choose by cost must know where they leave
+    # what is placed already, or they would undo its choice.
+    sequence: list[Rule] = []
+    for rule in ruleset.rules:
+        sequence += [*constraints, rule] if _settles(rule) else [rule]
+    for rule in (*sequence, *constraints):
         before = assignment
         with phase(f"rule {rule.key}"):
             assignment, said = rule.apply(context, before)
@@ -104,6 +123,10 @@ def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) 
 
 def _is_constraint(rule: Rule) -> bool:
     return bool(getattr(rule, "constraint", False))
+
+
+def _settles(rule: Rule) -> bool:
+    return bool(getattr(rule, "settles", False))
 
 
 def _broken(rule: Rule, what: str, node: int | None, context: Context) -> AssignError:

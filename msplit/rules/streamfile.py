@@ -179,7 +179,7 @@ def _broken(bad: list[tuple[int, str]], source: str) -> RulesError:
     fix = "write lines like 1:tower_a/.*,tower_b/.* (stream id, colon, patterns that match whole node names)"
     if len(bad) == 1:
         return RulesError(bad[0][1], where=f"{source}:{bad[0][0]}", fix=fix)
-    shown = [f"  line {number}: {why}" for number, why in bad[:_MAX_SHOWN]]
+    shown = [f"line {number}: {why}" for number, why in bad[:_MAX_SHOWN]]
     if len(bad) > _MAX_SHOWN:
-        shown.append(f"  … and {len(bad) - _MAX_SHOWN} more")
-    return RulesError("\n".join([f"{len(bad)} broken lines", *shown]), where=source, fix=fix)
+        shown.append(f"… and {len(bad) - _MAX_SHOWN} more")
+    return RulesError(f"{len(bad)} broken lines", where=source, fix=fix, details=shown)

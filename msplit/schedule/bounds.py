@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,10 +10,12 @@ from msplit.analysis.path import critical_path
 from msplit.cost.costs import Costs, Floats
 from msplit.cost.estimate import peaks
 from msplit.cost.gpus import data_sheet
-from msplit.dag import Dag
+from msplit.dag import Dag, distinct
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
+from msplit.schedule.machine import Machine
 from msplit.schedule.order import topological, upward_rank
+from msplit.schedule.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +28,16 @@ class Bounds:
         flops_us: All operations, each at the peak of its type.
         sm_time_us: Time times share, summed: how long the kernels would keep the whole device busy. It is what predicts
             the gain of streams.
-        lower_bound_us: The largest of the four.
+        whole_us: The heaviest path on which each loop of TensorFlow 1 is one piece, or the largest region, if that is more: rules and
+            engines keep these whole, on one stream.
+        lower_bound_us: The largest of the five.
         serial_us: All kernels one after the other.
         fused_us: What larger kernels could reach: every weight and input read once, every result written once, or all operations at
             their peak, whichever takes longer.
         unique_us: Every weight and input read once, every result written once, at the peak memory bandwidth.
-        max_gain: `serial_us / lower_bound_us`: no number of streams gains more. 1 where there is nothing to run.
+        max_gain: No number of streams gains more: what one stream takes in the simulator over what no schedule there is shorter than.
+            No prediction is above it. 1 where there is nothing to run.
+        limit: What it is limited by, as the end of a sentence; "" where nothing runs.
         path: Nodes of the critical path, first to last.
     """
 
@@ -39,11 +45,13 @@ class Bounds:
     bandwidth_us: float
     flops_us: float
     sm_time_us: float
+    whole_us: float
     lower_bound_us: float
     serial_us: float
     fused_us: float
     unique_us: float
     max_gain: float
+    limit: str
     path: Ints
 
     def gain_at_most(self, streams: int) -> float:
@@ -54,9 +62,7 @@ class Bounds:
         """
         if streams < 1:
             raise ValueError("at least one stream is needed")
-        if self.serial_us <= 0:
-            return 1.0
-        return max(1.0, self.serial_us / max(self.lower_bound_us, self.serial_us / streams))
+        return max(1.0, min(self.max_gain, float(streams)))
 
 
 def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
@@ -72,7 +78,10 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
     flops = float((costs.flops / peaks(flat.graph, sheet)).sum())
     area = float((costs.time_us * costs.share).sum())
     serial = float(costs.time_us.sum())
-    lower = max(span, bandwidth, flops, area)
+    problem = Problem.from_flat(flat, costs, machine=Machine.of_costs(costs))
+    alone = replace(problem, machine=replace(problem.machine, company=1.0, node_us=0.0))
+    whole = max(float(alone.rank.max(initial=0.0)), alone.tied_us())
+    work, least = float(problem.work_us.sum()), problem.bound_us()
     unique = float(unique_bytes(flat, costs)) / sheet.bytes_per_us
     fused = max(unique, flops)
     return Bounds(
@@ -80,13 +89,37 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
         bandwidth_us=bandwidth,
         flops_us=flops,
         sm_time_us=area,
-        lower_bound_us=lower,
+        whole_us=whole,
+        lower_bound_us=max(span, bandwidth, flops, area, whole),
         serial_us=serial,
         fused_us=fused,
         unique_us=unique,
-        max_gain=serial / lower if lower > 0 else 1.0,
+        max_gain=work / least if least > 0 else 1.0,
+        limit=_limit(problem, span, whole),
         path=path,
     )
+
+
+def _limit(problem: Problem, span_us: float, whole_us: float) -> str:
+    """Why no schedule is shorter, in words: what takes longest of all that bounds it."""
+    work = float(problem.work_us.sum())
+    if work <= 0:
+        return ""
+    sms, bandwidth, starts = ((problem.demand * problem.work_us[:, None]).sum(axis=0) / work).tolist()
+    if max(sms, bandwidth, starts) * work < problem.bound_us():
+        share = f"{100 * problem.bound_us() / work:.0f} % of the work"
+        if whole_us > span_us * _WHOLE:
+            return f"{share} is in loops and regions that stay whole, or behind them"
+        return f"{share} is on one path, where each kernel waits for the one before"
+    if sms >= max(bandwidth, starts):
+        return f"the kernels fill {100 * sms:.0f} % of the GPU already"
+    if bandwidth >= starts:
+        return f"the kernels use {100 * bandwidth:.0f} % of the memory bandwidth already"
+    return f"starting the kernels takes {100 * starts:.0f} % of the time already, whatever stream they are on"
+
+
+_WHOLE = 1.001
+"""What must stay whole is named where it takes longer than the longest path by more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +194,9 @@ def step_bounds(dag: Dag, time_us: Floats, share: Floats, of: Bounds, *, measure
 def gain_at_most(costs: Costs, flat: FlatGraph, streams: int) -> float:
     """What a number of streams could gain over one at most, by a simple model.
 
-    The time on N streams is at least the critical path, the SM time, the bytes at the peak bandwidth, and the work over N (a stream runs
-    one kernel at a time). The gain is the serial time over the largest of these. Waits cost nothing in this model.
+    The time on N streams is at least the critical path with loops kept whole, the SM time, the bytes at the bandwidth that kernels
+    reach, and the work over N (a stream runs one kernel at a time). The gain is the serial time over the largest of these. Waits cost
+    nothing in this model.
 
     Args:
         costs: Costs of the nodes.
@@ -195,7 +229,7 @@ def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
     reader = edges.dst[data]
     taken = runs[reader] & (source >= 0)
     # Each (source, reader) pair once.
-    key = np.unique(source[taken].astype(np.int64) * len(graph) + reader[taken])
+    key = distinct(source[taken].astype(np.int64) * len(graph) + reader[taken])
     source, reader = key // max(len(graph), 1), key % max(len(graph), 1)
     read = np.bincount(source, weights=costs.bytes[reader], minlength=len(graph))
     behind_handles = _read_behind_handles(flat, costs)

@@ -1,15 +1,15 @@
 """A second, independent proof that a plan orders everything it must.
 
-It shares no code and no idea with `plan`: it does not trust the record order, knows nothing of clocks or minimal waits, and asks one
-question of two matrices. `needs[v, s]`: how far into stream s do the ancestors of v in the graph reach? `ended[v, s]`: how far into
-stream s is everything over when v starts, going only by the order of each stream and the waits? The plan is right
-if and only if ``ended >= needs`` everywhere.
+It shares no code and no idea with `plan`: it knows nothing of clocks or minimal waits, and asks of the record order only that each wait
+comes behind its event. Then it asks one question of two matrices. `needs[v, s]`: how far into stream s do the ancestors of v in the graph
+reach? `ended[v, s]`: how far into stream s is everything over when v starts, going only by the order of each stream and the waits? The plan
+is right if and only if ``ended >= needs`` everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,9 +53,14 @@ def check(plan: Plan, dag: Dag, *, also: Iterable[tuple[int, int]] = (), limit: 
     happens = _topological(len(plan.order), _happens_before_edges(plan, rows))
     if happens is None:
         return [Violation(-1, int(plan.order[0]), "streams wait for each other in a circle: the plan can never end")]
+    found = _recorded_late(plan, rows, limit)
+    if found:
+        heard = np.asarray([rows[int(node)] for node in plan.wait_node]) > [rows[int(node)] for node in plan.wait_on]
+        plan = replace(plan, wait_node=plan.wait_node[heard], wait_on=plan.wait_on[heard])
+        happens = _topological(len(plan.order), _happens_before_edges(plan, rows))
+        assert happens is not None  # what is left leads from earlier rows to later ones
     order, before = happens
     pairs = [(int(first), int(second)) for first, second in also]
-    found: list[Violation] = []
     for low in range(0, max(plan.streams, 1), _LANES_AT_ONCE):
         lanes = range(low, min(low + _LANES_AT_ONCE, plan.streams))
         ended = _ended(order, before, plan, place, lanes)
@@ -86,6 +91,19 @@ def _incomplete(plan: Plan, rows: dict[int, int]) -> list[Violation]:
     return [Violation(-1, node, "has a stream but is not in the plan's order") for node in missing] + [
         Violation(-1, node, "waits or is waited for but is not in the plan") for node in stray
     ]
+
+
+def _recorded_late(plan: Plan, rows: dict[int, int], limit: int) -> list[Violation]:
+    """Waits that come before their event in the order of recording.
+
+    A stream that waits for an event that nobody has recorded yet waits for nothing: the event is done, as CUDA sees it. So such a wait
+    orders nothing, whatever else there is.
+    """
+    found: list[Violation] = []
+    for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
+        if rows[waiter] <= rows[event] and len(found) < limit:
+            found.append(Violation(event, waiter, "waits for an event that is recorded after it, and so for nothing"))
+    return found
 
 
 def _happens_before_edges(plan: Plan, rows: dict[int, int]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,11 +25,14 @@ REFINED = "refined"
 TIE = 0.01
 """One stream is kept unless something else is faster by more than this share."""
 
-EFFORT = 1_000_000
-"""Blocks that may be scheduled in all, candidate by candidate: a limit in work, so that results do not depend on the machine.
-It binds above some 50,000 blocks; the first `ALWAYS` candidates are tried in any case."""
+EFFORT = 600_000
+"""Blocks and edges between them that may be scheduled in all, candidate by candidate: a limit in work, so that results do not depend on
+the machine. It binds above some 15,000 blocks; the first `ALWAYS` candidates are tried in any case."""
 
 ALWAYS = 4
+
+HUGE = 1_000_000
+"""Blocks and edges above which only half of these are."""
 
 WIDTHS = (2, 4, 8, 16)
 """Numbers of streams for which list scheduling is tried, beside the most that there may be."""
@@ -70,7 +74,7 @@ def choose(
     Args:
         problem: The blocks.
         streams: Most streams; what uses more is folded.
-        names: Keys of `ALGORITHMS` to try; by default all. One stream is always tried.
+        names: Keys of `ALGORITHMS` to try, or names of candidates such as ``list-8-coarse``; by default all. One stream is always tried.
         refining: Blocks that may be simulated to refine the best; see `refine`.
 
     Returns:
@@ -81,34 +85,48 @@ def choose(
     """
     if streams < 1:
         raise ValueError("there must be at least one stream")
-    unknown = [name for name in names or () if name not in ALGORITHMS]
+    unknown = [name for name in names or () if not is_algorithm(name)]
     if unknown:
         raise ValueError(f"no algorithm is called {unknown[0]!r}; there are: {', '.join(ALGORITHMS)}")
-    effort = EFFORT
+    effort, always = EFFORT, ALWAYS if problem.size <= HUGE else ALWAYS // 2
     known: dict[bytes, Evaluation] = {}
     results: list[tuple[Candidate, Evaluation | None]] = []
     variants = list(_variants(problem, streams, names))
     for number, (name, algorithm, width) in enumerate(variants):
-        progress.done(number / (len(variants) + 1))
-        if effort < len(problem) and number >= ALWAYS:
-            results.append((_skip(name, f"the graph is large and {EFFORT:,} blocks were scheduled already"), None))
+        if effort < problem.size and number >= always:
+            results.append(
+                (_skip(name, f"the graph is large and {EFFORT:,} blocks and edges were scheduled already"), None)
+            )
             continue
-        effort -= len(problem)
-        try:
-            stream = constrain(problem, fold(problem, algorithm(problem, width), streams), streams)
-        except Skipped as reason:
-            results.append((_skip(name, str(reason)), None))
-            continue
-        key = stream.tobytes()
-        if key not in known:
-            known[key] = evaluate(problem, stream)
+        effort -= problem.size
+        with progress.phase(name):
+            progress.done(number / (len(variants) + 1))
+            try:
+                stream = constrain(problem, fold(problem, algorithm(problem, width), streams), streams)
+            except Skipped as reason:
+                results.append((_skip(name, str(reason)), None))
+                continue
+            key = stream.tobytes()
+            if key not in known:
+                known[key] = evaluate(problem, stream)
         results.append((_candidate(name, known[key]), known[key]))
     winner = best([candidate for candidate, _ in results])
     found = next(evaluation for candidate, evaluation in results if candidate is winner)
     candidates = [candidate for candidate, _ in results]
     if winner.name != ONE and found is not None:
-        candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams, refining)))
+        with progress.phase(f"refining {winner.name}"):
+            progress.done(len(variants) / (len(variants) + 1))
+            candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams, refining)))
     return candidates
+
+
+def is_algorithm(name: str) -> bool:
+    """Whether `choose` can be asked for it."""
+    return name in ALGORITHMS or _LISTED.fullmatch(name) is not None
+
+
+_LISTED = re.compile(rf"{LIST}-(\d{{1,4}})({'|'.join(GRAINS)})?")
+"""List scheduling for a number of streams, and at a grain."""
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:
@@ -169,11 +187,19 @@ def _variants(problem: Problem, streams: int, names: Sequence[str] | None) -> It
             yield f"{LIST}-{streams}{grain}", algorithm, streams
     for name in wanted:
         if name not in (ONE, LIST):
-            yield name, ALGORITHMS[name], streams
+            yield name, _untied(ALGORITHMS[name]), streams
     if LIST in wanted and streams > 1:
         for width in (width for width in reversed(WIDTHS) if width < streams):
             for grain, algorithm in grains:
                 yield f"{LIST}-{width}{grain}", algorithm, width
+    tried = {
+        f"{LIST}-{width}" for width in (streams, *WIDTHS) if LIST in wanted and (width < streams or width == streams)
+    }
+    by_grain = {grain or None: algorithm for grain, algorithm in grains}
+    for found in filter(None, map(_LISTED.fullmatch, names or ())):
+        width = max(1, min(int(found[1]), streams))
+        if f"{LIST}-{width}" not in tried:
+            yield found[0], by_grain[found[2]], width
 
 
 def _grained(factor: float) -> Algorithm:
@@ -191,6 +217,16 @@ def _grained(factor: float) -> Algorithm:
         return ALGORITHMS[LIST](coarse, streams)[group]
 
     return algorithm
+
+
+def _untied(algorithm: Algorithm) -> Algorithm:
+    """An algorithm on tied blocks as one: it sees what `constrain` would make of its choice otherwise."""
+
+    def tied(problem: Problem, streams: int) -> Ints:
+        group, merged = problem.untied
+        return algorithm(merged, streams)[group]
+
+    return tied
 
 
 def _candidate(name: str, found: Evaluation) -> Candidate:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.dag import Dag
+from msplit.dag import Dag, distinct
 from msplit.graph import Ints
 
 
@@ -54,7 +54,7 @@ class Plan:
     @property
     def records(self) -> int:
         """Number of nodes that record an event."""
-        return len(np.unique(self.wait_on))
+        return len(distinct(self.wait_on))
 
 
 def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
@@ -66,7 +66,7 @@ def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
         order: Topological order of all nodes; the nodes of one stream run in this order.
     """
     lanes = _Lanes.of(stream, order)
-    keys = np.unique(_crossing(dag, lanes))
+    keys = distinct(_crossing(dag, lanes))
     waits, clocks = _waits(keys[_new(keys, lanes)], lanes)
     wait_node, wait_on, merged = waits
     return Plan(
@@ -137,19 +137,18 @@ def _crossing(dag: Dag, lanes: _Lanes) -> NDArray[np.int64]:
     keys = lanes.key(src[direct], dst[direct])
     if not len(through):
         return keys
-    frontier = _frontier(dag, lanes)
-    producers, consumers = [], []
-    for joint, consumer in zip(src[through].tolist(), dst[through].tolist(), strict=True):
-        for last in frontier[joint].values():
-            producers.append(last)
-            consumers.append(consumer)
-    far, near = np.asarray(producers, np.int32), np.asarray(consumers, np.int32)
+    first, needed = _frontier(dag, lanes)
+    joint = src[through]
+    many = (first[1:] - first[:-1])[joint]
+    near = np.repeat(dst[through], many)
+    # What joint j of the edges needs is needed[first[j]:first[j + 1]]: one run of numbers per edge.
+    far = needed[np.arange(len(near)) + np.repeat(first[joint] - np.cumsum(many) + many, many)]
     other = stream[far] != stream[near]
     return np.concatenate([keys, lanes.key(far[other], near[other])])
 
 
-def _frontier(dag: Dag, lanes: _Lanes) -> dict[int, dict[int, int]]:
-    """Per node without a stream, of each stream the last node that it depends on."""
+def _frontier(dag: Dag, lanes: _Lanes) -> tuple[NDArray[np.int64], Ints]:
+    """(first, node): of each stream the last node that j, a node without a stream, depends on, are ``node[first[j]:first[j + 1]]``."""
     start, src = dag.start.tolist(), dag.src.tolist()
     lane, position = lanes.stream.tolist(), lanes.position.tolist()
     found: dict[int, dict[int, int]] = {}
@@ -161,7 +160,9 @@ def _frontier(dag: Dag, lanes: _Lanes) -> dict[int, dict[int, int]]:
                 if other not in needed or position[needed[other]] < position[last]:
                     needed[other] = last
         found[node] = needed
-    return found
+    many = [len(found.get(node, ())) for node in range(len(dag))]
+    flat = [last for node in sorted(found) for last in found[node].values()]
+    return np.cumsum([0, *many]), np.asarray(flat, np.int32)
 
 
 def _new(keys: NDArray[np.int64], lanes: _Lanes) -> NDArray[np.bool_]:

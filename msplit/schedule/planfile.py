@@ -125,6 +125,7 @@ class PlanFile:
             *(name for pair in self.waits for name in pair),
             *self.fork,
             *self.join,
+            *(name for name, _, _ in self.kernels),
             *(name for group in self.groups for name in group.nodes),
         )
         unknown = tuple(dict.fromkeys(name for name in named if name not in index))

@@ -8,10 +8,11 @@ import numpy as np
 
 from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs, Floats
+from msplit.dag import distinct
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import Ints
-from msplit.schedule.evaluate import evaluate
+from msplit.schedule.evaluate import Evaluation, evaluate
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem
@@ -85,7 +86,7 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
     order = canonical(flat, costs.time_us) if order is None else order
     kernel_us = np.where(flat.host, 0.0, costs.time_us)
     on_gpu = kernel_us > 0
-    lanes = np.unique(ids[on_gpu])
+    lanes = distinct(ids[on_gpu])
     if len(lanes) > MOST_STREAMS:
         raise MsplitError(
             f"the kernels have {len(lanes)} different stream ids, and at most {MOST_STREAMS} can be simulated",
@@ -97,6 +98,23 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
     problem = Problem.from_flat(flat, costs, tie=-1, pin=pin, order=order, machine=machine)
     found = evaluate(problem, problem.pin)
     one = evaluate(problem, np.zeros(len(problem), np.int32)).simulation.makespan_us if len(lanes) > 1 else None
+    return prediction_of(ids, lanes, kernel_us, order, found, one)
+
+
+def prediction_of(
+    ids: Ints, lanes: Ints, kernel_us: Floats, order: Ints, found: Evaluation, one_us: float | None = None
+) -> Prediction:
+    """An assignment that was simulated, as the run of a graph.
+
+    Args:
+        ids: Per node its stream id.
+        lanes: The ids that kernels have, ascending.
+        kernel_us: Per node the time of its kernel.
+        order: The order of nodes that the problem was made with.
+        found: The assignment, worked out.
+        one_us: Simulated time on one stream; None: it is on one.
+    """
+    problem = found.problem
     on = order[problem.block[order] >= 0]
     node = on[np.argsort(problem.block[on], kind="stable")]
     start = np.searchsorted(problem.block[node], np.arange(len(problem) + 1)).astype(np.int32)
@@ -106,7 +124,7 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
         problem=problem,
         plan=found.plan,
         simulation=found.simulation,
-        one_us=found.simulation.makespan_us if one is None else one,
+        one_us=found.simulation.makespan_us if one_us is None else one_us,
         kernel_us=kernel_us,
         start=start,
         node=node.astype(np.int32),

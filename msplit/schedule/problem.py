@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,7 +33,7 @@ class Problem:
         bytes: Device memory traffic.
         kernels: Number of kernels.
         block: Per node of the graph it was made from its block, or -1 if the node launches nothing.
-        tie: Per block a group that must be on one stream, or -1.
+        tie: Per block a group that must be on one stream, or -1; every group has two blocks or more.
         pin: Per block a stream that was decided before, or -1.
         machine: The GPU.
     """
@@ -48,6 +50,11 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.dag)
+
+    @property
+    def size(self) -> int:
+        """Blocks and edges between them: what every algorithm looks at, so that it stands for the time that one takes."""
+        return len(self) + len(self.dag.src)
 
     @staticmethod
     def of(
@@ -96,11 +103,13 @@ class Problem:
         left = int(kept.sum())
         small = contract.quotient(bypassed, ids, left)
         nodes = order[kept]
-        head = (
-            contract.chains(small, _labels(ties[nodes], pins[nodes], on_gpu[nodes]))
-            if contracted
-            else np.arange(left, dtype=np.int32)
-        )
+        # What launches nothing has no stream, and what is tied to nothing else that launches is free.
+        tied, pinned, working = _several(np.where(on_gpu, ties, -1)[nodes]), pins[nodes], on_gpu[nodes]
+        head = np.arange(left, dtype=np.int32)
+        if contracted:
+            # A chain is cut between two groups, not where one begins: what leads to a tied kernel goes where that goes.
+            tied = contract.along_chains(small, tied, _labels(pinned, working))
+            head = contract.chains(small, _labels(tied, pinned, working))
         heads, block_of_left = np.unique(head, return_inverse=True)
         blocks = len(heads)
         work = np.where(on_gpu, times, 0.0)[nodes]
@@ -115,8 +124,8 @@ class Problem:
             bytes=_sum(block_of_left, moved[nodes], blocks),
             kernels=np.bincount(block_of_left, on_gpu[nodes], blocks).astype(np.int32),
             block=block,
-            tie=ties[nodes][heads],
-            pin=pins[nodes][heads],
+            tie=_several(tied[heads]),
+            pin=pinned[heads],
             machine=machine or Machine(),
         )
 
@@ -131,20 +140,30 @@ class Problem:
         machine: Machine | None = None,
         contracted: bool = True,
     ) -> Problem:
-        """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`."""
+        """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`.
+
+        A loop of TensorFlow 1 is one block: what leaves it waits for its last turn, though the edge that says so was cut.
+        """
         launches = (costs.time_us > 0) & ~flat.host
-        return Problem.of(
-            Dag.from_graph(flat.graph),
-            costs.time_us,
-            costs.share,
-            costs.bytes,
-            launches=launches,
-            tie=flat.region if tie is None else tie,
-            pin=pin,
-            order=order,
+        columns = {"time_us": costs.time_us, "share": costs.share, "bytes": costs.bytes}
+        labels = {"tie": flat.region if tie is None else tie, "pin": pin}
+        found = _loops(flat, launches, _ints(pin, len(flat)))
+        dag = Dag.from_graph(flat.graph)
+        if (found < 0).all():
+            return Problem.of(
+                dag, **columns, **labels, launches=launches, order=order, machine=machine, contracted=contracted
+            )
+        piece, small = contract.pieces(dag, found)
+        whole = Problem.of(
+            small,
+            **_whole(piece, len(small), launches, columns, labels),
+            order=None if order is None else _order_of(piece, small, order),
             machine=machine,
             contracted=contracted,
         )
+        block = np.where(launches, whole.block[piece], -1).astype(np.int32)
+        kernels = np.bincount(block[block >= 0], minlength=len(whole)).astype(np.int32)
+        return replace(whole, block=block, kernels=kernels)
 
     @cached_property
     def work_us(self) -> Floats:
@@ -189,10 +208,16 @@ class Problem:
         return topological(self.dag, self.rank)
 
     def bound_us(self) -> float:
-        """No schedule is shorter: the longest path, and each resource's total demand."""
+        """No schedule is shorter: the longest path, each resource's total demand, and what must share a stream."""
         if not len(self):
             return 0.0
-        return max(float(self.rank.max()), float((self.demand * self.work_us[:, None]).sum(axis=0).max()))
+        demand = float((self.demand * self.work_us[:, None]).sum(axis=0).max())
+        return max(float(self.rank.max()), demand, self.tied_us())
+
+    def tied_us(self) -> float:
+        """The most work that must be on one stream, one kernel after the other."""
+        tied = self.tie >= 0
+        return float(np.bincount(self.tie[tied], self.work_us[tied]).max(initial=0.0))
 
     def grouped(self, group: Ints) -> Problem:
         """The same problem with groups of blocks as its blocks, for algorithms that want larger grains.
@@ -212,10 +237,28 @@ class Problem:
             bytes=_sum(group, self.bytes, count),
             kernels=np.bincount(group, self.kernels, count).astype(np.int32),
             block=self.spread(group),
-            tie=self.tie[first],
+            tie=_several(self.tie[first]),
             pin=self.pin[first],
             machine=self.machine,
         )
+
+    @cached_property
+    def untied(self) -> tuple[Ints, Problem]:
+        """Per block its number in the problem in which tied blocks are one, as far as that leaves no cycle; and that problem.
+
+        It is for algorithms that know no ties. Blocks that are tied and pinned to different streams stay apart.
+        """
+        if not (self.tie >= 0).any():
+            return np.arange(len(self), dtype=np.int32), self
+        group = contract.merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
+        return group, self.grouped(group)
+
+    @cached_property
+    def tied_pairs(self) -> tuple[Ints, Ints]:
+        """Pairs of blocks that connect those of each tie: the first of it with each of the others."""
+        tied = np.flatnonzero(self.tie >= 0).astype(np.int32)
+        _, first, of = np.unique(self.tie[tied], return_index=True, return_inverse=True)
+        return tied[first][of.reshape(-1)], tied
 
     @cached_property
     def labels(self) -> Ints:
@@ -241,14 +284,64 @@ def _sum(group: NDArray[np.integer], values: Floats, count: int) -> Floats:
     return np.bincount(group, values, count).astype(np.float64)
 
 
+def _loops(flat: FlatGraph, launches: NDArray[np.bool_], pin: Ints) -> Ints:
+    """Per node the loop that it is part of, or -1; loops whose kernels are pinned to several streams are no unit."""
+    kinds = np.asarray([region.kind == "loop" for region in flat.regions], bool)
+    loop: Ints = np.where(np.append(kinds, False)[flat.region], flat.region, -1).astype(np.int32)
+    pinned = launches & (loop >= 0) & (pin >= 0)
+    lowest = np.full(len(kinds), np.iinfo(np.int32).max)
+    highest = np.full(len(kinds), -1)
+    np.minimum.at(lowest, loop[pinned], pin[pinned])
+    np.maximum.at(highest, loop[pinned], pin[pinned])
+    split = np.append((highest >= 0) & (lowest != highest), False)
+    return np.where(split[loop], -1, loop).astype(np.int32)
+
+
+def _whole(
+    piece: Ints,
+    count: int,
+    launches: NDArray[np.bool_],
+    columns: Mapping[str, NDArray[np.float64]],
+    labels: Mapping[str, ArrayLike],
+) -> dict[str, NDArray[Any]]:
+    """What pieces take, made of what their kernels do, and where these are."""
+    time_us = np.where(launches, columns["time_us"], 0.0)
+    total = _sum(piece, time_us, count)
+    area = _sum(piece, time_us * columns["share"], count)
+    found: dict[str, NDArray[Any]] = {
+        "time_us": total,
+        "share": np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
+        "bytes": _sum(piece, np.where(launches, columns["bytes"], 0.0), count),
+        "launches": np.bincount(piece[launches], minlength=count) > 0,
+    }
+    said = launches | (np.bincount(piece, minlength=count)[piece] == 1)
+    for name, label in labels.items():
+        found[name] = np.full(count, -1, np.int32)
+        np.maximum.at(found[name], piece[said], _ints(label, len(piece))[said])
+    return found
+
+
+def _order_of(piece: Ints, small: Dag, order: Ints) -> Ints:
+    """A topological order of pieces after one of the nodes: pieces whose first node is early are early."""
+    place = np.full(len(small), len(order), np.int64)
+    np.minimum.at(place, piece[order], np.arange(len(order)))
+    return topological(small, -place.astype(np.float64))
+
+
 def _renumber(dag: Dag, number: Ints) -> Dag:
     return Dag.of(len(dag), number[dag.src], number[dag.dst()])
 
 
-def _labels(tie: Ints, pin: Ints, on_gpu: NDArray[np.bool_]) -> Ints:
-    """One number per combination of tie, pin and being a kernel: chains do not cross them."""
-    label = np.zeros(len(tie), np.int64)
-    for column in (tie, pin, on_gpu):
+def _several(tie: Ints) -> Ints:
+    """The groups that have two members or more; -1 for what is alone in its group."""
+    counts = np.bincount(tie + 1, minlength=1)
+    return np.where(counts[tie + 1] > 1, tie, -1).astype(np.int32)
+
+
+def _labels(*columns: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
+    """One number per combination of values, such as tie, pin and being a kernel: chains do not cross them."""
+    label = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
         found, number = np.unique(column, return_inverse=True)
         if len(found) > 1:  # numbered anew each time, so that products stay small
             label = np.unique(label * len(found) + number.reshape(-1), return_inverse=True)[1].reshape(-1)

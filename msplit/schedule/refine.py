@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
+
+from msplit.dag import distinct
 from msplit.graph import Ints
 from msplit.schedule.evaluate import Evaluation, evaluate
 from msplit.schedule.fold import canonical, merge_idle
@@ -13,6 +16,10 @@ from msplit.schedule.segments import components
 
 EFFORT = 150_000
 """Blocks that may be simulated for trying single moves: a limit in work, not in seconds, so that results do not depend on the machine."""
+
+PASSES = 200_000
+"""Likewise, blocks and edges between them that may be simulated for changes all over the graph. Above some 15,000 blocks not all of these
+are tried, merging streams first, and no single moves."""
 
 
 def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFORT) -> Evaluation:
@@ -30,13 +37,24 @@ def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFO
     """
     if (problem.pin >= 0).any():
         return found  # streams mean something to the user: what is left to move is not worth the risk of mixing them up
-    found = _better(found, _try(problem, found, merge_idle(problem, found.stream, found.simulation)))
     gate = problem.machine.fork_join_us()
-    for factor in (1, 2, 4):
-        found = _better(found, _try(problem, found, _without_small_parts(problem, found.stream, gate * factor)))
-    found, left = _part_by_part(problem, found, effort)
-    found = _block_by_block(problem, found, streams, left)
-    return _better(found, _try(problem, found, merge_idle(problem, found.stream, found.simulation)))
+    passes: list[Callable[[Problem, Evaluation], Ints]] = [
+        _merged,
+        *(partial(_without_small_parts, gate_us=gate * factor) for factor in (1, 2, 4)),
+    ]
+    many = max(1, PASSES // max(problem.size, 1))
+    for change in passes[:many]:
+        found = _better(found, _try(problem, found, change(problem, found)))
+    if many <= len(passes):
+        return found
+    if len(problem) < effort:  # else not one move could be tried
+        found, left = _part_by_part(problem, found, effort)
+        found = _block_by_block(problem, found, streams, left)
+    return _better(found, _try(problem, found, _merged(problem, found)))
+
+
+def _merged(problem: Problem, found: Evaluation) -> Ints:
+    return merge_idle(problem, found.stream, found.simulation)
 
 
 def _try(problem: Problem, found: Evaluation, stream: Ints) -> Evaluation:
@@ -53,10 +71,11 @@ def _better(old: Evaluation, new: Evaluation) -> Evaluation:
 
 
 def _parts(problem: Problem, stream: Ints) -> tuple[Ints, Ints, Ints]:
-    """Per block its part, and the edges between blocks on different streams."""
+    """Per block its part, and the edges between blocks on different streams. Blocks that are tied are one part."""
     src, dst = problem.dag.src, problem.dag.dst()
     same = stream[src] == stream[dst]
-    first = components(len(problem), src[same], dst[same])
+    one, other = problem.tied_pairs
+    first = components(len(problem), np.concatenate([src[same], one]), np.concatenate([dst[same], other]))
     part = np.unique(first, return_inverse=True)[1].reshape(-1).astype(np.int32)
     return part, src[~same], dst[~same]
 
@@ -77,26 +96,21 @@ def _beside(part: Ints, src: Ints, dst: Ints) -> tuple[list[int], list[int]]:
     """(start, other): the parts that edges link part p with are ``other[start[p]:start[p + 1]]``."""
     parts = int(part.max(initial=-1)) + 1
     one, other = part[src].astype(np.int64), part[dst].astype(np.int64)
-    pairs = np.unique(np.concatenate([one * parts + other, other * parts + one]))
+    pairs = distinct(np.concatenate([one * parts + other, other * parts + one]))
     start = np.searchsorted(pairs, np.arange(parts + 1) * parts)
     return start.tolist(), (pairs % max(parts, 1)).tolist()
 
 
-def _tied(problem: Problem, part: Ints) -> NDArray[np.bool_]:
-    """Parts with blocks that must share a stream with others, which may be in other parts: they stay where they are."""
-    return np.asarray(np.bincount(part, problem.tie >= 0) > 0)
-
-
-def _without_small_parts(problem: Problem, stream: Ints, gate_us: float) -> Ints:
+def _without_small_parts(problem: Problem, found: Evaluation, gate_us: float) -> Ints:
     """All parts up to a size on the streams of their neighbours; of two neighbours only one moves."""
+    stream = found.stream
     part, src, dst = _parts(problem, stream)
     total = np.bincount(part, problem.work_us)
-    tied = _tied(problem, part)
     target, _ = _neighbours(part, src, dst, stream)
     start, beside = _beside(part, src, dst)
     moves = [False] * len(total)
     by_total = np.argsort(total, kind="stable")
-    for number in by_total[(total <= gate_us)[by_total] & (target >= 0)[by_total] & ~tied[by_total]].tolist():
+    for number in by_total[(total <= gate_us)[by_total] & (target >= 0)[by_total]].tolist():
         moves[number] = not any(moves[other] for other in beside[start[number] : start[number + 1]])
     return np.where(np.asarray(moves, bool)[part], target[part], stream).astype(np.int32)
 
@@ -108,9 +122,8 @@ def _part_by_part(problem: Problem, found: Evaluation, left: int) -> tuple[Evalu
         changed = False
         part, src, dst = _parts(problem, found.stream)
         total = np.bincount(part, problem.work_us)
-        tied = _tied(problem, part)
         targets, links = _neighbours(part, src, dst, found.stream)
-        linked = np.flatnonzero((links > 0) & ~tied)
+        linked = np.flatnonzero(links > 0)
         for number in linked[np.argsort(total[linked] / links[linked], kind="stable")].tolist():
             left -= len(problem)
             if left <= 0:
@@ -125,20 +138,21 @@ def _part_by_part(problem: Problem, found: Evaluation, left: int) -> tuple[Evalu
 
 
 def _block_by_block(problem: Problem, found: Evaluation, streams: int, left: int) -> Evaluation:
-    """Tries to move each block to each stream, a new one included, until a round changes nothing or the effort is spent."""
+    """Tries to move each block, and what is tied to it, to each stream, a new one included, until a round changes nothing or the effort is
+    spent."""
     changed = True
     by_work = np.argsort(-problem.work_us, kind="stable").tolist()
     while changed and left > 0:
         changed = False
         for block in by_work:
             for target in range(min(int(found.stream.max()) + 2, streams)):
-                if target == found.stream[block] or problem.tie[block] >= 0:
+                if target == found.stream[block]:
                     continue
                 left -= len(problem)
                 if left <= 0:
                     return _try(problem, found, found.stream)
                 moved = found.stream.copy()
-                moved[block] = target
+                moved[problem.tie == problem.tie[block] if problem.tie[block] >= 0 else block] = target
                 better = _better(found, evaluate(problem, moved))
                 if better.score_us < found.score_us * (1 - 1e-9):
                     found, changed = better, True

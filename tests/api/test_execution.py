@@ -154,6 +154,24 @@ def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
         check(runner, mmoe, seeds=(5,))
 
 
+@pytest.mark.tf
+def test_tensorflow_in_its_place_refuses_what_the_cuda_engine_refuses(mmoe):
+    for request in (SIMULATED, replace(SIMULATED, engine="tensorflow")):
+        with msplit.prepare(mmoe, request) as runner:
+            right = feeds_of(mmoe, 0)
+            (name, value), *_ = right.items()
+            for wrong, words in (
+                (feeds_of(mmoe, 0, batch=9), "was prepared as"),
+                ({**right, name: value.astype(np.float64)}, "was prepared as"),
+                ({**right, name: value.tolist()}, "not an array"),
+                ({**right, "more": value}, "no input 'more'"),
+                ({}, "no value for input"),
+            ):
+                with pytest.raises(EngineError, match=words):
+                    runner.step(wrong)
+            runner.step(right)
+
+
 def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypatch):
     closed = []
     build = CUDA.build
@@ -172,8 +190,11 @@ def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypat
     path = tmp_path / "wrong.npz"
     save_reference(path, Reference(feeds, wrong, "a file"))
     request = api.BenchRequest(streams=(1, 2), engine="cuda", device="cpu", reference=path)
-    with pytest.raises(EngineError, match=r"gives other outputs than .*\n?.*elements differ"):
+    with pytest.raises(EngineError, match=r"gives other outputs than .*\n?.*elements differ") as caught:
         msplit.prepare(mmoe, request)
+    assert len(wrong) > 1
+    assert "\\n" not in str(caught.value), "each output is on a line of its own"
+    assert len(str(caught.value).splitlines()) == len(wrong) + 2
     assert made
     assert set(map(id, closed)) == set(map(id, made))
 

@@ -50,7 +50,9 @@ def test_analyze_answers_what_can_be_gained() -> None:
     assert found.kernels == int((found.costs.time_us > 0).sum())
     assert found.gains[2] <= found.gains[4] <= found.gains[8] <= found.bounds.max_gain + 1e-9
     assert found.bounds.lower_bound_us <= found.bounds.serial_us
-    assert found.unknown_shapes == 0
+    assert found.guesses.share == 0
+    assert found.judgement.helps
+    assert 1 < found.judgement.gain <= found.bounds.max_gain
 
 
 def test_a_batch_and_shapes_change_the_work() -> None:
@@ -199,7 +201,7 @@ def test_assignments_of_a_bench() -> None:
     priced = api.price(flat)
     found, notes = assignments_for(flat, *priced, msplit.BenchRequest(streams=(4, 1, 2, 2)))
     assert [streams for streams, _ in found] == [2, 4]
-    assert notes == ["streams are assigned by the rule set default"]
+    assert notes == ["streams are assigned by the rule set auto"]
     flat = msplit.load(SAMPLES / "annotated.pb")
     found, notes = assignments_for(flat, *api.price(flat), msplit.BenchRequest(streams=(1,)))
     assert [streams for streams, _ in found] == [3]

@@ -17,9 +17,11 @@ from msplit.cost import profile_file
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError
 from msplit.measure.result import Settings
+from msplit.report import jsonio
 from msplit.report import profile as report
 from msplit.report.render import to_markdown
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, unchanged
+from tests.report.test_schemas import validate
 
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "profile.json").read_text("utf-8"))
 MMOE = SAMPLES / "mmoe_small.pb"
@@ -67,6 +69,7 @@ def test_the_report_names_the_costliest_kinds(path):
     text = to_markdown(report.document(flat, found, static, notes=["said"]))
     assert "| _FusedMatMul | 4×64, 64×64, … | 4 |" in text
     assert "there is no GPU" in text
+    validate("profile_command", json.loads(jsonio.dumps("profile", report.payload(flat, found, static))))
     estimates = report.estimated(found, flat, static)
     assert (estimates > 0).all()
 

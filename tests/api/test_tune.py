@@ -178,7 +178,8 @@ def test_a_bench_that_finds_the_plan_slower_keeps_one_stream() -> None:
     found = bench(flat, replace(request, reference=_reference(flat)))
     assert not found.result.failed
     assert found.tuned is not None
-    tuned = next(variant for variant in found.result.variants if variant.label.startswith("msplit, tuned"))
+    (label,) = [now for asked, now in found.labels.items() if asked.startswith("msplit, tuned")]
+    tuned = next(variant for variant in found.result.variants if variant.label == label)
     assert all(check.passed for check in tuned.checks)
     assert len(tuned.checks) >= 2  # against the reference and against one stream
     text = to_markdown(benchmark.document(flat, found, ["Written: x."]))
@@ -192,7 +193,7 @@ def test_a_bench_that_finds_the_plan_slower_keeps_one_stream() -> None:
     slower = replace(
         found.result, variants=tuple(replace(v, ratios=(slow,)) if v is tuned else v for v in found.result.variants)
     )
-    kept = confirmed(found.tuned, slower)
+    kept = confirmed(found.tuned, slower, label)
     assert (kept.streams, kept.gain) == (1, None)
     assert "slower" in kept.why
     assert any("One stream is kept" in line for line in tuning.notes(kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -76,6 +77,14 @@ class Opened:
         )
 
 
+def axe_core() -> str:
+    """Where axe-core's script is; without it the test is skipped. `.ci/browser` brings it from npm where npm is."""
+    path = os.environ.get("MSPLIT_AXE") or str(Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js")
+    if not Path(path).exists():
+        pytest.skip("no axe-core: npm install axe-core, and set MSPLIT_AXE to its axe.min.js")
+    return path
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     path = os.environ.get("MSPLIT_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -100,8 +109,8 @@ def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
     """Opens a report's file: ``opened(path, scheme="dark")``."""
     contexts = []
 
-    def start(path: Path, scheme: str = "light") -> Opened:
-        context = chromium.new_context(color_scheme=scheme, viewport={"width": 1400, "height": 1000})
+    def start(path: Path, scheme: str = "light", **options: Any) -> Opened:
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": 1400, "height": 1000}, **options)
         contexts.append(context)
         found = Opened(context.new_page())
         found.page.on("console", lambda message: found.noise.append(f"{message.type}: {message.text}"))

@@ -17,7 +17,7 @@ from msplit.report.html.build import page as build_page
 from msplit.rules import Context, load
 from msplit.schedule.bounds import bounds
 from msplit.schedule.predict import predict
-from tests.browser.conftest import Opened
+from tests.browser.conftest import Opened, axe_core
 from tests.graphs import build, parse
 
 Open = Callable[..., Opened]
@@ -137,9 +137,11 @@ def test_the_graph_zooms_and_fits(towers: Path, opened: Open):
     found.to_graph()
     frame = found.page.locator("#canvas").bounding_box()
     found.page.mouse.move(frame["x"] + 50, frame["y"] + 50)
+    found.page.keyboard.down("Control")
     for _ in range(10):
         found.page.mouse.wheel(0, 400)
     found.wait(f"{zoom} < {before}")
+    found.page.keyboard.up("Control")
     pan = found.page.evaluate("msplitReport.graph.cy.pan().x")
     found.page.mouse.move(frame["x"] + 5, frame["y"] + 5)
     found.page.mouse.down()
@@ -293,3 +295,138 @@ def test_a_shipped_rule_set_explains_itself_in_the_report(opened: Open, tmp_path
     found.search("tower_3/a")
     found.page.press("#search", "Enter")
     assert "branch" in found.text("#panel")
+
+
+@pytest.mark.parametrize("place", ["#canvas", "#lanes canvas"])
+def test_the_wheel_scrolls_the_page_unless_a_key_is_held(towers: Path, opened: Open, place: str):
+    found = opened(towers)
+    state = "[msplitReport.graph.cy.zoom(), msplitReport.timeline.to - msplitReport.timeline.from].join()"
+    centre = f"document.querySelector('{place}').scrollIntoView({{ block: 'center' }})"
+    found.page.evaluate(centre)
+    found.page.wait_for_timeout(400)
+    at = found.page.evaluate("scrollY")
+    frame = found.page.locator(place).bounding_box()
+    found.page.mouse.move(frame["x"] + 200, frame["y"] + min(frame["height"] - 5, 60))
+    before = found.page.evaluate(state)
+    found.page.mouse.wheel(0, -60)
+    found.wait(f"scrollY < {at} - 30")
+    assert found.page.evaluate(state) == before
+    found.page.evaluate(centre)
+    found.page.wait_for_timeout(400)
+    found.page.keyboard.down("Control")
+    found.page.mouse.wheel(0, -60)
+    found.wait(f"{state} !== '{before}'")
+    found.page.keyboard.up("Control")
+    assert found.page.evaluate("scrollY") == at
+
+
+def wide(tmp_path: Path) -> Path:
+    flat, costs = parse("x:Placeholder; " + "; ".join(f"branch_{i}/a:MatMul(x)@{5 + i}us" for i in range(60)))
+    path = tmp_path / "wide.html"
+    path.write_text(render(build_page(flat, costs, ruleset="auto", streams=16)), "utf-8")
+    return path
+
+
+def test_a_large_graph_opens_fitted(opened: Open, tmp_path: Path):
+    found = opened(wide(tmp_path))
+    inside = """() => {
+      const box = msplitReport.graph.cy.elements().renderedBoundingBox(), frame = document.getElementById("canvas").getBoundingClientRect();
+      return box.x1 >= 0 && box.y1 >= 0 && box.x2 <= frame.width && box.y2 <= frame.height;
+    }"""
+    assert found.page.evaluate(inside)
+    found.page.click("#zoom-in")
+    found.page.click("#zoom-in")
+    found.page.click("#fit")
+    assert found.page.evaluate(inside)
+
+
+@pytest.mark.parametrize("at", [0.02, 0.98])
+def test_the_tooltip_is_seen_whole_wherever_the_pointer_is(opened: Open, tmp_path: Path, at: float):
+    name = "a_name_of_a_scope/" * 8 + "MatMul"
+    flat, costs = parse(f"x:Placeholder; {name}:MatMul(x)@50us")
+    path = tmp_path / "one.html"
+    path.write_text(render(build_page(flat, costs, ruleset="default", candidates=False)), "utf-8")
+    found = opened(path)
+    place = found.page.evaluate(
+        """(at) => {
+          const { timeline } = msplitReport;
+          timeline.canvas.scrollIntoView({ block: at > 0.5 ? "end" : "start" });
+          const frame = timeline.canvas.getBoundingClientRect();
+          return { x: frame.left + timeline.x(50 * at), y: frame.top + 26 + 12 };
+        }""",
+        at,
+    )
+    found.page.mouse.move(place["x"], place["y"])
+    assert found.text("#tip").startswith(name)
+    seen = """() => {
+      const box = document.getElementById("tip").getBoundingClientRect();
+      return box.left >= 0 && box.top >= 0 && box.right <= innerWidth && box.bottom <= innerHeight;
+    }"""
+    assert found.page.evaluate(seen)
+    found.page.mouse.move(5, 5)
+
+
+def test_candidates_are_compared_on_the_timeline_with_their_commands(towers: Path, opened: Open):
+    found = opened(towers)
+    assert found.page.locator("#compared").is_hidden()
+    assert "msplit assign test.pb --rules auto --streams 4 -o OUT" in found.text("#own-command")
+    found.page.locator("#candidates button.node", has_text="one").first.click()
+    assert found.page.locator("#compared").is_visible()
+    assert found.text("#beside-about").startswith("Candidate one, simulated")
+    assert "candidates: [one]" in found.text("#beside-command")
+    assert "\nmsplit assign test.pb --rules one.yaml -o OUT" in found.text("#beside-command")
+    spans = "[msplitReport.timeline, msplitReport.compared()].map((line) => [line.from, line.to, line.extent].join())"
+    one, two = found.page.evaluate(spans)
+    assert one == two
+    found.page.click("#time-in")
+    zoomed, other = found.page.evaluate(spans)
+    assert zoomed == other != one
+    assert found.page.evaluate("msplitReport.compared().run.lanes.length") == 1
+    found.page.select_option("#beside", "0")
+    assert found.page.locator("#compared").is_hidden()
+    assert found.noise == []
+
+
+def test_the_critical_path_is_shown_in_the_graph_and_on_the_timeline(towers: Path, opened: Open):
+    found = opened(towers)
+    marked = "msplitReport.graph.cy.nodes('.critical').map((node) => node.data('label').split('\\n')[0]).sort().join()"
+    assert found.page.evaluate(marked) == ""
+    found.page.click("#critical")
+    assert found.page.get_attribute("#critical", "aria-pressed") == "true"
+    assert found.page.evaluate(marked) == "top,tower_3"
+    assert found.page.evaluate("msplitReport.timeline.critical.size") == 5
+    found.search("tower_3/b")
+    found.page.press("#search", "Enter")
+    assert "on the critical path" in found.text("#panel")
+    found.page.click("#critical")
+    assert found.page.evaluate(marked) == ""
+
+
+def test_the_legend_tells_every_kind_of_mark(towers: Path, opened: Open):
+    legend = opened(towers).text("#legend")
+    for word in (
+        "stream 0",
+        "stream 3",
+        "from one stream to another",
+        "several kernels",
+        "selected",
+        "critical path",
+        "a wait",
+        "needs what",
+    ):
+        assert word in legend
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(towers: Path, opened: Open, scheme: str):
+    axe = axe_core()
+    found = opened(towers, scheme, bypass_csp=True)
+    found.page.evaluate("msplitReport.compare(1)")
+    found.page.click("#critical")
+    found.page.add_script_tag(path=axe)
+    run = "async () => (await axe.run(document)).violations.map((one) => [one.id, one.nodes.map((node) => node.html)])"
+    assert found.page.evaluate(run) == []
+    found.search("tower")
+    assert found.page.evaluate(run) == []
+    found.search("nothing has this name")
+    assert found.page.evaluate(run) == []

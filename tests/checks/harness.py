@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from msplit.checks import Limits, Settings, Subject, examine
+from msplit.checks import CheckSettings, Limits, Subject, examine
 from msplit.cost import estimate, infer
 from msplit.dag import Dag
 from msplit.flatten import flatten
@@ -17,11 +17,11 @@ from tests.graphs import parse
 def report(graph, code="MS", *, rules=None, plan=None, against=None, streams=None, folder=None, **settings):
     """The report of the checks of a code on a graph: text as in tests/graphs.py, or (flat graph, costs).
 
-    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `Settings` and of `Limits`.
+    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `CheckSettings` and of `Limits`.
     """
     flat, costs = parse(graph) if isinstance(graph, str) else graph
     limits = {key: settings.pop(key) for key in list(settings) if key in Limits.__dataclass_fields__}
-    chosen = Settings(**{"select": (code,), **settings}, streams=streams, limits=Limits(**limits))
+    chosen = CheckSettings(**{"select": (code,), **settings}, streams=streams, limits=Limits(**limits))
     ruleset = None if rules is None else parse_rules(rules, "rules.yaml", folder=folder, streams=streams)
     if against is not None:
         against = (parse(against)[0] if isinstance(against, str) else against).model

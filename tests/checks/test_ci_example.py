@@ -147,8 +147,10 @@ def hook():
 
 def test_the_examples_hook_runs_on_what_the_hook_of_this_repository_runs_on():
     (ours,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    for key in ("id", "name", "entry", "pass_filenames", "files"):
+    for key in ("id", "name", "pass_filenames", "files"):
         assert hook()[key] == ours[key], key
+    assert hook()["entry"] == "msplit check"
+    assert 'exec "$venv/bin/msplit" check "$@"' in (ROOT / ours["entry"]).read_text()
 
 
 @pytest.mark.parametrize(("mistake", "code"), [(None, 0), (exported, 1)])
@@ -172,7 +174,7 @@ def test_the_workflow_installs_what_the_repository_names(repository, where):
     environment = {**os.environ, "PATH": path, "MSPLIT": where}
     done = subprocess.run(["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True)
     if where:
-        assert (done.returncode, done.stdout) == (0, f"install {where}\n")
+        assert (done.returncode, done.stdout) == (0, f"install --no-deps -r requirements.txt {where}\n")
     else:
         assert done.returncode != 0
         assert "variable MSPLIT" in done.stderr

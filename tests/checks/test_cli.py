@@ -8,7 +8,7 @@ import pytest
 
 import msplit
 from msplit import cost, formats, rules
-from msplit.checks import CHECKS, Settings
+from msplit.checks import CHECKS, CheckSettings
 from msplit.cli.main import run
 from msplit.flatten import flatten, to_ids
 from msplit.schedule import planfile
@@ -161,10 +161,10 @@ def test_verbose_says_why_checks_were_skipped(capsys):
 
 def test_the_library_does_the_same(assigned):
     flat = msplit.load(assigned / "m.pb")
-    settings = Settings(rules="default", plan=str(assigned / "plan.json"), ignore=("MS017",))
+    settings = CheckSettings(rules="default", plan=str(assigned / "plan.json"), ignore=("MS017",))
     assert msplit.check(flat, settings).findings == ()
     report = msplit.check(
-        msplit.load(SAMPLE), Settings(select=("MS002", "MS003")), ruleset="default", against=assigned / "m.pb"
+        msplit.load(SAMPLE), CheckSettings(select=("MS002", "MS003")), ruleset="default", against=assigned / "m.pb"
     )
     assert {one.code for one in report.findings} == {"MS002", "MS003"}
     assert report.failed

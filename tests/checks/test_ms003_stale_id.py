@@ -105,3 +105,11 @@ def test_rules_of_a_graph_that_is_only_priced_differently_still_agree():
     flat, costs = parse(GRAPH)
     slower = dataclasses.replace(costs, time_us=costs.time_us * 3)
     assert found((flat, slower), "MS003", rules=rules_of('regex: {patterns: {1: "a", 2: "b"}}')) == []
+
+
+def test_finds_kernels_of_a_plan_on_other_streams_than_the_graph_says():
+    graph = "x:Placeholder; a:MatMul(x)[_stream_id=1]; b:MatMul(a)[_stream_id=2]"
+    plan = dataclasses.replace(plan_of(graph, [0, 1, 2]), kernels=(("a", 0, 1), ("b", 0, 2), ("b", 1, 2)))
+    assert found(graph, "MS003", plan=plan) == []
+    (one,) = found(graph, "MS003", plan=dataclasses.replace(plan, kernels=(("a", 0, 1), ("b", 0, 2), ("b", 1, 0))))
+    assert one.text == "node 'b' is on another stream in the plan (0) than on the graph (2)"

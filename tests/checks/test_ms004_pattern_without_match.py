@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from msplit.checks import Settings, Subject, examine
+from msplit.checks import CheckSettings, Subject, examine
 from msplit.rules import load
 from tests.checks.harness import found, rules_of
 from tests.graphs import parse
@@ -35,7 +35,7 @@ def test_passes_where_everything_matches():
 
 def test_passes_idle_rules_of_shipped_rule_sets():
     flat, costs = parse(GRAPH)
-    subject = Subject(flat, costs, Settings(select=("MS004",)), load("default"))
+    subject = Subject(flat, costs, CheckSettings(select=("MS004",)), load("default"))
     assert examine(subject).findings == ()
-    own = Subject(flat, costs, Settings(select=("MS004",)), replace(load("default"), source="mine.yaml"))
+    own = Subject(flat, costs, CheckSettings(select=("MS004",)), replace(load("default"), source="mine.yaml"))
     assert [one.finding.text for one in examine(own).findings] == ["the rule 'embedding' claims no node of this graph"]

@@ -33,6 +33,18 @@ def test_finds_an_edge_without_a_wait():
     assert (one.nodes, one.file) == (("c", "j"), "plan.json")
 
 
+def test_finds_streams_that_are_not_the_ids_of_the_model():
+    text = (
+        "x:Placeholder; a:MatMul(x)@9us[_stream_id=0]; b:MatMul(x)@8us[_stream_id=1]; c:MatMul(b)@7us[_stream_id=1]; "
+        "d:MatMul(x)@3us[_stream_id=0]; j:AddV2(a,c)@2us[_stream_id=0]"
+    )
+    (one,) = found(text, "MS011", plan=plan_of(GRAPH, IDS))
+    assert one.text == "node 'd' is on another stream than its id says: 'd' is on stream 2, and its id is 0"
+    assert one.file == "plan.json"
+    assert found(text.replace("@3us[_stream_id=0]", "@3us[_stream_id=2]"), "MS011", plan=plan_of(GRAPH, IDS)) == []
+    assert found(text.replace("@3us[_stream_id=0]", "@3us"), "MS011", plan=plan_of(GRAPH, IDS)) == []  # MS002 says so
+
+
 def test_finds_an_order_against_the_edges():
     assert any("'c' may start" in text for text in texts(changed(order=lambda order: order[::-1])))
 
@@ -87,3 +99,29 @@ def test_plans_of_any_graph_have_no_loose_ends_until_fork_or_join_lose_a_node(da
         for place in range(len(ends)):
             torn = dataclasses.replace(plan, **{key: np.delete(ends, place)})
             assert end in [what for _, what in loose_ends(torn)]
+
+
+def test_finds_a_wait_that_is_recorded_before_its_event():
+    moved = changed(
+        order=lambda order: [
+            ["j", 0] if name == "c" else ["c", 1] if name == "j" else [name, lane] for name, lane in order
+        ]
+    )
+    assert texts(moved) == [
+        "'j' waits for an event that is recorded after it, and so for nothing: 'c'",
+        "'j' may start before its input on stream 1 has ended: 'c'",
+    ]
+
+
+def with_kernels(kernels):
+    data = json.loads(dumps(*parse(GRAPH), IDS))
+    return planfile.parse(json.dumps({**data, "kernels": kernels}), "plan.json")
+
+
+def test_finds_kernels_on_another_stream_than_their_node_and_kernels_of_nodes_that_are_not_there():
+    right = [[name, 0, stream] for name, stream in zip("abcdj", IDS[1:], strict=True)]
+    assert texts(with_kernels(right)) == []
+    assert texts(with_kernels([["a", 0, 2], *right[1:]])) == [
+        "node 'a' is on another stream in `kernels` than in `order`"
+    ]
+    assert texts(with_kernels([*right, ["ghost", 0, 0]])) == ["the plan names node 'ghost', which is not in the graph"]

@@ -1,20 +1,16 @@
 import sys
 
-import pytest
-
-from tests.checks.harness import found, read, skipped
+from tests.checks.harness import found, read
 
 GRAPH = "x:Placeholder[dtype=float32]; a:MyOp(x); b:MyOp(a); y:Relu(b)[T=float32]"
 
 
 def test_finds_ops_without_a_kernel(tmp_path):
-    pytest.importorskip("torch")
     (one,) = found(read(tmp_path, GRAPH, outputs=["y"]), "MS017")
     assert one.text == "the cuda engine has no kernel for MyOp: nodes 'a' and 'b'"
 
 
 def test_finds_host_ops_between_work_for_the_gpu(tmp_path):
-    pytest.importorskip("torch")
     graph = """
         x:Placeholder[dtype=float32]
         a:MatMul(x,x)[T=float32]
@@ -30,7 +26,6 @@ def test_finds_host_ops_between_work_for_the_gpu(tmp_path):
 
 
 def test_passes_ops_that_it_has(tmp_path):
-    pytest.importorskip("torch")
     assert (
         found(
             read(
@@ -44,8 +39,14 @@ def test_passes_ops_that_it_has(tmp_path):
     )
 
 
-def test_is_skipped_without_pytorch(monkeypatch):
+def test_needs_no_pytorch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in [name for name in sys.modules if name.startswith("msplit.engines.cuda")]:
         monkeypatch.delitem(sys.modules, name)
-    assert "PyTorch is not installed" in skipped("x:Placeholder; a:MatMul(x)", "MS017")
+    (one,) = found(read(tmp_path, GRAPH, outputs=["y"]), "MS017")
+    assert "no kernel for MyOp" in one.text
+
+
+def test_takes_no_op_of_the_engines_own_for_one_of_the_models(tmp_path):
+    (one,) = found(read(tmp_path, "x:Placeholder[dtype=float32]; y:_FusedPointwise(x)", outputs=["y"]), "MS017")
+    assert "no kernel for _FusedPointwise" in one.text

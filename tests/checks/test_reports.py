@@ -157,7 +157,7 @@ def test_a_finding_is_one_line_for_github_whatever_it_holds(result):
 def test_junit_fails_what_fails_the_run():
     warned = example(select=("MS005",))
     assert ElementTree.fromstring(junit.dumps(warned)).get("failures") == "0"
-    assert ElementTree.fromstring(junit.dumps(warned, Severity.WARNING)).get("failures") == "1"
+    assert ElementTree.fromstring(junit.dumps(warned, fail_on=Severity.WARNING)).get("failures") == "1"
 
 
 def test_a_saved_model_is_annotated_at_its_message(tmp_path):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from msplit.checks import Limits, Settings, Severity, config
+from msplit.checks import CheckSettings, Limits, Severity, config
 from msplit.errors import MsplitError
 
 FULL = """
@@ -56,7 +56,7 @@ def write(path, text):
 @pytest.mark.parametrize(("name", "text"), [("msplit.yaml", FULL), ("pyproject.toml", FULL_TOML)])
 def test_every_setting_is_read_from_both_kinds_of_file(tmp_path, name, text):
     path = write(tmp_path / name, text)
-    assert config.load(path) == Settings(
+    assert config.load(path) == CheckSettings(
         select=("MS0", "MS01"),
         ignore=("MS017",),
         severity={"MS012": Severity.ERROR, "MS005": Severity.INFO},
@@ -76,7 +76,7 @@ def test_every_setting_is_read_from_both_kinds_of_file(tmp_path, name, text):
 
 def test_nothing_said_leaves_the_defaults_and_shipped_rules_are_no_path(tmp_path):
     path = write(tmp_path / "msplit.yaml", "rules: default\n")
-    assert config.load(path) == Settings(rules="default", source=str(path))
+    assert config.load(path) == CheckSettings(rules="default", source=str(path))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "text.npy", np.zeros((2, 64), "U3"))
     np.save(folder / "narrow.npy", np.zeros((2, 63), np.float32))
     (folder / "words.npy").write_text("not an array")
+    with (folder / "claims.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
     np.save(folder / "fine.npy", np.zeros((2, 64), np.float32))
     return folder
 
@@ -123,6 +125,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "two models": (("analyze", "{mmoe}", "{mmoe}"), "unexpected extra argument", "Try 'msplit analyze --help'"),
     "nothing to write": (("assign", "{mmoe}"), "nothing to write", "give -o OUT, or --dry-run"),
     "no stream": (("assign", "{mmoe}", "--streams", "0", "--dry-run"), "'--streams'", "1<=x<=1024"),
+    "fewer than no streams": (
+        ("bench", "{mmoe}", "--streams", "-3"),
+        "'--streams'",
+        "-3 is not in the range 1<=x<=1024",
+    ),
+    "too many to compare": (("bench", "{mmoe}", "--streams", "1,1025"), "'--streams'", "1<=x<=1024"),
+    "too many to check": (("check", "{mmoe}", "--streams", "1025"), "'--streams'", "1<=x<=1024"),
     "too many streams": (("assign", "{mmoe}", "--streams", "1025", "--dry-run"), "'--streams'", "1<=x<=1024"),
     "unknown node": (("assign", "{mmoe}", "--explain", "gone"), "no node 'gone'", "`msplit analyze --show nodes`"),
     "near node": (
@@ -242,8 +251,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "unknown engine": (("bench", "{mmoe}", "--engine", "foo"), "'foo' is not one of", "'cuda', 'tensorflow'"),
     "streams of words": (("bench", "{mmoe}", "--streams", "1,x"), "'1,x' is not a list of numbers", "such as 1,2,4"),
-    "streams of nothing": (("bench", "{mmoe}", "--streams", "0"), "'--streams'", "number of streams is at least 1"),
-    "input without a name": (("bench", "{mmoe}", "--input", "x.npy"), "'x.npy'", "write it as name=file.npy"),
+    "streams of nothing": (("bench", "{mmoe}", "--streams", "0"), "'--streams'", "0 is not in the range 1<=x<=1024"),
+    "input without a file": (("bench", "{mmoe}", "--input", "x="), "'x='", "write it as name=FILE"),
+    "input that is not there": (
+        ("bench", "{mmoe}", "--input", "x.npy"),
+        "x.npy: the values can not be read",
+        "check the path",
+    ),
     "input of no file": (
         ("bench", "{mmoe}", "--input", "x={bad}/gone.npy", *SHORT),
         "gone.npy: the value of input 'x' can not be read: No such file",
@@ -263,6 +277,11 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("bench", "{mmoe}", "--input", "x={bad}/narrow.npy", *SHORT),
         "narrow.npy: input 'x' has shape [?, 64], the file [2, 63]",
         "save an array of that shape",
+    ),
+    "input that claims more than there is": (
+        ("bench", "{mmoe}", "--input", "x={bad}/claims.npy", *SHORT),
+        "claims.npy: the header claims 1,000,000,000,000 elements of 4 bytes, and there are 0 bytes",
+        "the file is cut off or damaged",
     ),
     "input that is no array": (
         ("bench", "{mmoe}", "--input", "x={bad}/words.npy", *SHORT),

@@ -59,3 +59,19 @@ def test_commands_options_and_choices_are_completed() -> None:
     assert completed("msplit analyze --sh") == ["plain,--show", "plain,--shape"]
     assert completed("msplit analyze --show br") == ["plain,branches"]
     assert completed("msplit analyze sample") == ["file,sample"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("msplit assign m.pb --rules v", ["plain,vision"]),
+        ("msplit bench m.pb --rules my", ["file,my"]),
+        ("msplit rules r", ["plain,recsys", "plain,rnn"]),
+        ("msplit sample m", ["plain,mmoe"]),
+        ("msplit report m.pb --gpu h", ["plain,h200", "plain,h100"]),
+        ("msplit check m.pb --ignore MS001,MS02", ["plain,MS001,MS020", "plain,MS001,MS021", "plain,MS001,MS022"]),
+        ("msplit check --explain a", ["plain,all"]),
+    ],
+)
+def test_names_that_msplit_knows_are_completed(line: str, expected: list[str]) -> None:
+    assert completed(line) == expected

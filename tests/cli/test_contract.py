@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import msplit as library
 from msplit import rules as rule_sets
-from msplit.cli.main import COMMANDS
+from msplit.cli.main import COMMANDS, EXAMPLES, cli
 from msplit.rules import streamfile
 from tests.cli.runner import ROOT, SAMPLES, Done, contents, fine, msplit, unchanged
 from tests.report.perfetto import complaints
@@ -67,17 +69,43 @@ def test_the_version() -> None:
     assert fine("--version").out == f"msplit, version {library.__version__}\n"
 
 
+def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my model.pb").write_bytes((SAMPLES / "towers_small.pb").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    found = fine("analyze", "my model.pb", "--batch", "64", "--gpu", "a100", "--format", "json").json
+    program, *arguments = shlex.split(found["next"])
+    assert program == "msplit"
+    assert arguments[:2] == ["assign", "my model.pb"]
+    assigned = fine(*arguments, "--format", "json").json
+    assert assigned["judgement"]["gain"] == pytest.approx(found["judgement"]["gain"], rel=0.05)
+    assert (tmp_path / "my model.streams.pb").exists()
+
+
+def test_a_shape_is_asked_for_only_where_one_is_open() -> None:
+    settled = fine("analyze", SAMPLES / "feature_columns", "--batch", "64").out
+    assert "may settle it" not in settled
+    assert "No option settles it" in " ".join(settled.split())
+
+
 @pytest.mark.parametrize("model", ALL)
 def test_every_sample_is_analyzed(model: str) -> None:
     done = fine("analyze", SAMPLES / model, *options_of(model))
     assert done.out.startswith(f"{SAMPLES / model}"[:78])
-    verdict = done.out[-400:].replace("\n", " ")
-    assert "Rule set that fits: " in verdict or "Streams can not help this model: " in verdict
+    verdict = " ".join(done.out[-800:].split())
+    helps = "Streams help this model: " in verdict
+    assert helps or "Streams can not help this model: " in verdict or "Streams gain next to nothing here: " in verdict
+    assert ("Next: msplit assign " in verdict) == helps
     found = fine("analyze", SAMPLES / model, *options_of(model), "--show", "all", "--format", "json").json
     assert (found["schema_version"], found["command"]) == (1, "analyze")
     assert found["nodes"]["total"] == len(found["node_list"]) >= found["nodes"]["host"]
     assert sum(op["gpu"] + op["host"] for op in found["ops"]) == found["nodes"]["total"]
     assert found["bounds_us"]["lower_bound"] <= found["bounds_us"]["serial"] + 1e-6
+    judged = found["judgement"]
+    assert judged["words"] in " ".join(done.out.split())
+    assert 1 <= judged["gain"] <= judged["most"] <= found["gain_at_most"]["any"] + 1e-9
+    assert found["suggestion"]["helps"] == helps
 
 
 @pytest.mark.parametrize("model", ALL)
@@ -162,6 +190,7 @@ def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
 def hear_control_c() -> None:
     """What runs in the background of a script, as this suite may, is started deaf to it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 
 
 @pytest.mark.tf
@@ -217,6 +246,92 @@ def test_control_c_that_something_swallows_counts(then: str) -> None:
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.endswith("interrupted\n")
     assert "Traceback" not in done.stderr
+
+
+WRITING = """
+import os, signal, sys
+from msplit.cli import main
+
+real = os.fsync
+
+def fsync(descriptor):
+    real(descriptor)
+    os.kill(os.getpid(), {number})
+    for _ in range(1000):  # the handler runs between two instructions
+        pass
+
+os.fsync = fsync
+sys.exit(main.run(["assign", {model!r}, "--streams", "2", "-o", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "two_signatures"])
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_in_the_middle_of_writing_leaves_nothing(
+    model: str, number: int, code: int, said: str, tmp_path: Path
+) -> None:
+    text = WRITING.format(model=str(SAMPLES / model), number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=hear_control_c,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(f"{said}\n")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handlers_that_a_host_program_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    monkeypatch.setattr("msplit.formats.read", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM) or 1 / 0)
+    try:
+        assert msplit("analyze", "sample_graphs/mmoe_small.pb").code == 2
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_little_is_loaded_before_control_c_is_caught() -> None:
+    """What is imported before `entry` runs is where Python's own traceback can not be kept away."""
+    code = "import os; before = set(sys.modules); import msplit.__main__; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['__future__', 'msplit', 'msplit.__main__', 'msplit._version']\n", done.stderr
+
+
+@pytest.mark.parametrize("library", ["click", "msplit/cli/main.py"])
+def test_control_c_while_the_program_is_still_being_imported(library: str, tmp_path: Path) -> None:
+    """A stand-in for what is imported presses it, in the middle."""
+    press = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    path = tmp_path / (library if "/" in library else f"{library}.py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(press)
+    for name in ("__init__.py", "__main__.py", "_version.py"):
+        if "/" in library:
+            shutil.copyfile(ROOT / "msplit" / name, tmp_path / "msplit" / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "msplit", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        timeout=60,
+        preexec_fn=hear_control_c,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_full_disk_behind_standard_output() -> None:
@@ -314,7 +429,7 @@ def test_force_replaces_and_nothing_else_does(model: str, tmp_path: Path) -> Non
         assert msplit("assign", SAMPLES / model, "-o", out).code == 2
     fine("assign", SAMPLES / model, "-o", out, "--force")
     assert only_contents(out) != before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"] + ["out.msplit.json"] * out.is_file()
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--diff", "--explain"])
@@ -340,7 +455,16 @@ def test_explaining_and_writing_go_together(tmp_path: Path) -> None:
 
 
 def test_explain_as_json() -> None:
-    done = fine("assign", SAMPLES / "towers_small.pb", "--explain", "tower_3/dense_0/MatMul", "--format", "json").json
+    done = fine(
+        "assign",
+        SAMPLES / "towers_small.pb",
+        "--rules",
+        "default",
+        "--explain",
+        "tower_3/dense_0/MatMul",
+        "--format",
+        "json",
+    ).json
     assert {key: done[key] for key in ("node", "op", "host", "stream", "rule", "known")} == {
         "node": "tower_3/dense_0/MatMul",
         "op": "MatMul",
@@ -425,7 +549,7 @@ def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
     assert (found["schema_version"], found["command"], found["engine"]) == (1, "bench", "tensorflow")
     assert [variant["streams"] for variant in found["result"]["variants"]] == [1, 2]
     assert not found["result"]["failed"]
-    assert any("rule set default" in note for note in found["notes"])
+    assert any("rule set auto" in note for note in found["notes"])
     reference = tmp_path / "reference.npz"
     more = ("--save-reference", reference, "--streams", "2")
     done = fine("bench", SAMPLES / "annotated.pb", *more, *short)
@@ -448,7 +572,7 @@ def test_wrong_outputs_are_told_with_the_tolerance_that_would_pass_and_exit_code
     fine("bench", SAMPLES / "mmoe_small.pb", "--save-reference", path, *short)
     right = load_reference(path)
     wrong: dict[str, Any] = {name: np.asarray(value) + 0.25 for name, value in right.outputs.items()}
-    save_reference(path, Reference(right.feeds, wrong, right.source))
+    save_reference(path, Reference(right.feeds, wrong, right.source), force=True)
     done = msplit("bench", SAMPLES / "mmoe_small.pb", "--reference", path, *short, "--format", "json")
     assert done.code == 1
     assert done.json["result"]["failed"]
@@ -464,7 +588,11 @@ def test_a_saved_model_is_kept_whole(tmp_path: Path) -> None:
     fine("assign", SAMPLES / "keras_lookup", "-o", out)
     before, after = contents(SAMPLES / "keras_lookup"), contents(out)
     assert set(before) - set(after) == {"fingerprint.pb"}
-    assert {name for name in after if after[name] != before[name]} == {"saved_model.pb"}
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "saved_model.pb",
+        "assets.extra",
+        "assets.extra/msplit.json",
+    }
     shutil.rmtree(out)
 
 
@@ -500,3 +628,21 @@ def test_bench_writes_a_trace_of_what_it_measured(tmp_path: Path) -> None:
     again = msplit("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target)
     assert (again.code, again.out) == (2, "")
     assert "is there already" in again.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_an_example_that_is_understood(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.pb", "annotated.pb", "before.pb"):
+        (tmp_path / name).write_bytes(b"")
+    lines = fine(command, "--help", columns=120).out.splitlines()
+    (title,) = [number for number, line in enumerate(lines) if line.strip() in ("Example:", "Examples:")]
+    examples = [line.strip() for line in lines[title + 1 :] if line.strip()]
+    assert tuple(examples) == EXAMPLES[command]
+    for example in examples:
+        program, name, *arguments = shlex.split(example.partition(" > ")[0])
+        assert (program, name) == ("msplit", command)
+        known = cli.get_command(click.Context(cli), name)
+        assert known.make_context(name, arguments).params  # every option and value is one

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,9 @@ import pytest
 import msplit as library
 from msplit import samples
 from msplit.api import doctor
-from tests.cli.runner import fine, msplit, unchanged
+from msplit.cli.main import COMMANDS
+from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
+from tests.cli.runner import ROOT, fine, msplit, unchanged
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, replies: dict[str, str | int | Exception]) -> None:
@@ -38,6 +42,10 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
 
 def found() -> dict[str, doctor.Finding]:
     return {finding.subject: finding for finding in doctor.examine()}
+
+
+def runs() -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in doctor.commands(doctor.examine(), COMMANDS)}
 
 
 GPU = "NVIDIA H200, 570.1, 143771, 143000, 3\n"
@@ -76,7 +84,7 @@ def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, reply: i
     seen = found()
     assert seen["gpu"].status == doctor.MISSING
     assert "other processes" not in seen
-    assert (seen["tensorflow"].status, seen["tensorflow"].fix) == (doctor.LIMITED, "")
+    assert (seen["tensorflow"].status, seen["tensorflow"].fix) == (doctor.OK, "")
 
 
 def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +104,12 @@ def test_without_pytorch_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
     without(monkeypatch, "torch", "triton")
     seen = found()
-    assert seen["pytorch"].fix == "pip install 'msplit[cuda]'"
+    assert seen["pytorch"].fix == INSTALL_PYTORCH
     assert seen["triton"].status == doctor.LIMITED
     assert "nothing is fused" in seen["triton"].text
     assert "compiled kernels" not in seen
-    assert "`msplit bench` runs on the tensorflow engine" in seen["so"].text
+    assert runs()["bench"].text.startswith("runs on the tensorflow engine")
+    assert INSTALL_PYTORCH in runs()["bench"].fix
 
 
 def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,19 +149,81 @@ def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.Monke
     assert "compiled anew in each run" in seen["compiled kernels"].text
 
 
-@pytest.mark.parametrize(("protos", "status"), [(True, doctor.LIMITED), (False, doctor.MISSING)])
-def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch, protos: bool, status: str) -> None:
+@pytest.mark.parametrize("protos", [True, False])
+def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch, protos: bool) -> None:
     answers(monkeypatch, {"--query": 9, "import tensorflow": 1})
 
     def version(_: str) -> str:
         raise doctor.metadata.PackageNotFoundError
 
     monkeypatch.setattr(doctor.metadata, "version", version)
-    without(monkeypatch, "triton", *([] if protos else ["tensorflow"]))
+    without(monkeypatch, "triton", "torch", *([] if protos else ["tensorflow"]))
     seen = found()
-    assert seen["tensorflow"].status == status
-    if not protos:
-        assert seen["so"].text == "analyze, assign and check work; nothing here can run `msplit bench`"
+    assert (seen["tensorflow"].status, seen["tensorflow"].fix) == (doctor.MISSING, INSTALL_TENSORFLOW)
+    assert runs()["bench"].status == runs()["sample"].status == doctor.MISSING
+    assert INSTALL_TENSORFLOW in runs()["bench"].fix
+    assert {runs()[name].status for name in ("analyze", "assign", "check", "diff", "report", "rules")} == {doctor.OK}
+
+
+def test_every_command_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {})
+    engines = {"bench --engine cuda", "bench --engine tensorflow"}
+    assert set(runs()) == {*COMMANDS, *engines}
+
+
+WITH_TENSORFLOW = {"--query": 9, "import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0})}
+NOTHING: dict[str, str | int | Exception] = {"--query": 9, "import tensorflow": 1}
+
+
+@pytest.mark.parametrize(
+    ("replies", "options", "code"),
+    [
+        (NOTHING, (), 0),
+        (NOTHING, ("--for", "check", "--for", "report"), 0),
+        (NOTHING, ("--for", "check", "--for", "bench"), 1),
+        (NOTHING, ("--for", "sample"), 1),
+        (WITH_TENSORFLOW, ("--for", "bench", "--for", "sample"), 0),
+        (WITH_TENSORFLOW, ("--engine", "tensorflow"), 0),
+        (WITH_TENSORFLOW, ("--engine", "cuda"), 1),
+        (WITH_TENSORFLOW, ("--for", "bench", "--engine", "cuda"), 1),
+        (WITH_TENSORFLOW, ("--for", "profile"), 1),
+        (WITH_TENSORFLOW, ("--for", "banch"), 2),
+    ],
+)
+def test_what_is_asked_for_and_missing_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, replies: dict[str, Any], options: tuple[str, ...], code: int
+) -> None:
+    answers(monkeypatch, replies)
+    without(monkeypatch, "torch")
+    done = msplit("doctor", *options)
+    assert done.code == code, done.out + done.err
+    assert ("can not run here: " in done.out) == (code == 1)
+    if code < 2:
+        shown = msplit("doctor", *options, "--format", "json")
+        assert shown.code == code
+        assert bool(shown.json["missing"]) == bool(code)
+        assert all(one["fix"] for one in shown.json["missing"])
+
+
+def test_the_cuda_engine_without_tensorflow_needs_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {"--query-gpu": GPU, "import tensorflow": 1})
+    monkeypatch.setattr(doctor, "_torch", lambda: doctor.Finding("pytorch", doctor.OK, "PyTorch"))
+    bench = runs()["bench"]
+    assert (bench.status, bench.fix) == (doctor.LIMITED, INSTALL_TENSORFLOW)
+    assert "--reference" in bench.text
+    assert fine("doctor", "--for", "bench", "--engine", "cuda").out
+
+
+def test_advice_names_what_pip_finds() -> None:
+    """msplit is on no index: only what its extra and its dependencies name can be installed by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = project["optional-dependencies"]["cuda"]
+    tensorflow = next(one for one in project["dependencies"] if one.startswith("tensorflow"))
+    assert (f"pip install '{torch}'", f"pip install '{tensorflow}'") == (INSTALL_PYTORCH, INSTALL_TENSORFLOW)
+    places = [*(ROOT / "msplit").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "rules"]
+    for path in places:
+        if path.is_file() and path.name not in ("CHANGELOG.md", "errors.py"):
+            assert not re.search(r"install [^\n]*\bmsplit(\[|'|\"|`|$)", path.read_text("utf-8"), re.M), path
 
 
 def test_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +238,9 @@ def test_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     seen = found()
     assert "sees NVIDIA H200 (sm 9.0)" in seen["pytorch"].text
-    assert seen["so"].text == "`msplit bench` runs on the cuda engine"
+    assert seen["pytorch"].status == doctor.OK
+    assert (runs()["bench"].status, runs()["profile"].status) == (doctor.OK, doctor.OK)
+    assert runs()["bench"].text.startswith("runs on the cuda engine")
 
 
 def test_sample_lists_models_with_their_sizes() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from msplit import api
 from msplit import progress as phases
 from msplit.cli import progress
 from msplit.cli.main import COMMANDS
@@ -20,8 +21,9 @@ MODEL = SAMPLES / "mmoe_small.pb"
 
 
 def test_verbose_tells_each_phase_with_its_time_and_changes_no_result() -> None:
-    plain = fine("assign", MODEL, "--dry-run")
-    for arguments in (("-v", "assign", MODEL, "--dry-run"), ("assign", MODEL, "--dry-run", "--verbose")):
+    command = ("assign", MODEL, "--rules", "default", "--dry-run")
+    plain = fine(*command)
+    for arguments in (("-v", *command), (*command, "--verbose")):
         told = msplit(*arguments)
         assert (told.code, told.out) == (0, plain.out)
         said = re.findall(r"^ +\d+\.\d\d s  (.*)$", told.err, re.MULTILINE)
@@ -85,6 +87,37 @@ def test_long_work_shows_a_bar_on_a_terminal_and_takes_it_away() -> None:
     assert "━" in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
     assert on_a_terminal(*arguments, "--quiet") == ""
+
+
+def test_auto_tells_what_it_tries_and_how_much_of_it_is_done() -> None:
+    heard: list[object] = []
+
+    class Ear:
+        def begin(self, what: str) -> None:
+            heard.append(what)
+
+        def share(self, done: float) -> None:
+            heard.append(done)
+
+        def end(self) -> None:
+            pass
+
+    flat = api.load(MODEL)
+    with phases.listening(Ear()):
+        api.assign(flat, "auto", streams=4)
+    tried = heard[heard.index("rule auto") + 1 :]
+    shares = [one for one in tried if isinstance(one, float)]
+    assert "list-4" in tried
+    assert any(str(one).startswith("refining ") for one in tried)
+    assert shares == sorted(shares)
+    assert 0.9 < shares[-1] < 1
+
+
+@pytest.mark.tf
+def test_sample_shows_a_bar_while_tensorflow_starts_with_standard_error_turned_away(tmp_path: Path) -> None:
+    shown = on_a_terminal("sample", "mmoe", "-o", str(tmp_path / "m.pb"))
+    assert "starting TensorFlow" in shown
+    assert "building mmoe" in shown
 
 
 def test_work_that_tells_its_share_itself_is_phases_too() -> None:

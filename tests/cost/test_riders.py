@@ -259,3 +259,40 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> No
     carried = [[node for node in set(step.op.covers) if costs.time_us[node] > 0] for step in steps if step.launches]
     assert [len(nodes) for nodes in carried] == [1] * len(carried)
     assert sorted(node for nodes in carried for node in nodes) == np.flatnonzero(costs.time_us > 0).tolist()
+
+
+def test_a_layer_norm_as_keras_writes_it_is_one_kernel() -> None:
+    b = Builder()
+    x, along = b.input("x", (2, 3, 8)), b.ints(-1)
+    mean = b.add("Mean", x, along, **FLOAT, keep_dims=True)
+    stopped = b.add("StopGradient", mean, **FLOAT)
+    variance = b.add("Mean", b.add("SquaredDifference", x, stopped, **FLOAT), along, **FLOAT, keep_dims=True)
+    factor = b.add("Rsqrt", b.add("AddV2", variance, b.const(1e-3), **FLOAT), **FLOAT)
+    scale = b.add("Mul", factor, b.weight(8), **FLOAT)
+    shift = b.add("AddV2", b.add("Mul", b.add("Neg", mean, **FLOAT), scale, **FLOAT), b.weight(8), **FLOAT)
+    b.add("AddV2", b.add("Mul", x, scale, **FLOAT), shift, **FLOAT)
+    assert _kernels(b) == ["Mean"]
+
+
+def test_an_activation_that_no_library_has_as_an_epilogue_adds_its_kernel_to_the_product() -> None:
+    def time(activation: str) -> float:
+        b = Builder()
+        product = b.add("MatMul", b.input("x", (64, 64)), b.weight(64, 64), **FLOAT)
+        node = b.add(activation, b.add("BiasAdd", product, b.weight(64), **FLOAT), **FLOAT)
+        flat = b.flat()
+        costs = estimate(flat, infer(flat))
+        assert costs.time_us[node] == 0
+        return float(costs.time_us[product])
+
+    assert time("Sigmoid") > time("Relu") + 1
+
+
+def test_zeros_in_front_of_a_dilation_are_the_convolutions_own_padding() -> None:
+    b = Builder()
+    padded = b.add("Pad", b.input("x", (4, 20, 8)), b.const([[0, 0], [4, 0], [0, 0]], "int32"), **FLOAT)
+    wide = b.add("ExpandDims", padded, b.ints(1), **FLOAT)
+    blocks, none = b.ints(1, 4), b.const([[0, 0], [0, 0]], "int32")
+    apart = b.add("SpaceToBatchND", wide, blocks, none, **FLOAT)
+    data = b.add("Conv2D", apart, b.weight(1, 2, 8, 16), **FLOAT, strides=(1, 1, 1, 1), padding="VALID")
+    b.add("BatchToSpaceND", data, blocks, none, **FLOAT)
+    assert _kernels(b) == ["Conv2D"]

@@ -15,6 +15,7 @@ from msplit import formats, proto
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats import STREAM_ID, Format, Model, writer
 from tests import strategies
+from tests.cli.runner import msplit
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_graphs"
@@ -144,6 +145,25 @@ def test_only_the_chosen_graph_of_a_saved_model_is_edited(tmp_path: Path) -> Non
     assert others
     for other in others:
         assert written.proto.meta_graphs[other] == model.proto.meta_graphs[other]
+
+
+@pytest.mark.parametrize(
+    ("comment", "there"),
+    [
+        ("# mine\n", True),
+        ("node { name: 'c' op: 'NoOp' # mine\n}", True),
+        ('node { name: "c" op: "NoOp" device: "a#\\"#b" }', False),
+    ],
+)
+def test_comments_of_a_text_file_do_not_go_without_a_word(tmp_path: Path, comment: str, there: bool) -> None:
+    (tmp_path / "m.pbtxt").write_text(f"node {{ name: 'first' op: 'NoOp' }}\n{comment}\n")
+    model = formats.read(tmp_path / "m.pbtxt")
+    report = formats.write(model, {}, tmp_path / "out.pbtxt")
+    assert model.commented == bool(report.warnings) == there
+    assert all("comments" in warning for warning in report.warnings)
+    done = msplit("assign", tmp_path / "m.pbtxt", "-o", tmp_path / "said.pbtxt", columns=200)
+    assert done.code == 0, done.err
+    assert ("comments of the text file are not kept" in done.out) == there
 
 
 def test_text_formats_of_meta_graph_and_saved_model(tmp_path: Path) -> None:

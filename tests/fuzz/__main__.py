@@ -1,7 +1,10 @@
 """Runs the tool on hostile input for a while: `python -m tests.fuzz --seconds 600`.
 
 Every case goes through analyze, assign, check of what was written and analyze of that again, by the command line in a process of its own.
-Only msplit's own errors may come out; limits are in `case.py`. `--case structure:17` runs one case again and prints what it does.
+Only msplit's own errors may come out; limits are in `case.py`. Cases of hostile names go through every command and format, and what is
+printed and written may do no harm (`names.py`). Changed plans are held against an oracle (`plans.py`), and what assign writes must pass
+check (`checked.py`). `--kind names` runs cases of one kind only,
+`--case structure:17` runs one case again and prints what it does.
 """
 
 from __future__ import annotations
@@ -17,12 +20,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-KINDS = {"structure": ("structure", 6), "damage": ("damage", 2), "text": ("texts", 2)}
-"""Kind -> its module, and how many of ten cases are of it."""
+KINDS = {
+    "structure": ("structure", 6),
+    "damage": ("damage", 2),
+    "text": ("texts", 2),
+    "names": ("names", 1),
+    "special": ("special", 1),
+    "plans": ("plans", 1),
+    "checked": ("checked", 1),
+}
+"""Kind -> its module, and how many of fourteen cases are of it."""
 
 HANG = 60.0
 """Seconds of wall time after which a case that answers nothing is given up."""
@@ -64,15 +76,21 @@ def case_named(name: str) -> Any:
     return importlib.import_module(f"tests.fuzz.{KINDS[kind][0]}").make(int(seed))
 
 
+def run(case: Any, folder: Path) -> Any:
+    """The result of a case. A kind whose commands are its own runs them itself."""
+    from tests.fuzz.case import run as run_commands
+
+    module = importlib.import_module(f"tests.fuzz.{KINDS[case.name.partition(':')[0]][0]}")
+    return getattr(module, "run", run_commands)(case, folder)
+
+
 def work() -> None:
     """Answers names of cases on standard input with results on standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing else may write there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from tests.fuzz.case import run
-
     with tempfile.TemporaryDirectory(prefix="msplit-fuzz-") as folder:
-        for name in ("text:0", "structure:1", "damage:40"):
+        for name in ("text:0", "structure:1", "damage:40", "names:1"):
             run(case_named(name), Path(folder) / "case")  # imports everything: that is not what is measured
         answers.write("ready\n")
         answers.flush()
@@ -123,16 +141,17 @@ class Worker:
             self.process = None
 
 
-def campaign(seconds: float, seed: int, tell: Any = None) -> Tally:
+def campaign(seconds: float, seed: int, tell: Any = None, kinds: Iterable[str] = KINDS) -> Tally:
     """Runs cases until the time is up.
 
     Args:
         seconds: Wall time.
         seed: Number of the first case of each kind.
         tell: Called with a text now and then.
+        kinds: Of which.
     """
     tally, worker = Tally(), Worker()
-    schedule = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
+    schedule = [kind for kind in kinds for _ in range(KINDS[kind][1])]
     start = told = time.monotonic()
     numbers: Counter[str] = Counter()
     try:
@@ -168,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case of each kind (default: 0)")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="only cases of this kind; repeatable")
     parser.add_argument("--case", help="run this case only, in this process, and keep its files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -175,14 +195,12 @@ def main(arguments: list[str] | None = None) -> int:
         work()
         return 0
     if options.case:
-        from tests.fuzz.case import run
-
         folder = Path(tempfile.mkdtemp(prefix="msplit-fuzz-")) / "case"
         run(case_named(options.case), folder)
         result = run(case_named(options.case), folder)
         sys.stdout.write(f"{folder}\n{result}\n")
         return bool(result.problem)
-    tally = campaign(options.seconds, options.seed, tell=_say)
+    tally = campaign(options.seconds, options.seed, tell=_say, kinds=options.kind or KINDS)
     _say(str(tally))
     return bool(tally.problems)
 

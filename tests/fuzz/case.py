@@ -6,10 +6,14 @@ import contextlib
 import io
 import os
 import shutil
+import socket
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 from msplit.cli import main
+from msplit.formats import special
 from tests.fuzz.limits import TooSlow, limited
 
 SECONDS = 1.0
@@ -36,6 +40,8 @@ class Case:
         files: Further files, by name: rules, settings, plans.
         assign: Options of `msplit assign`; a name of `files` stands for its path.
         check: Options of `msplit check`, likewise.
+        special: Further places, by name, and what is there: ``pipe``, ``socket``, ``null`` or ``zero`` (devices of its own), or ``link:``
+            and where it leads, ``link:pipe`` to a pipe of its own. The tool must leave each what it is.
         size: Bytes that the limits go by, where they are not those of the files.
     """
 
@@ -45,6 +51,7 @@ class Case:
     files: dict[str, bytes] = field(default_factory=dict)
     assign: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
+    special: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
     @property
@@ -96,7 +103,11 @@ def _run(case: Case, folder: Path) -> Result:
     else:
         model.write_bytes(case.model)
     for name, content in case.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+    for name, kind in case.special.items():
+        _make_special(folder / name, kind)
+    kept = _specials(folder, case)
 
     def placed(options: tuple[str, ...]) -> list[str]:
         return [str(folder / option) if option in case.files else option for option in options]
@@ -108,14 +119,17 @@ def _run(case: Case, folder: Path) -> Result:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        with limited(SECONDS * case.scale, MEGABYTES * case.scale, slack=3.0) as used:
+        with (
+            mock.patch.object(special, "PATIENCE", 0.02),
+            limited(SECONDS * case.scale, MEGABYTES * case.scale, slack=3.0) as used,
+        ):
             for arguments in (
                 ["analyze", str(model), "--format", "json"],
                 ["assign", str(model), "-o", str(out), *emits, *placed(case.assign)],
-                ["check", str(out if out.exists() else model), *placed(case.check)],
+                ["check", str(out if _written(out) else model), *placed(case.check)],
                 ["analyze", str(out)],
             ):
-                if arguments[-1] == str(out) and not out.exists():
+                if arguments[-1] == str(out) and not _written(out):
                     continue
                 if arguments[0] == "check" and str(out) in arguments:
                     arguments += ["--plan", str(folder / "out.plan")] if "--plan" not in arguments else []
@@ -131,6 +145,11 @@ def _run(case: Case, folder: Path) -> Result:
     finally:
         os.chdir(before)
     result.codes = tuple(codes)
+    if not result.problem and _specials(folder, case) != kept:
+        result.problem = f"something special was replaced: {case.special}"
+    left = [name for name in os.listdir(folder) if name.endswith((".tmp", ".old"))]
+    if not result.problem and left:
+        result.problem = f"left behind: {left}"
     result.seconds, result.megabytes = used.seconds, used.megabytes
     if not result.problem and used.seconds > SECONDS * case.scale:
         result.over = True
@@ -138,6 +157,38 @@ def _run(case: Case, folder: Path) -> Result:
     if not result.problem and used.megabytes > MEGABYTES * case.scale:
         result.problem = f"took {used.megabytes:.0f} MB; {MEGABYTES * case.scale:.0f} MB are the limit"
     return result
+
+
+def _written(out: Path) -> bool:
+    return out.is_file() or out.is_dir()
+
+
+def _make_special(path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.unlink()
+    if kind == "link:pipe":
+        os.mkfifo(path.with_name(f"{path.name}.pipe"))
+        path.symlink_to(f"{path.name}.pipe")
+    elif kind.startswith("link:"):
+        path.symlink_to(kind.removeprefix("link:"))
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # names of sockets are short
+            made.bind(path.name)
+    elif kind in ("null", "zero") and os.geteuid() == 0:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3 if kind == "null" else 5))
+    else:
+        os.mkfifo(path)
+
+
+def _specials(folder: Path, case: Case) -> dict[str, tuple[int, int]]:
+    """What identifies each special place, and what a link leads to where that is the case's own."""
+    found = {}
+    for name, kind in case.special.items():
+        for path in (folder / name, *([folder / f"{name}.pipe"] if kind == "link:pipe" else ())):
+            info = path.lstat() if os.path.lexists(path) else os.stat_result((0,) * 10)
+            found[path.name] = (info.st_mode, info.st_ino)
+    return found
 
 
 def _command(arguments: list[str]) -> tuple[int, str]:
@@ -157,8 +208,8 @@ def _judged(command: str, code: int, told: str, codes: list[int], out: Path) -> 
         return f"{command} ended with {code} and said {told[:2000]!r}"
     if len(told) > LONGEST_MESSAGE:
         return f"{command} said {len(told):,} characters: {told[:200]!r}"
-    if command == "assign" and (code == 0) != out.exists():
-        return f"assign ended with {code} and {'wrote' if out.exists() else 'did not write'} its output"
+    if command == "assign" and (code == 0) != _written(out):
+        return f"assign ended with {code} and {'wrote' if _written(out) else 'did not write'} its output"
     if command == "analyze" and len(codes) > 1 and code != 0:
         return f"what assign wrote can not be read again: {told[:2000]}"
     return ""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from msplit.checks.subject import ABSENT, Subject
+from msplit.errors import LoadError
 from tests.fuzz import __main__ as fuzz
+from tests.fuzz import checked, plans
 from tests.fuzz.case import Case, run
 from tests.fuzz.limits import TooSlow, limited
+from tests.fuzz.special import MODEL
 
 
 @pytest.mark.slow
@@ -27,6 +33,70 @@ def test_a_case_is_the_same_each_time(kind: str) -> None:
     name = f"{kind}:4"
     assert fuzz.case_named(name) == fuzz.case_named(name)
     assert fuzz.case_named(name) != fuzz.case_named(f"{kind}:5")
+
+
+@pytest.mark.parametrize("place", ["out", "out.plan", "out.streams"])
+def test_a_special_file_that_is_written_over_is_noticed(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msplit.formats.atomic.refuse_target", lambda path: None)
+    case = replace(fuzz.case_named("text:4"), model=MODEL.read_bytes(), files={}, check=(), special={place: "pipe"})
+    assert "was replaced" in run(replace(case, assign=("--force",)), tmp_path / "case").problem
+    monkeypatch.undo()
+    assert run(replace(case, assign=("--force",)), tmp_path / "case").problem == ""
+
+
+def test_what_special_files_do(tmp_path: Path) -> None:
+    for seed in range(40):
+        case = fuzz.case_named(f"special:{seed}")
+        result = run(case, tmp_path / "case")
+        assert result.problem == "", f"python -m tests.fuzz --case special:{seed}: {case.special}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("msplit.schedule.check._recorded_late", "waits for what is recorded later"),
+        ("msplit.schedule.check._compare", "does not wait for"),
+        ("msplit.checks.ms011_unordered_plan.loose_ends", "the step"),
+    ],
+)
+def test_a_broken_plan_that_check_takes_is_noticed(
+    fault: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault, lambda *_: [])
+    problems = (plans.run(plans.make(seed), tmp_path / "case").problem for seed in range(12))
+    assert any("check takes a plan in which" in problem and told in problem for problem in problems)
+
+
+def test_streams_that_are_not_the_ids_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subject, "stated", property(lambda subject: np.full(len(subject.flat), ABSENT)))
+    problems = (plans.run(plans.make(seed), tmp_path / "case").problem for seed in range(12))
+    assert any("the streams are not the ids of the model" in problem for problem in problems)
+
+
+def test_a_right_plan_that_check_refuses_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msplit.checks.ms011_unordered_plan.loose_ends", lambda plan: [(0, "end")])
+    assert "and nothing is wrong" in plans.run(plans.make(0), tmp_path / "case").problem
+
+
+def test_changed_plans(tmp_path: Path) -> None:
+    for seed in range(10):
+        assert plans.run(plans.make(seed), tmp_path / "case").problem == "", f"python -m tests.fuzz --case plans:{seed}"
+    used = {change for seed in range(10) for change in plans.make(seed).changes}
+    assert used == set(plans.CHANGES)
+
+
+def test_an_error_of_check_after_assign_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(
+        case for seed in range(40) if checked.run(case := checked.make(seed), tmp_path / "case").codes == (0, 0)
+    )
+
+    def damaged(*_: object) -> None:
+        raise LoadError("a constant can not be read")
+
+    monkeypatch.setattr("msplit.checks.ms017_engine_coverage.cover", damaged)
+    assert "check ended with 2" in checked.run(case, tmp_path / "case").problem
 
 
 def spinning(*_: object, **__: object) -> None:

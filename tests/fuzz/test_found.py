@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from msplit import proto
+from msplit.cli import main
 from tests.fuzz.case import Case, run
 
 RULES = "version: 1\nstreams: 4\nrules:\n"
@@ -59,6 +60,10 @@ def tensor(dtype: int, shape: tuple[int, ...] | None) -> Callable[[Any], None]:
             attr.tensor.tensor_shape.dim.add(size=size)
 
     return fill
+
+
+def sizes(*of: int) -> Callable[[Any], None]:
+    return lambda attr: [attr.shape.dim.add(size=size) for size in of]
 
 
 def small() -> bytes:
@@ -117,6 +122,27 @@ MODELS = {
         ("x", "Placeholder", [], {"dtype": kind(1)}),
         ("y", "Case", ["p", "x"], {"branches": lambda attr: [attr.list.func.add(name="f") for _ in range(2)]}),
     ),
+    **{
+        f"a constant of {what} in a graph with a list": graph(
+            ("c", "Const", [], {"dtype": kind(1), "value": tensor(number, shape)}),
+            ("n", "Const", [], {"dtype": kind(3), "value": tensor(3, ())}),
+            ("l", "TensorListReserve", ["c", "n"], {"element_dtype": kind(1), "shape_type": kind(3)}),
+            ("y", "TensorListLength", ["l"], {}),
+        )
+        for what, number, shape in (
+            ("a reference", 101, (2,)),
+            ("no shape", 3, None),
+            ("a resource", 20, ()),
+            ("a type that nobody knows", 99, (2,)),
+            ("more bytes than there are", 1, (2**62, 2)),
+        )
+    },
+    "an input of more bytes than there are, in a graph with a list": graph(
+        ("c", "Placeholder", [], {"dtype": kind(1), "shape": sizes(2**62)}),
+        ("n", "Const", [], {"dtype": kind(3), "value": tensor(3, ())}),
+        ("l", "TensorListReserve", ["n", "n"], {"element_dtype": kind(1), "shape_type": kind(3)}),
+        ("y", "TensorListSetItem", ["l", "n", "c"], {"element_dtype": kind(1)}),
+    ),
     "a million outputs that nobody reads": graph(
         ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
     ),
@@ -145,6 +171,14 @@ def test_models(name: str, tmp_path: Path) -> None:
     result = run(Case(name, MODELS[name]), tmp_path / "case")
     assert result.problem == ""
     assert result.codes[0] == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_assign_writes_can_be_checked_where_the_engine_is_there(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")  # the limit of memory above leaves no room for it
+    (tmp_path / "model").write_bytes(MODELS[name])
+    assert main.run(["assign", str(tmp_path / "model"), "-o", str(tmp_path / "out")]) == 0
+    assert main.run(["check", str(tmp_path / "out")]) in (0, 1)
 
 
 @pytest.mark.no_cover
@@ -211,8 +245,8 @@ def test_rules_from_a_device_that_never_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999", "true"])
 def test_numbers_of_a_profile_that_no_float_holds(value: str) -> None:
-    from msplit.cost.profile_file import _Reader
     from msplit.errors import MsplitError
+    from msplit.formats.json_value import JsonValue
 
     with pytest.raises(MsplitError, match="is not"):
-        _Reader("profile.json", "clock", json.loads(value)).number()
+        JsonValue(json.loads(value), "profile", "profile.json", "write it again", "clock").number()

@@ -52,7 +52,7 @@ def test_what_auto_likes_best_is_right_and_gains_about_what_is_predicted(name: s
         ),
     )
     assert not found.result.failed, found.result.describe_failures()
-    (stored,) = [variant for variant in found.result.variants if variant.label == f"msplit, {plan}"]
+    (stored,) = [variant for variant in found.result.variants if variant.label == found.labels[f"msplit, {plan}"]]
     gain = stored.ratio_over(ONE, "device")
     assert gain is not None
     assert gain.value > 1.2

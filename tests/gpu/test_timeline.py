@@ -59,6 +59,7 @@ def test_bench_traces_what_it_measured() -> None:
     quick = Settings(duration=0.1, warmup=0.0, min_rounds=1, builds=1, verify_inputs=1)
     request = msplit.BenchRequest(
         streams=(1, 4),
+        ruleset="default",
         engine="cuda",
         batch=128,
         settings=quick,

@@ -59,7 +59,8 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
         assert name != "mmoe_small.pb"
         return
     assert tuned.gain.low > 1
-    measured = next(variant for variant in found.result.variants if variant.label.startswith("msplit, tuned"))
+    (label,) = [now for asked, now in found.labels.items() if asked.startswith("msplit, tuned")]
+    measured = next(variant for variant in found.result.variants if variant.label == label)
     assert measured.ratio_over("msplit, 1 stream, CUDA graph", "device").value > 0.98
     write(job.flat, tuned, plan=tmp_path / "plan.json")
     again = bench(
@@ -77,7 +78,8 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
         ),
     )
     assert not again.result.failed
-    stored = again.result.variants[-1]
+    label = again.labels[f"msplit, {tmp_path / 'plan.json'}"]
+    stored = next(variant for variant in again.result.variants if variant.label == label)
     assert (stored.facts["streams"], stored.facts["waits"]) == (tuned.streams, tuned.waits)
 
 

@@ -380,7 +380,7 @@ def fork(width):
 
 def test_hints_are_work_and_critical_path():
     about = hints(fork(4), costs([0, 10, 20, 30, 40], share=0.5))
-    assert about == Hints(100.0, 40.0, 0.5, ("b3", 0.4))
+    assert about == Hints(100.0, 40.0, 0.5, ("b3", 0.4), 2.0, "the kernels fill 50 % of the GPU already")
 
 
 def words(times, share=0.1, ratio=2.0):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.escape import visible
 from msplit.report.html import Candidate, Finding, Page, embed, render
 from msplit.report.html.build import page as build_page
 from msplit.schedule.bounds import bounds
@@ -73,9 +74,10 @@ def test_names_that_are_html_stay_text_wherever_they_come():
     reader = Reader(text)
     assert [tag for tag, _ in reader.tags].count("script") == 4
     assert not [tag for tag, attributes in reader.tags if tag == "img" or "onerror" in attributes]
-    assert [attributes["data-node"] for _, attributes in reader.tags if "data-node" in attributes] == [f"{EVIL}0"]
+    nodes = [attributes["data-node"] for _, attributes in reader.tags if "data-node" in attributes]
+    assert nodes == [visible(f"{EVIL}0")]
     assert reader.text.count("<img src=x onerror=alert(2)>") >= 5
-    assert data_of(text)["nodes"]["name"] == [f"{EVIL}{i}" for i in range(5)]
+    assert data_of(text)["nodes"]["name"] == [visible(f"{EVIL}{i}") for i in range(5)]
 
 
 def test_the_page_names_nothing_outside_of_itself():
@@ -147,7 +149,7 @@ def test_the_same_page_is_the_same_bytes_in_every_process():
 
 def test_a_lone_surrogate_in_a_name_does_not_stop_the_report():
     text = render(page_of(FORK, names=["\ud800", "a", "b", "c", "d"]))
-    assert data_of(text)["nodes"]["name"][0] == "?"
+    assert data_of(text)["nodes"]["name"][0] == "\\ud800"
     text.encode("utf-8", "strict")
 
 

@@ -71,15 +71,6 @@ def test_plurals() -> None:
     assert text.plural(2, "dependency", "dependencies") == "2 dependencies"
 
 
-def test_long_names_keep_their_end() -> None:
-    name = "StatefulPartitionedCall/StatefulPartitionedCall/model/dense/MatMul"
-    short = text.shorten(name, 30)
-    assert len(short) == 30
-    assert short.startswith("Stateful")
-    assert short.endswith("/dense/MatMul")
-    assert text.shorten("short", 30) == "short"
-
-
 def test_headings_name_the_format() -> None:
     assert text.heading(Path("a.pb"), "graphdef") == "a.pb (GraphDef)"
     assert text.heading("m", "savedmodel-text") == "m (SavedModel, text)"
@@ -115,11 +106,11 @@ def test_json_is_plain() -> None:
 
 DOCUMENT = Document(
     "title",
-    facts=[("name", "value | with\na bar")],
+    facts=[("name", "value | with\na bar")],  # a line break of the model's
     tables=[
         Table("Empty", ("a",), []),
         Table("Wide", ("name", ">size"), [("x" * 120, "1"), ("y", "22")], whole=True),
-        Table("", ("a", ">b"), [("1", "2")], "a note"),
+        Table("", ("a", ">b"), [("1", "2"), (("two", "lines"), "3")], "a note"),
     ],
     notes=["the end"],
     warnings=["careful"],
@@ -154,7 +145,8 @@ def test_the_order_is_title_facts_tables_warnings_notes() -> None:
 
 def test_markdown_keeps_cells_in_their_cells() -> None:
     lines = render.to_markdown(DOCUMENT).splitlines()
-    assert "| name | value \\| with<br>a bar |" in lines
+    assert "| name | value \\| with\\na bar |" in lines
+    assert "| two<br>lines | 3 |" in lines
     assert "| a | b |" in lines
     assert "| --- | ---: |" in lines
     assert "> **warning:** careful" in lines

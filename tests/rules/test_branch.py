@@ -48,7 +48,7 @@ def test_a_branch_cheaper_than_its_waits_stays_with_its_join():
     _flat, after, remarks = apply("s:Conv2D@9us; a:Conv2D(s)@3us; b:Conv2D(s)@30us; j:ConcatV2(a,b)@2us")
     assert set(after.ids.tolist()) == {0}
     assert after.why(1)[1] == "branch too cheap for a stream of its own: 1 kernel, 3.0 µs from 's' to 'j'"
-    assert [(r.kind, "can not help" in r.text) for r in remarks] == [("no-gain", True)]
+    assert [(r.kind, "spreads nothing" in r.text) for r in remarks] == [("no-gain", True)]
 
 
 def test_how_cheap_is_an_option():

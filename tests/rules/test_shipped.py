@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from msplit import rules
+from msplit import api, rules
+from msplit.cli.assign import command as assign_command
 from msplit.cost import estimate, infer
 from msplit.errors import RulesError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.rules.registry import RULES
+from msplit.schedule.predict import predict
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 NAMES = ("auto", "default", "example", "recsys", "rnn", "vision")
@@ -158,3 +160,19 @@ def test_a_file_beside_the_user_needs_its_suffix_or_a_folder(tmp_path, monkeypat
     (tmp_path / "rnn").write_text("version: 1\nrules: []\n")
     assert rules.load("rnn").rules != ()
     assert rules.load("./rnn").rules == ()
+
+
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "towers_small.pb", "keras_lookup", "tf1_saved_model"])
+def test_what_is_used_where_none_is_named_is_never_slower_than_by_structure(model: str) -> None:
+    flat = api.load(SAMPLES / model)
+    priced = api.price(flat, batch=4)
+    standard, structure = (
+        predict(flat, priced[1], api.assign(flat, *ruleset, streams=4, priced=priced).ids).makespan_us
+        for ruleset in ((), ("default",))
+    )
+    assert standard <= structure * 1.001
+
+
+def test_the_command_names_the_same_rule_set_as_the_library() -> None:
+    option = next(option for option in assign_command.params if option.name == "ruleset")
+    assert option.default == rules.STANDARD

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.dag import Dag
@@ -17,6 +21,7 @@ from msplit.schedule.check import check
 from msplit.schedule.choose import choose
 from msplit.schedule.evaluate import evaluate, node_order
 from msplit.schedule.plan import make_plan
+from msplit.schedule.predict import predict
 from tests.graphs import by_name, parse
 from tests.schedule.large import seconds
 
@@ -104,6 +109,75 @@ def test_regions_and_colocation_classes_stay_together():
     assert ids["a"] == ids["b"]
     assert ids["c"] == ids["d"]
     assert len({ids["a"], ids["c"], ids["e"]}) == 3
+
+
+LSTMS = "; ".join(
+    f"h{n}:VarHandleOp; r{n}:ReadVariableOp(h{n}); v{n}:ReverseV2(x)@2us; w{n}:While(v{n},h{n})@1000us"
+    for n in range(6)
+)
+
+
+def test_a_loop_stays_where_it_was_put_though_its_variable_comes_before_everything():
+    """The handle of a variable launches nothing and has no inputs: what is tied to it does not follow it to stream 0."""
+    flat, costs = parse(f"x:Placeholder; {LSTMS}; y:ConcatV2({','.join(f'w{n}' for n in range(6))})@2us")
+    outcome = assign(flat, costs, ruleset.load("auto"), streams=16)
+    ids = by_name(flat, outcome.ids)
+    assert len({ids[f"w{n}"] for n in range(6)}) == 6
+    assert all(ids[f"w{n}"] == ids[f"h{n}"] == ids[f"r{n}"] for n in range(6))
+    assert predict(flat, costs, outcome.ids).gain > 4
+    assert [remark.kind for remark in outcome.remarks if remark.rule == "colocation"] == []
+
+
+@st.composite
+def tied_graphs(draw):
+    """Graphs as text, with colocation classes, loops, variables and their readers, host nodes, kernels of any time, and ids from hand."""
+    lines, made = ["x:Placeholder"], ["x"]
+    variables = [f"var{number}" for number in range(draw(st.integers(0, 2)))]
+    lines += [f"{name}:VarHandleOp" for name in variables]
+    for number in range(draw(st.integers(1, 14))):
+        op, time = draw(st.sampled_from((("MatMul", 30), ("Relu", 2), ("Identity", 0), ("While", 200), ("NoOp", 0))))
+        inputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+        if variables and draw(st.integers(0, 2)) == 0:
+            inputs.append(draw(st.sampled_from(variables)))
+        kind = draw(st.integers(0, 8))
+        attrs = {
+            0: f"[_class=loc:@{draw(st.sampled_from([*made, 'gone']))}]",
+            1: "[_stream_id=1]",
+            2: " region=loop",
+            3: " host",
+        }
+        lines.append(f"n{number}:{op}({','.join(inputs)})@{time}us{attrs.get(kind, '')}")
+        made.append(f"n{number}")
+    return "; ".join(lines)
+
+
+@given(
+    text=tied_graphs(),
+    streams=st.integers(1, 5),
+    first=st.sampled_from(
+        ("", "manual, ", "manual, branch: {min_cost_us: 50}, ", 'regex: {patterns: {1: "n[135]"}}, ')
+    ),
+    handles=st.booleans(),
+    late=st.sampled_from(("", ", branch", ", embedding")),
+)
+def test_what_comes_later_leaves_its_ids_alone(text, streams, first, handles, late):
+    flat, costs = parse(text)
+    decided = {}
+
+    class Watched(Auto):
+        def apply(self, context, assignment):
+            after, remarks = super().apply(context, assignment)
+            decided["ids"] = after.ids
+            return after, remarks
+
+    kept = f"colocation: {{handles: {str(handles).lower()}}}"
+    rules = ruleset.parse(f"version: 1\nstreams: 5\nrules: [{first}auto{late}, {kept}, propagate]\n", "r.yaml")
+    rules = replace(rules, rules=tuple(Watched() if isinstance(rule, Auto) else rule for rule in rules.rules))
+    outcome = assign(flat, costs, rules, streams=max(streams, 2))
+    claimed = decided["ids"] != UNASSIGNED
+    assert np.array_equal(outcome.ids[claimed], decided["ids"][claimed])
+    if ((costs.time_us > 0) & ~flat.host).any():
+        assert (claimed | flat.host).all()
 
 
 def test_options_limit_streams_and_algorithms():

@@ -367,6 +367,22 @@ def test_a_huge_graph_tries_the_most_promising_only(monkeypatch):
     assert tried[: choosing.ALWAYS] == [ONE, "list-4-coarse", "list-4", "list-4-coarser"]
     assert len(tried) <= choosing.ALWAYS + 1
     assert all("large" in (candidate.skipped or "large") for candidate in candidates[choosing.ALWAYS : -1])
+    monkeypatch.setattr(choosing, "HUGE", 30)
+    found = choose(inception(), 4)
+    assert [candidate.name for candidate in found if candidate.skipped is None][:-1] == [ONE, "list-4-coarse"]
+
+
+def test_of_a_huge_graph_only_the_first_pass_refines(monkeypatch):
+    problem = inception()
+    found = evaluate(problem, np.arange(len(problem), dtype=np.int32) % 4)
+    full = refine(problem, found, 4)
+    seen = []
+    monkeypatch.setattr(refining, "evaluate", lambda *given: seen.append(given) or evaluate(*given))
+    monkeypatch.setattr(refining, "PASSES", problem.size)
+    assert refine(problem, found, 4).score_us <= found.score_us
+    assert len(seen) <= 1
+    monkeypatch.setattr(refining, "PASSES", 5 * problem.size)
+    assert np.array_equal(refine(problem, found, 4).stream, full.stream)
 
 
 def test_unknown_names_and_no_streams_are_refused():

@@ -1,4 +1,4 @@
-"""The simulator against assignments that were measured on an H200: whole models, with the costs that were measured beside them."""
+"""The simulator against assignments that were measured on an H200 (commit bf1d7b7): whole models, with the costs measured beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msplit.cost import profile_file
 from msplit.schedule.evaluate import Evaluation, evaluate
 from msplit.schedule.predict import predict
 
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "schedulers" / "costs.json.gz"
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "schedulers" / "assignments.json.gz"
 
 pytestmark = pytest.mark.tf
 

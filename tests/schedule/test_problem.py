@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit import contract
+from msplit.analysis.order import canonical
 from msplit.dag import Dag
 from msplit.schedule.closure import ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.problem import Problem
 from msplit.schedule.segments import cuts
+from tests.graphs import parse
 from tests.schedule.problems import experts, lstm, problems, random_dag
 
 
@@ -69,11 +71,30 @@ def test_a_group_node_does_not_multiply_edges():
     assert len(problem.dag.src) == 2 * wide
 
 
-def test_a_chain_is_cut_where_a_pin_or_a_tie_begins():
+def test_a_chain_is_cut_where_a_pin_begins_and_between_two_ties():
     dag = Dag.of(4, [0, 1, 2], [1, 2, 3])
     assert len(Problem.of(dag, 1.0)) == 1
     assert Problem.of(dag, 1.0, pin=[-1, 2, 2, -1]).pin.tolist() == [-1, 2, -1]
-    assert Problem.of(dag, 1.0, tie=[7, 7, -1, -1]).tie.tolist() == [7, -1]
+    beside = Dag.of(6, [0, 1, 2], [1, 2, 3])  # 4 and 5 stand alone
+    tied = Problem.of(beside, 1.0, tie=[-1, 7, -1, 8, 7, 8])
+    assert (tied.tie.tolist(), tied.block.tolist()) == ([7, 8, 7, 8], [0, 0, 0, 1, 2, 3])
+
+
+def test_what_is_tied_to_nothing_else_that_launches_is_free():
+    dag = Dag.of(5, [0, 1, 2], [1, 2, 3])
+    assert Problem.of(dag, [1.0, 1.0, 1.0, 1.0, 0.0], tie=[7, 7, -1, 9, 9]).tie.tolist() == [-1]
+
+
+def test_tied_blocks_are_one_where_that_leaves_no_cycle():
+    # 0 → 1 → 2, and 3 → 4 → 5: 0 and 2 have 1 between them, 3 and 4 nothing.
+    dag = Dag.of(6, [0, 1, 3, 4], [1, 2, 4, 5])
+    problem = Problem.of(dag, 1.0, tie=[7, -1, 7, 8, 8, -1], contracted=False)
+    group, merged = problem.untied
+    assert len(merged) == 5
+    assert group[3] == group[4]
+    assert len(set(group[[0, 1, 2]].tolist())) == 3
+    assert (merged.dag.src < merged.dag.dst()).all()
+    assert merged.time_us.sum() == problem.time_us.sum()
 
 
 def test_a_cycle_and_impossible_times_are_refused():
@@ -149,3 +170,46 @@ def test_the_transitive_reduction_is_networkx(seed, count, density):
     reduced = transitive_reduction(dag, ancestors(dag))
     found = set(zip(reduced.src.tolist(), reduced.dst().tolist(), strict=True))
     assert found == set(networkx.transitive_reduction(graph).edges)
+
+
+LOOPS = """
+x:Placeholder; e:Enter(x) region=a; m:Merge(e) region=a; s:Switch(m) region=a; b:Op(s:1)@10us region=a; c:Op(b)@20us region=a
+n:NextIteration(c) region=a; q:Exit(s) region=a; f:Enter(q) region=b; t:Merge(f) region=b; u:Switch(t) region=b
+v:Op(u:1)@30us region=b; w:NextIteration(v) region=b; y:Exit(u) region=b; z:Op(y)@5us; k:Op(x)@7us
+"""
+"""Two loops one behind the other. Their back edges are cut, so that no path leads from what the first does to its exit."""
+
+
+def test_what_leaves_a_loop_waits_for_all_of_it() -> None:
+    flat, costs = parse(LOOPS)
+    problem = Problem.from_flat(flat, costs)
+    assert problem.bound_us() == 65  # 10 + 20 + 30 + 5, and not the 35 of the longest path of edges
+    assert problem.time_us.sum() == 72
+    assert int(problem.kernels.sum()) == 5
+    block = dict(zip(flat.graph.names, problem.block.tolist(), strict=True))
+    assert block["b"] == block["c"]
+    assert {block[name] for name in "xemsnq"} == {-1}
+    for order in (canonical(flat, costs.time_us), contract.topological_numbers(Dag.from_graph(flat.graph))):
+        assert Problem.from_flat(flat, costs, order=order).bound_us() == 65
+
+
+def test_loops_whose_kernels_have_several_streams_are_no_unit() -> None:
+    flat, costs = parse(LOOPS)
+    pin = np.where(np.asarray(flat.graph.names) == "c", 1, 0)
+    problem = Problem.from_flat(flat, costs, tie=-1, pin=pin)
+    assert problem.bound_us() == 35  # the exit of the first is ready once it is entered
+    assert sorted(problem.time_us.tolist()) == [7, 10, 20, 35]
+
+
+def test_a_loop_that_would_be_in_a_circle_with_what_stands_outside_of_it_is_taken_apart() -> None:
+    flat, costs = parse(
+        "a:Op@1us region=l; o:Op(a)@2us; b:Op(o)@3us region=l; c:Op(b)@4us region=m; d:Op(b)@5us region=m"
+    )
+    problem = Problem.from_flat(flat, costs)
+    assert problem.bound_us() == 15  # one of the two of the second behind the other, since they share a stream
+    assert int(problem.kernels.sum()) == 5
+
+
+def test_what_shares_a_stream_runs_one_after_the_other() -> None:
+    problem = Problem.of(Dag.of(3, [], []), [3.0, 4.0, 5.0], 0.1, tie=[0, 0, -1])
+    assert problem.bound_us() == 7

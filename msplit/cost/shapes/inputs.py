@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msplit.cost.shapes.registry import Shape, merge, plain_shape, shape_text
+from msplit.arguments import whole
+from msplit.cost.shapes.registry import MAX_SIZE, Shape, merge, plain_shape, shape_text
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -20,8 +21,8 @@ def input_shapes(
     Raises:
         MsplitError: An input that does not exist, a shape that contradicts the graph's, a batch below 1.
     """
-    if batch is not None and batch < 1:
-        raise MsplitError(f"the batch is {batch}, which is less than 1", fix="give a batch of at least 1")
+    if batch is not None:
+        batch = whole("the batch", batch)
     given = _by_input(flat, shapes)
     endpoints = {endpoint.name: endpoint.shape for endpoint in flat.model.inputs}
     fed: Fed = {}
@@ -76,7 +77,10 @@ def _by_input(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]]) -> 
                 where=str(flat.model.path),
                 fix=f"name one of the inputs: {listed}",
             )
-        result[names[name]] = tuple(shape)
+        sizes = shape if isinstance(shape, tuple | list) else (shape,)
+        result[names[name]] = tuple(
+            None if size is None else whole(f"a size of input {name!r}", size, -MAX_SIZE, MAX_SIZE) for size in sizes
+        )
     return result
 
 

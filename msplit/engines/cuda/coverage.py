@@ -7,27 +7,43 @@ not run at all. Host nodes that work for the device depends on can run neither b
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msplit import optable
+from msplit.cost.shapes import Shapes, infer
 from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
-from msplit.engines.cuda.control.frames import raise_control
+from msplit.engines.cuda.control.frames import Raised, raise_control
 from msplit.engines.cuda.control.inside import Inside
 from msplit.engines.cuda.needed import needed
 from msplit.engines.cuda.program import Key
-from msplit.engines.cuda.registry import table
-from msplit.errors import EngineError
-from msplit.flatten.flat import FlatGraph
+from msplit.engines.cuda.registry import listed
+from msplit.engines.seeds import DRAWN_ON_DEVICE
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.formats import VARIABLE_OPS
 from msplit.graph import TensorValue
 
 READS_A_VARIABLE = ("ReadVariableOp",)
 BY_THE_ENGINE = frozenset(
-    {"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS}
+    {"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
 )
 """Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
+
+OPS_TOLD = 8
+"""Ops that a sentence lists."""
+
+MOST_BUILT = 10_000
+"""Nodes of a graph that is built where nobody has asked for it: a millisecond each."""
+
+MOST_FOLLOWED = 3_000
+"""Ops that its loops may become there."""
+
+LEAST_ADDRESS_SPACE = 1 << 33
+"""Bytes: PyTorch maps several GB where it is loaded, and may end the process where it can not."""
 
 _NO_TENSOR = ("string", "variant", "resource")
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
@@ -49,6 +65,9 @@ class Coverage:
         host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
         behind: Op -> names of its nodes, for nodes that run there behind the device part.
         stuck: Op -> names of its nodes, for host nodes between work for the device.
+        effects: Names of nodes that are run for their effect.
+        refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
+        unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
     """
 
     covered: dict[str, int]
@@ -57,6 +76,36 @@ class Coverage:
     host: dict[str, list[str]] = field(default_factory=dict)
     behind: dict[str, list[str]] = field(default_factory=dict)
     stuck: dict[str, list[str]] = field(default_factory=dict)
+    effects: list[str] = field(default_factory=list)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    unbuilt: str = ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the engine can not run the graph, one sentence each; none where it can, as far as is known."""
+        found = []
+        if self.effects:
+            found.append(
+                f"it has steps that are run for their effect ({', '.join(self.effects[:3])}), and the engine runs inference only"
+            )
+        if self.missing:
+            found.append(f"there is no lowering for {_some(self.missing)}")
+        if self.stuck:
+            found.append(
+                f"work for the device needs {_some(self.stuck)}, which the host runs and which needs the device"
+            )
+        found += [f"{why} ({_some_of(places)})" for why, places in self.refused.items()]
+        return found
+
+
+def _some(nodes: Mapping[str, list[str]]) -> str:
+    shown = [f"{op} ({_some_of(names)})" for op, names in sorted(nodes.items())]
+    more = [f"{len(shown) - OPS_TOLD} more ops"] if len(shown) > OPS_TOLD else []
+    return ", ".join(shown[:OPS_TOLD] + more)
+
+
+def _some_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +135,10 @@ class Division:
     missing: tuple[int, ...]
     stuck: tuple[int, ...]
     inside: Inside
+
+    def handed_outputs(self) -> tuple[Tensor, ...]:
+        """What the device is to hand back, as outputs."""
+        return tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in self.handed)
 
 
 def wanted(flat: FlatGraph) -> list[Key]:
@@ -160,7 +213,7 @@ class _Kinds:
 
     def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
-        self._table = table()
+        self._listed = listed()
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.forced: list[int] = []
         self.stuck: list[int] = []
@@ -172,7 +225,7 @@ class _Kinds:
     def visit(self, node: int) -> None:
         """Says of a node what it is."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
-        covered = (op in BY_THE_ENGINE or op in self._table) and not within.missing
+        covered = (op in BY_THE_ENGINE or op in self._listed) and not within.missing
         heavy = op in VARIABLE_OPS or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
         made = [key for key in self._inputs[node] if key not in self._outside]
         late = any(key[0] in self._after_work for key in made)
@@ -251,11 +304,28 @@ def _outputs(flat: FlatGraph, node: int) -> int:
     return optable.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
 
 
-def cover(flat: FlatGraph) -> Coverage:
-    """What of a graph the engine can run, by op."""
+def cover(flat: FlatGraph, sizes: Shapes | None = None, *, always: bool = False) -> Coverage:
+    """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
+
+    Args:
+        flat: The graph.
+        sizes: Its shapes; those of a batch of one if None.
+        always: Build in any case, which needs PyTorch and time, for what kernels make of attributes, types and shapes. Otherwise only
+            a graph with loops, conds or lists is built.
+    """
+    whole = flat
     raised = raise_control(flat)
     flat = raised.flat
     division = divide(flat, raised.bodies)
+    effects = _effects(flat, division)
+    controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in division.device)
+    refused: dict[str, list[str]] = {}
+    unbuilt = ""
+    if controlled or always:
+        problems, unbuilt = _built(raised, division, sizes or infer(whole), always)
+        unbuilt = unbuilt if controlled else ""
+        for problem in problems:
+            refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
     unable = {*division.missing, *division.stuck}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}
@@ -263,7 +333,7 @@ def cover(flat: FlatGraph) -> Coverage:
         op = flat.graph.ops[node]
         if node not in unable:
             covered[op] = covered.get(op, 0) + 1
-            if op in table() and table()[op].dynamic_with(flat.graph.attrs[node]):
+            if op in listed() and listed()[op].dynamic_with(flat.graph.attrs[node]):
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,
@@ -272,7 +342,49 @@ def cover(flat: FlatGraph) -> Coverage:
         _by_op(flat, tuple(node for node in division.host if node not in unable)),
         _by_op(flat, division.behind),
         _by_op(flat, division.stuck),
+        effects,
+        refused,
+        unbuilt,
     )
+
+
+def _built(raised: Raised, division: Division, sizes: Shapes, always: bool) -> tuple[list[MsplitError], str]:
+    """What the engine's build refuses, and why that may not be all."""
+    if not always and len(division.device) > MOST_BUILT:
+        return [], f"{len(division.device):,} nodes are too many to do so by the way"
+    if importlib.util.find_spec("torch") is None:
+        return [], "PyTorch is not installed"
+    limit = _address_space()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE and "torch" not in sys.modules:
+        return [], f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
+    try:
+        from msplit.engines.cuda.rehearsal import rehearse
+    except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
+        return (
+            [],
+            f"PyTorch can not be loaded ({str(problem).splitlines()[0] if str(problem) else type(problem).__name__})",
+        )
+    if always:
+        return rehearse(raised, division, sizes)[0], ""
+    found, whole = rehearse(raised, division, sizes, MOST_FOLLOWED)
+    return found, "" if whole else f"they are more than {MOST_FOLLOWED:,} ops, which is too much to do by the way"
+
+
+def _address_space() -> int | None:
+    """Bytes that this process may map (``ulimit -v``); None for any number."""
+    try:
+        import resource
+    except ImportError:  # no POSIX
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _effects(flat: FlatGraph, division: Division) -> list[str]:
+    """Nodes that are run for what they do: targets, and what writes variables."""
+    found = [flat.graph.names[node] for node in flat.targets]
+    found += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
+    return found + [name for node in division.device for name in division.inside.of(node).named(_WRITES)]
 
 
 def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
@@ -298,9 +410,7 @@ def refuse(flat: FlatGraph, division: Division) -> None:
     Raises:
         EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
     """
-    running = [flat.graph.names[node] for node in flat.targets]
-    running += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    running += [name for node in division.device for name in division.inside.of(node).named(_WRITES)]
+    running = _effects(flat, division)
     if running:
         names = ", ".join(running[:3])
         raise EngineError(
@@ -309,7 +419,7 @@ def refuse(flat: FlatGraph, division: Division) -> None:
         )
     lines = []
     if division.missing:
-        lines += ["the cuda engine has no lowering for:", *_lines(_missing_by_op(flat, division))]
+        lines += ["it has no lowering for:", *_lines(_missing_by_op(flat, division))]
     if division.stuck:
         lines += [
             "these run on the host only, depend on what the device computes, and have work for it depend on them,",
@@ -318,7 +428,8 @@ def refuse(flat: FlatGraph, division: Division) -> None:
         ]
     if lines:
         raise EngineError(
-            "\n".join(lines),
+            "the cuda engine can not run this model",
+            details=lines,
             fix="use --engine tensorflow, or cut the model with --inputs and --outputs so that these nodes are outside",
         )
 

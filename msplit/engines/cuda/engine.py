@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.step_costs import estimated
-from msplit.errors import EngineError
+from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.check import check
 from msplit.schedule.evaluate import evaluate, node_order
@@ -61,7 +61,7 @@ class CudaEngine:
     def unavailable(self) -> str | None:
         """Why the engine can not run here, or None."""
         if importlib.util.find_spec("torch") is None:
-            return "PyTorch, its kernel library, is not installed: pip install 'msplit[cuda]'"
+            return f"PyTorch, its kernel library, is not installed: {INSTALL_PYTORCH}"
         import torch
 
         if torch.version.cuda is None:
@@ -239,8 +239,12 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
     """The executable, its host part in front of it where there is one."""
     from msplit.engines.cuda.host import WithHost
+    from msplit.engines.cuda.program import STEPS
+    from msplit.engines.cuda.wrapped import Counting
 
     executable = _device_executable(job, prepared, plan, device, capture)
+    if STEPS in prepared.program.feeds:
+        executable = Counting(executable)
     host = prepared.lowered.host
     return executable if host is None else WithHost(host, executable)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, HasBuffers, HasTimeline, Timeline
+from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.coverage import Division
 from msplit.engines.cuda.program import Key
-from msplit.errors import EngineError
+from msplit.engines.cuda.wrapped import Wrapped
 from msplit.flatten.flat import FlatGraph, Tensor
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HostPart:
         self.feeds: Mapping[str, Key] = {
             f"{names[node]}:{port} (host)": (node, port) for node, port in division.frontier
         }
-        self.handed = tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in division.handed)
+        self.handed = division.handed_outputs()
         self.nodes = len(division.host) + len(division.behind)
         # An input that is an output as it is: a session gives nothing back that it was fed.
         self._handed_on = {name: fed[key] for name, key in division.fetched.items() if key in fed}
@@ -120,39 +120,18 @@ class HostPart:
                 session.close()
 
 
-class WithHost:
+class WithHost(Wrapped):
     """An executable whose steps run the host part around it. `launch` and `device_times` are the device's alone."""
 
     def __init__(self, host: HostPart, device: Executable) -> None:
-        self._host, self._device = host, device
+        super().__init__(device)
+        self._host = host
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
         inputs, outputs = self._host.run(feeds)
-        return {**self._host.finish(feeds, self._device.step(inputs)), **outputs}
-
-    def launch(self) -> None:
-        """See `Executable`."""
-        self._device.launch()
-
-    def device_times(self, count: int) -> list[float] | None:
-        """See `Executable`."""
-        return self._device.device_times(count)
-
-    def buffers(self) -> Arrays:
-        """The device's."""
-        return self._device.buffers() if isinstance(self._device, HasBuffers) else {}
-
-    def timeline(self) -> Timeline:
-        """The device's part alone."""
-        if not isinstance(self._device, HasTimeline):
-            raise EngineError("this engine can not time the parts of a step")
-        return self._device.timeline()
+        return {**self._host.finish(feeds, self.device.step(inputs)), **outputs}
 
     def facts(self) -> Mapping[str, Any]:
         """See `Executable`."""
-        return {**self._device.facts(), "host_nodes": self._host.nodes}
-
-    def close(self) -> None:
-        """Frees the device's part. The sessions are shared by all executables of the model."""
-        self._device.close()
+        return {**self.device.facts(), "host_nodes": self._host.nodes}

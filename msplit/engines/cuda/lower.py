@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from msplit.engines.base import Arrays
@@ -19,8 +20,9 @@ from msplit.engines.cuda.control.frames import raise_control
 from msplit.engines.cuda.coverage import divide, refuse
 from msplit.engines.cuda.grouping import Group, group_branches
 from msplit.engines.cuda.host import HostPart
-from msplit.engines.cuda.program import Source
+from msplit.engines.cuda.program import STEPS, Source
 from msplit.engines.cuda.rewrites import rewrite
+from msplit.engines.cuda.rewrites.boundaries import keep_boundaries
 from msplit.engines.cuda.rewrites.partitions import join_partitions
 from msplit.engines.cuda.trace import infer
 from msplit.flatten.flat import FlatGraph
@@ -82,6 +84,9 @@ def lower(
         others = {*division.fetched, *division.late}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
     source = build(flat, fed, raised.bodies)
+    if STEPS in source.feeds:
+        feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    source.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     source.unrolled = {node: raised.frames.get(node, ()) for node, op in source.ops.items() if op.op in FUNCTIONAL}
     if rewrites:
         drop_uniques(source)
@@ -94,4 +99,6 @@ def lower(
     if group:
         join_columns(source)
         groups = group_branches(source)
+    if rewrites:
+        keep_boundaries(source)
     return Lowered(source, {name: feeds[name] for name in source.feeds}, host, tuple(groups))

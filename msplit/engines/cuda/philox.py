@@ -73,7 +73,7 @@ def from_seed(seed: Tensor) -> Generator:
     """The generator of a seed of two numbers, as stateless ops without a key make it."""
     low, high = seed.long().unbind()
     key = [torch.full_like(low, word) for word in _SCRAMBLE_KEY]
-    mixed = _philox((key[0], key[1]), [*_split(low), *_split(high)])
+    mixed = _philox((key[0], key[1]), [*split(low), *split(high)])
     zero = torch.zeros_like(low)
     return Generator((mixed[0], mixed[1]), (zero, zero, mixed[2], mixed[3]))
 
@@ -81,8 +81,8 @@ def from_seed(seed: Tensor) -> Generator:
 def from_key(key: Tensor, counter: Tensor) -> Generator:
     """The generator of a key (1 number) and a counter (2 numbers), both uint64."""
     low, high = counter.view(torch.int64)[:2].unbind()
-    key_low, key_high = _split(key.view(torch.int64)[0])
-    return Generator((key_low, key_high), (*_split(low), *_split(high)))
+    key_low, key_high = split(key.view(torch.int64)[0])
+    return Generator((key_low, key_high), (*split(low), *split(high)))
 
 
 def to_key(generator: Generator) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ def _philox(key: tuple[Tensor, Tensor], counter: list[Tensor]) -> tuple[Tensor, 
     return a, b, c, d
 
 
-def _split(number: Tensor) -> tuple[Tensor, Tensor]:
+def split(number: Tensor) -> tuple[Tensor, Tensor]:
     """The low and the high word of 64 bits."""
     return number & _WORD, (number >> 32) & _WORD
 

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """A value: (op, output port)."""
 
+STEPS = "(steps before this one)"
+"""The input, an int64 scalar, that random ops with a state draw by; no input of the model has such a name."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A value of which only this is looked at.
+
+    Attributes:
+        shape: None where it is not known.
+        dtype: As in ``"float32"``.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: str
+
 
 @dataclass
 class Op:
@@ -63,6 +79,7 @@ class Source:
         bodies: The model's functions, for what loops and conds become in `trace.infer`.
         unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
             of, and that no op covers: those of a TensorFlow 1 loop's frame.
+        streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.
     """
 
     ops: dict[int, Op]
@@ -74,6 +91,7 @@ class Source:
     numbers: int = 0
     bodies: Bodies | None = None
     unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    streamless: frozenset[int] = frozenset()
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -205,7 +223,7 @@ class Program:
         dag: Dependencies between steps, in the order of `steps`.
         dynamic: Steps whose output shapes depend on values, or that read a value on the host: such a program can not be captured.
         fed: Input name -> shape and dtype name that the program was traced with.
-        unrolled: See `Source`.
+        unrolled, streamless: See `Source`.
     """
 
     steps: tuple[Step, ...]
@@ -217,6 +235,7 @@ class Program:
     dynamic: tuple[int, ...] = ()
     fed: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    streamless: frozenset[int] = frozenset()
 
     def producers(self) -> dict[Key, int]:
         """Step that makes each value."""
@@ -229,9 +248,27 @@ class Program:
     def lanes(self, ids: Ints) -> tuple[Ints, int]:
         """Stream of each step from the stream ids of the flat graph, numbered without gaps; -1 for steps that launch nothing.
 
-        A step that does the work of several nodes runs where its first node (the product or convolution) is assigned.
+        A step that does the work of several nodes runs where the first of them that has a stream (the product or convolution) is
+        assigned; one whose nodes have none where the first step that needs it does, otherwise behind one that it needs.
         """
-        chosen = np.asarray([int(ids[step.op.covers[0]]) if step.launches else -1 for step in self.steps], np.int32)
+        chosen = np.asarray([self._stream_of(step, ids) for step in self.steps], np.int32)
+        for after, (start, near) in ((True, self.dag.consumers()), (False, (self.dag.start, self.dag.src))):
+            starts, others = start.tolist(), near.tolist()
+            follow = np.flatnonzero(chosen == _FOLLOWS).tolist()
+            for number in reversed(follow) if after else follow:
+                found = (int(chosen[one]) for one in others[starts[number] : starts[number + 1]])
+                chosen[number] = next((stream for stream in found if stream != _FOLLOWS), _FOLLOWS)
+        launches = np.asarray([step.launches for step in self.steps], np.bool_)
+        chosen = np.where(launches, np.maximum(chosen, 0), -1)
         used = np.unique(chosen[chosen >= 0])
         lanes = np.where(chosen >= 0, np.searchsorted(used, chosen), -1).astype(np.int32)
         return lanes, len(used)
+
+    def _stream_of(self, step: Step, ids: Ints) -> int:
+        if not step.launches:
+            return _FOLLOWS
+        return next((int(ids[node]) for node in step.op.covers if node not in self.streamless), _FOLLOWS)
+
+
+_FOLLOWS = -2
+"""The stream of a step that has none of its own, until its neighbours' are known."""

@@ -28,8 +28,11 @@ Rules that every lowering keeps:
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -65,6 +68,23 @@ LoweringFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Listed:
+    """What is known of an op's lowering without PyTorch.
+
+    Attributes:
+        dynamic: See `Lowering`.
+        unless: See `Lowering`.
+    """
+
+    dynamic: bool = False
+    unless: str = ""
+
+    def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether it is dynamic for a node with these attributes."""
+        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
+
+
+@dataclass(frozen=True)
 class Lowering:
     """How one op runs.
 
@@ -90,7 +110,7 @@ class Lowering:
 
     def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
         """Whether it is dynamic for a node with these attributes."""
-        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
+        return Listed(self.dynamic, self.unless).dynamic_with(attrs)
 
     @property
     def summary(self) -> str:
@@ -112,11 +132,20 @@ def lowering(
     """Registers the function as the lowering of the named ops. Registering an op twice is an error."""
 
     def register(function: LoweringFunction) -> LoweringFunction:
+        @functools.wraps(function)
+        def lowered(node: Node, *inputs: Any) -> Any:
+            try:
+                return function(node, *inputs)
+            except NotImplementedError:
+                from msplit.engines.cuda.unsigned import in_signed
+
+                return in_signed(function, node, inputs)
+
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
-            _TABLE[op] = Lowering(op, function, static, dynamic, shape_only, own, function.__module__, unless)
-        return function
+            _TABLE[op] = Lowering(op, lowered, static, dynamic, shape_only, own, function.__module__, unless)
+        return lowered
 
     return register
 
@@ -127,3 +156,10 @@ def table() -> Mapping[str, Lowering]:
 
     ops.load()
     return _TABLE
+
+
+@functools.cache
+def listed() -> Mapping[str, Listed]:
+    """Every op of TensorFlow's that has a lowering, as `scripts/make_ops_doc.py` has written them down. Needs no PyTorch."""
+    found = json.loads((Path(__file__).parents[2] / "data" / "lowered.json").read_bytes())
+    return {op: Listed(op in found["dynamic"], found["dynamic"].get(op, "")) for op in found["ops"]}

@@ -12,24 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Timeline
+from msplit.engines.base import Arrays, Timeline, refuse
 from msplit.engines.cuda.lanes import Lanes, Tap, simulate
 from msplit.engines.cuda.program import Program
 from msplit.engines.cuda.tensors import to_numpy, to_torch
 from msplit.engines.cuda.timeline import HostTap, timeline
-from msplit.errors import EngineError
 
 
 def check_feeds(program: Program, feeds: Arrays) -> None:
     """Raises an EngineError where an input is missing or has another shape or dtype than the one that was traced."""
-    for name, (shape, dtype) in program.fed.items():
-        if name not in feeds:
-            raise EngineError(f"no value for input {name}")
-        if feeds[name].shape != shape or feeds[name].dtype.name != dtype:
-            raise EngineError(
-                f"input {name} was prepared as {dtype} {shape}, not {feeds[name].dtype} {feeds[name].shape}",
-                fix="shapes are fixed when the graph is prepared: prepare one executable per shape",
-            )
+    given = {
+        name: value for name, value in feeds.items() if name in program.fed
+    }  # what runs before it may hand on more
+    refuse(given, {name: (dtype, shape) for name, (shape, dtype) in program.fed.items()})
 
 
 class SimulatedExecutable:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, refuse
 from msplit.engines.cuda import host_copy
 from msplit.engines.cuda.sending import Sender
 from msplit.engines.cuda.tensors import dtype_name, numpy_dtype
@@ -148,12 +148,13 @@ class Inputs:
         for group in self._groups:
             try:
                 sources = group.take(arrays)
-            except KeyError as missing:
-                raise EngineError(f"no value for input {missing.args[0]}") from None
-            if [source.shape for source in sources] != group.shapes or [
-                source.dtype for source in sources
-            ] != group.dtypes:
-                self._refuse(arrays, group)
+                fits = [source.shape for source in sources] == group.shapes and [
+                    source.dtype for source in sources
+                ] == group.dtypes
+            except (KeyError, AttributeError):
+                fits = False
+            if not fits:
+                self._refuse(arrays)
             if len(sources) == 1:
                 self._fill_one(group.names[0], sources[0], ahead=ahead)
                 continue
@@ -180,14 +181,12 @@ class Inputs:
         send = self._sender.send
         return lambda first, last: send(start + first, start + last)
 
-    def _refuse(self, arrays: Arrays, group: _Group) -> None:
-        for name in group.names:
-            place, source = self.block.arrays[name], arrays[name]
-            if source.shape != place.shape or source.dtype != place.dtype:
-                raise EngineError(
-                    f"input {name} was prepared as {place.dtype} {place.shape}, not {source.dtype} {source.shape}",
-                    fix="shapes are fixed when the graph is captured: prepare one executable per shape",
-                )
+    def _refuse(self, arrays: Arrays) -> None:
+        places = self.block.arrays
+        given = {
+            name: value for name, value in arrays.items() if name in places
+        }  # what runs before it may hand on more
+        refuse(given, {name: (place.dtype.name, place.shape) for name, place in places.items()})
 
 
 def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:

@@ -86,7 +86,7 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
-        costs = _gathered(costs, program.unrolled)
+        costs = _gathered(replace(costs, time_us=costs.own_us), program.unrolled)
         covering = [node for step in program.steps if step.launches for node in step.op.instead or step.op.covers]
         parts = np.bincount(np.asarray(covering, np.int64), minlength=len(costs.time_us))
         sheet = data_sheet(costs.gpu)
@@ -101,11 +101,12 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
                     times[number], shares[number], moved[number] = _one_kernel(step, costs, parts, sheet)
                     continue
                 shares[number] = min(1.0, share * members)
-                moved[number] = float(costs.bytes[covers].max())
+                carried = costs.bytes[covers] / parts[covers]
+                moved[number] = float(carried.max())
                 if members > 1:
                     # Each member is launched once: products that are added up inside are one product.
                     total -= max(int(np.count_nonzero(each)) - members, 0) * sheet.launch_us
-                    moved[number] = _once(step, float(costs.bytes[covers].sum()))
+                    moved[number] = _once(step, float(carried.sum()))
                     total = max(total * max(1 / members, share), moved[number] / sheet.bytes_per_us)
                 times[number] = max(LEAST_US, total)
     return StepCosts(times, shares, moved)

@@ -29,12 +29,13 @@ from msplit.engines.cuda.windows import keeps_channels_last
 from msplit.errors import EngineError
 
 
-class _Tracer:
-    """The state of one trace."""
+class Tracer:
+    """The state of one trace: what runs each op, and what it has learned."""
 
     def __init__(self, source: Source, device: torch.device, nchw: bool) -> None:
         self.source, self.device, self.nchw = source, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
+        self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(source.constants)
         self.constants: dict[Key, torch.Tensor] = {}
@@ -58,6 +59,16 @@ class _Tracer:
             self.values[key] = to_torch(np.array(feeds[name]), self.device)
             self.base[key] = -1
             self.shapes[key] = feeds[name].shape
+
+    def skips(self, op: Op) -> bool:
+        """Whether an op, with all that it becomes, is to be left out. None is."""
+        del op
+        return False
+
+    def forgives(self, op: Op, problem: EngineError) -> bool:
+        """Whether to go on behind an op that the engine refuses. It is not."""
+        del op, problem
+        return False
 
     def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
         """Shares constants that are on the device; filters only a convolution itself lays out."""
@@ -238,7 +249,11 @@ def _invoke(
 
 
 def infer(
-    source: Source, feeds: Mapping[str, NDArray[Any]], device: torch.device, prover: Prover | None = None
+    source: Source,
+    feeds: Mapping[str, NDArray[Any]],
+    device: torch.device,
+    prover: Prover | None = None,
+    tracer: Tracer | None = None,
 ) -> bool:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
 
@@ -250,6 +265,7 @@ def infer(
         feeds: An array per input.
         device: Where to run.
         prover: Finds simpler ops in the place of those whose shapes depend on values.
+        tracer: What runs it, where that is not the device.
 
     Returns:
         Whether the prover found anything.
@@ -257,7 +273,7 @@ def infer(
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
-    tracer = _Tracer(source, device, nchw=False)
+    tracer = tracer or Tracer(source, device, nchw=False)
     tracer.measures = False
     tracer.feed(feeds)
     last_use = _last_uses(source)
@@ -268,6 +284,8 @@ def infer(
     with torch.no_grad():
         source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
         unroller = Unroller(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        if tracer.most_unrolled is not None:
+            unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
 
         def run(op: Op) -> None:
@@ -293,8 +311,14 @@ def infer(
             kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in COUNTED)
 
         for op in source.ops.values():
-            for piece in unroller.pieces(op):
-                run(piece)
+            if tracer.skips(op):
+                continue
+            try:
+                for piece in unroller.pieces(op):
+                    run(piece)
+            except EngineError as problem:
+                if not tracer.forgives(op, problem):
+                    raise
             for key in op.inputs:
                 if last_use.get(key) == op.node and key not in kept_alive:
                     tracer.values.pop(key, None)
@@ -313,7 +337,7 @@ def _instead(op: Op, proof: Proof | None) -> list[Op]:
     return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
 
 
-def _has_one_value(tracer: _Tracer, prover: Prover, op: Op) -> bool:
+def _has_one_value(tracer: Tracer, prover: Prover, op: Op) -> bool:
     """Whether an op's only output turned out to be the same in every run; it is a constant then."""
     result = tracer.values[op.node, 0]
     name = dtype_name(result.dtype)
@@ -347,7 +371,7 @@ def trace(
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
-    tracer = _Tracer(source, device, nchw)
+    tracer = Tracer(source, device, nchw)
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
@@ -364,7 +388,7 @@ def trace(
     return _finish(tracer, fed)
 
 
-def _forget(tracer: _Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
+def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
     """Frees what nothing reads after this op."""
     for key in op.inputs:
         if last_use.get(key) == op.node:
@@ -381,7 +405,7 @@ def _last_uses(source: Source) -> dict[Key, int]:
     return last
 
 
-def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
+def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
     src, dst = [], []
     for number, step in enumerate(tracer.steps):
         for key in step.inputs:
@@ -400,4 +424,5 @@ def _finish(tracer: _Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> 
         tuple(tracer.dynamic),
         fed,
         tracer.source.unrolled,
+        tracer.source.streamless,
     )

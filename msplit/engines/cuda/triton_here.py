@@ -15,5 +15,10 @@ def c_compiler() -> str | None:
 
 @functools.cache
 def can_compile() -> bool:
-    """Triton is installed, and so is the C compiler that it builds its launchers with."""
-    return importlib.util.find_spec("triton") is not None and bool(c_compiler())
+    """Triton is installed, and so is the C compiler that it builds its launchers with. It gets a folder that only this user writes to."""
+    from msplit.engines.cuda.fusion import cache
+
+    if importlib.util.find_spec("triton") is None or not c_compiler():
+        return False
+    cache.guard_triton()
+    return True

@@ -17,7 +17,7 @@ from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import place, unplaced
 from msplit.engines.tensorflow.session import SessionExecutable
-from msplit.errors import EngineError
+from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
 
 
@@ -34,9 +34,9 @@ class TensorFlowEngine:
         """None where TensorFlow is installed, else what would help."""
         spec = importlib.util.find_spec("tensorflow")
         if spec is None:
-            return "TensorFlow is not installed; pip install tensorflow"
+            return f"TensorFlow is not installed: {INSTALL_TENSORFLOW}"
         if spec.origin is None:  # a namespace: no __init__.py
-            return "only TensorFlow's protobuf modules are installed; pip install tensorflow"
+            return f"only TensorFlow's protobuf modules are installed: {INSTALL_TENSORFLOW}"
         return None
 
     def prepare(self, streams: int) -> None:

@@ -8,7 +8,6 @@ TensorFlow's placer.
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from msplit import optable
 from msplit.disjoint import DisjointSets
+from msplit.engines.seeds import seeds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Edges, Ints
@@ -388,8 +388,7 @@ def _seeded(graph_def: Any) -> tuple[Any, bool]:
     for scope, body in [("", copy.node)] + [(f.signature.name, f.node_def) for f in copy.library.function]:
         for node in body:
             if _unseeded(node):
-                node.attr["seed"].i = zlib.crc32(f"{scope}/{node.name}".encode()) % (1 << 31)
-                node.attr["seed2"].i = 1
+                node.attr["seed"].i, node.attr["seed2"].i = seeds(scope, node.name, 0, 0)
     return copy, True
 
 

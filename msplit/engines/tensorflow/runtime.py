@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msplit.errors import EngineError
+from msplit.errors import INSTALL_TENSORFLOW, EngineError
 
 _GPU_SHARE = 0.45
 """Share of the GPU's free memory that all logical devices take together; the rest is for the cuda engine in the same process."""
 
 _configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
+
+
+_NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
+"""What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
 
 @contextmanager
@@ -52,12 +56,20 @@ def tensorflow() -> Any:
 
     Its start-up notes are kept off the terminal. TF_CPP_MIN_LOG_LEVEL is set to 2 (errors only) where the user has not set it.
     oneDNN is left as TensorFlow has it by default, so that what is measured is what a user has.
+
+    Raises:
+        EngineError: It is not installed.
     """
     if "tensorflow" in sys.modules:
         return importlib.import_module("tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with quiet_stderr():
-        module = importlib.import_module("tensorflow")
+        try:
+            module = importlib.import_module("tensorflow")
+        except ModuleNotFoundError as error:
+            if error.name != "tensorflow":
+                raise
+            raise EngineError("TensorFlow is not installed, and this needs it", fix=INSTALL_TENSORFLOW) from None
         module.get_logger().setLevel("ERROR")
         module.config.list_physical_devices()  # looks for a GPU, with as many words
     return module
@@ -198,6 +210,8 @@ def errors_of(model: str) -> Iterator[None]:
                 "its variables have no values in a session: what tf.saved_model.save writes of a Keras 3 model runs in none, nor in "
                 "TensorFlow Serving; export it with model.export() or keras.export.ExportArchive, or freeze it"
             )
+        elif any(part in str(error) for part in _NOT_FETCHED):
+            fix = "it is no value that can be fetched: name other outputs with --outputs"
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
         elif isinstance(error, tf.errors.ResourceExhaustedError):

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from msplit import rules
-from msplit.analysis.branches import find
 from msplit.analysis.columns import columns
-from msplit.analysis.contract import Blocks, Kernels
+from msplit.analysis.guesses import guesses
 from msplit.analysis.suggest import suggest
+from msplit.api.basis import Basis
 from msplit.assignment import Assignment
 from msplit.checks import Subject, examine
 from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import among
 from msplit.formats import STREAM_ID
 from msplit.graph import Ints
 from msplit.progress import phase
 from msplit.report.compare import annotated_ids
 from msplit.report.html.page import Candidate, Finding, Page
-from msplit.report.text import count, plural
+from msplit.report.html.runs import MOST_BARS, Measured, Run
+from msplit.report.text import count, micros, plural
 from msplit.rules import Context, RuleSet
 from msplit.rules.auto import Auto
 from msplit.schedule.bounds import bounds
-from msplit.schedule.choose import best, choose
-from msplit.schedule.predict import predict
+from msplit.schedule.candidates import ONE
+from msplit.schedule.choose import REFINED, best, choose
+from msplit.schedule.choose import Candidate as Simulated
+from msplit.schedule.evaluate import evaluate
+from msplit.schedule.judge import judge
+from msplit.schedule.predict import predict, prediction_of
+from msplit.schedule.problem import Problem
 
 CANDIDATE_STREAMS = 8
 """Streams that candidates may use at least, whatever the ids use."""
@@ -39,6 +48,10 @@ def page(
     streams: int | None = None,
     candidates: bool = True,
     warnings: Sequence[str] = (),
+    shapes: Shapes | None = None,
+    options: str = "",
+    measured: Measured | None = None,
+    basis: Basis | None = None,
 ) -> Page:
     """Gathers the content of a report.
 
@@ -49,6 +62,10 @@ def page(
         streams: Number of streams of the rules, instead of what they say.
         candidates: Whether to simulate other assignments.
         warnings: What to show at the top, such as what was taken for granted about shapes.
+        shapes: Types and shapes of the tensors, to show them.
+        options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
+        measured: What `bench` measured of this model.
+        basis: What the model's own ids are judged with.
 
     Raises:
         RulesError: The rules file is wrong.
@@ -61,7 +78,9 @@ def page(
         name = ruleset or _fitting(flat, costs)
         loaded = rules.load(name, streams=streams)
         with phase("assigning"):
-            outcome = rules.assign(flat, costs, loaded, streams=streams)
+            record = flat.model.record
+            by_hand = among(flat, {} if record is None else record.by_hand)
+            outcome = rules.assign(flat, costs, loaded, streams=streams, by_hand=by_hand)
         ids, assignment = outcome.ids, outcome.assignment
         origin = f"from the rules {loaded.source}" + (
             "" if ruleset else ", which fit this model; it has none of its own"
@@ -70,34 +89,51 @@ def page(
         ids, origin = annotated_ids(flat), "as they are in the model"
     with phase("simulating"):
         prediction = predict(flat, costs, ids)
-    found, note = _findings(flat, costs, loaded, annotated, own=assignment is None)
-    guessed = int(np.count_nonzero(~costs.known & (prediction.kernel_us > 0)))
+    found, note = _findings(flat, costs, loaded, annotated, basis, own=assignment is None)
+    unknown = None if shapes is None else guesses(flat, costs, shapes)
+    guessed = (
+        int(np.count_nonzero(~costs.known & (prediction.kernel_us > 0))) if unknown is None else len(unknown.nodes)
+    )
     if guessed:
         kernels = count(int(np.count_nonzero(prediction.kernel_us > 0)))
         warnings = (
             *warnings,
-            f"{plural(guessed, 'kernel')} of {kernels} have unknown shapes, so their cost is a guess. Give --batch and --shape.",
+            f"{plural(guessed, 'kernel')} of {kernels} have unknown shapes, so their cost is a guess."
+            + ("" if unknown is None else f" {unknown.mend}"),
         )
+    limits = bounds(flat, costs)
+    share = guessed / max(int(np.count_nonzero(prediction.kernel_us > 0)), 1)
+    asked = (
+        {} if loaded is None else {"--rules": loaded.source.removesuffix(" (shipped)"), "--streams": outcome.streams}
+    )
     return Page(
         flat=flat,
         costs=costs,
         prediction=prediction,
-        bounds=bounds(flat, costs),
+        bounds=limits,
         origin=origin,
         assignment=assignment,
-        candidates=_candidates(flat, costs, ids, loaded) if candidates else None,
+        candidates=_candidates(flat, costs, ids, loaded, options) if candidates else None,
         findings=found,
         findings_note=note,
         warnings=tuple(warnings),
+        judgement=judge(limits, prediction.gain, len(prediction.lanes), guessed=share).words,
+        command=_command(flat, options, asked) if asked else "",
+        shapes=shapes,
+        measured=measured or Measured(),
     )
 
 
+def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> str:
+    words = [str(word) for pair in further.items() for word in pair]
+    return f"msplit assign {shlex.quote(str(flat.model.path))} {shlex.join(words)}{options and f' {options}'} -o OUT"
+
+
 def _fitting(flat: FlatGraph, costs: Costs) -> str:
-    branches = find(Blocks.from_kernels(Kernels.of(flat, costs)))
-    return suggest(flat, costs, branches, columns(flat, costs)).rule_set
+    return suggest(flat, costs, columns(flat, costs)).rule_set
 
 
-def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None) -> list[Candidate]:
+def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> list[Candidate]:
     streams = max(CANDIDATE_STREAMS, len(np.unique(ids)), ruleset.streams if ruleset is not None else 0)
     context = Context(flat, costs, streams)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
@@ -106,11 +142,41 @@ def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | Non
     with phase("simulating other assignments"):
         tried = choose(problem, streams)
     winner = best(tried)
-    return [Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped) for one in tried]
+    room = MOST_BARS // max(len(problem.block[problem.block >= 0]), 1)
+    shown = sorted((one for one in tried if one.skipped is None), key=lambda one: one.makespan_us)[:room]
+    found = []
+    for one in tried:
+        run = (
+            _run(flat, costs, problem, context.order, one, streams, options)
+            if any(one is other for other in shown)
+            else None
+        )
+        found.append(Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped, run))
+    return found
+
+
+def _run(
+    flat: FlatGraph, costs: Costs, problem: Problem, order: Ints, one: Simulated, streams: int, options: str
+) -> Run:
+    """The timeline of a candidate, and the command that makes it: a rules file of one rule, and assign by it."""
+    lanes = np.unique(one.stream[~problem.joints]).astype(np.int32)
+    kernel_us = np.where(flat.host, 0.0, costs.time_us)
+    ids = np.maximum(problem.spread(one.stream), 0).astype(np.int32)
+    compact = np.searchsorted(lanes, one.stream).astype(np.int32)
+    evaluation = evaluate(problem, np.minimum(compact, max(len(lanes) - 1, 0)).astype(np.int32), one.order)
+    name = one.name.removeprefix(f"{REFINED} ")
+    rules_file = f"{name}.yaml"
+    text = f"{{version: 1, streams: {streams}, rules: [{{auto: {{candidates: [{name}]}}}}]}}"
+    command = f"echo '{text}' > {rules_file}\n{_command(flat, options, {'--rules': rules_file})}"
+    about = (
+        f"Candidate {one.name}, simulated: {micros(one.makespan_us)} on {plural(one.streams, 'stream')} with {plural(one.waits, 'wait')}."
+        + ("" if one.name.startswith(REFINED) or name == ONE else " The command refines it where that makes it faster.")
+    )
+    return Run.of(one.name, about, command, prediction_of(ids, lanes, kernel_us, order, evaluation))
 
 
 def _findings(
-    flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, *, own: bool
+    flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, basis: Basis | None, *, own: bool
 ) -> tuple[list[Finding] | None, str]:
     """What the checks say of the ids in the file. They can say nothing of ids that are not there yet."""
     if not annotated:
@@ -118,7 +184,9 @@ def _findings(
             "The checks look at the stream ids in a model, and this one has none yet: the ids shown here come from rules. "
             "Write them with msplit assign, and report on the result."
         )
-    report = examine(Subject(flat, costs, ruleset=ruleset))
+    if ruleset is None and basis is not None:
+        ruleset = basis.ruleset
+    report = examine(Subject(flat, costs, ruleset=ruleset, basis=basis))
     found = [
         Finding(one.code, str(one.severity), one.finding.text, one.finding.fix, one.finding.nodes)
         for one in report.findings
@@ -128,6 +196,7 @@ def _findings(
     note = f"{plural(len(report.checks) - len(report.skipped), 'check')} run"
     skipped = "; ".join(f"{code}: {why}" for code, why in report.skipped.items())
     note += f"; not run: {skipped}." if skipped else "."
+    note += f" Judged with {report.judged_with}." if report.judged_with else ""
     if not own:
         note = "About the ids in the file, which the rules need not have given. " + note
     return found, note

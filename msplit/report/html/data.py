@@ -10,10 +10,13 @@ import numpy as np
 
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
+from msplit.cost.shapes import Shapes
 from msplit.dag import Dag
+from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
 from msplit.report.html.tree import KINDS, contract
+from msplit.report.text import dimensions
 from msplit.schedule.predict import Prediction
 
 
@@ -92,7 +95,14 @@ def home(flat: FlatGraph, leaves: Leaves) -> Ints:
     return np.asarray(result, np.int32)
 
 
-def columns(flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: Assignment | None) -> dict[str, Any]:
+def columns(
+    flat: FlatGraph,
+    costs: Costs,
+    prediction: Prediction,
+    assignment: Assignment | None,
+    shapes: Shapes | None = None,
+    critical: Ints | None = None,
+) -> dict[str, Any]:
     """The graph for the page. Numbers are rounded to what it shows."""
     leaves = Leaves.of(prediction)
     tree = contract(leaves.dag, leaves.stream)
@@ -101,20 +111,22 @@ def columns(flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: A
     edges = graph.edges
     return {
         "nodes": {
-            "name": list(graph.names),
+            "name": list(map(visible, graph.names)),
             "op": [ops.setdefault(op, len(ops)) for op in graph.ops],
-            "ops": list(ops),
+            "ops": list(map(visible, ops)),
             "stream": prediction.ids.tolist(),
-            "time": _rounded(prediction.kernel_us),
+            "time": rounded(prediction.kernel_us),
             "flops": _whole(costs.flops),
             "bytes": _whole(costs.bytes),
-            "share": _rounded(costs.share),
+            "share": rounded(costs.share),
             "known": costs.known.astype(int).tolist(),
             "host": flat.host.astype(int).tolist(),
             "reason": assignment.reason.tolist() if assignment is not None else [],
             "home": home(flat, leaves).tolist(),
+            **_results(flat, shapes),
         },
-        "reasons": [list(reason) for reason in assignment.reasons] if assignment is not None else [],
+        "critical": [] if critical is None else critical[prediction.kernel_us[critical] > 0].tolist(),
+        "reasons": [list(map(visible, reason)) for reason in assignment.reasons] if assignment is not None else [],
         "edges": {
             "src": edges.src.tolist(),
             "dst": edges.dst.tolist(),
@@ -123,8 +135,8 @@ def columns(flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: A
         "leaves": {
             "node": leaves.node.tolist(),
             "stream": leaves.stream.tolist(),
-            "start": _rounded(leaves.start_us),
-            "time": _rounded(leaves.time_us),
+            "start": rounded(leaves.start_us),
+            "time": rounded(leaves.time_us),
         },
         "links": {"src": leaves.dag.src.tolist(), "dst": leaves.dag.dst().tolist()},
         "waits": {
@@ -137,7 +149,30 @@ def columns(flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: A
     }
 
 
-def _rounded(values: np.ndarray) -> Sequence[float]:
+_MOST_RESULTS = 8
+"""Outputs of a node whose types and shapes the page tells."""
+
+
+def _results(flat: FlatGraph, shapes: Shapes | None) -> dict[str, Any]:
+    """Types and shapes of what each node gives, as numbers in a list of all that there are."""
+    if shapes is None:
+        return {"result": [], "results": []}
+    told: dict[str, int] = {}
+    numbers = []
+    for node in range(len(flat)):
+        outputs = shapes.outputs[node]
+        lines = [
+            f"{shapes.dtype(node, port)} {dimensions(shape)}".strip()
+            for port, shape in enumerate(outputs[:_MOST_RESULTS])
+        ]
+        if len(outputs) > _MOST_RESULTS:
+            lines.append(f"and {len(outputs) - _MOST_RESULTS} more")
+        numbers.append(told.setdefault("; ".join(lines), len(told)))
+    return {"result": numbers, "results": list(map(visible, told))}
+
+
+def rounded(values: np.ndarray) -> Sequence[float]:
+    """To what the page shows; whole numbers as integers, which take less room."""
     return [int(value) if value.is_integer() else value for value in np.round(values, 3).tolist()]
 
 

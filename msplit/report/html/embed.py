@@ -1,6 +1,6 @@
 """Puts everything into one file, safely: names in a model are not to be trusted.
 
-Text goes through HTML escaping. The graph goes in as base64 of gzip, in which no name can end anything. Scripts run only if their hash is
+Text goes through `escape.html`. The graph goes in as base64 of gzip, in which no name can end anything. Scripts run only if their hash is
 in the page's Content-Security-Policy, which also forbids every request.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import html
 import json
 import re
 from collections.abc import Mapping
@@ -25,11 +24,6 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$", re.MULTILINE)
 
 
-def text(value: str) -> str:
-    """A string as HTML text or attribute value."""
-    return html.escape(value, quote=True)
-
-
 def asset(folder: str, name: str) -> str:
     """A file that ships with this package."""
     return resources.files(_PACKAGE).joinpath(folder, name).read_text("utf-8")
@@ -38,8 +32,7 @@ def asset(folder: str, name: str) -> str:
 def packed(data: Mapping[str, Any]) -> str:
     """Data for the page's script: JSON, compressed, in base64. Equal data give equal text."""
     plain = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Lone surrogates have no UTF-8; such a name is shown with a mark in its place.
-    return base64.b64encode(gzip.compress(plain.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(plain.encode("utf-8"), 9, mtime=0)).decode("ascii")
 
 
 def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
@@ -64,8 +57,7 @@ def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     # One pass, so that a name that looks like a place is not filled.
-    filled = _PLACE.sub(lambda found: places[found[1]], asset("assets", "page.html"))
-    return filled.encode("utf-8", "replace").decode("utf-8")
+    return _PLACE.sub(lambda found: places[found[1]], asset("assets", "page.html"))
 
 
 def _hash(script: str) -> str:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from msplit._version import __version__
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
+from msplit.cost.gpus import gpu_title
+from msplit.cost.shapes import Shapes
+from msplit.escape import html as text
+from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
-from msplit.report.document import Table
+from msplit.report.document import Cell, Table
 from msplit.report.html import embed
 from msplit.report.html.data import columns
-from msplit.report.html.embed import text
+from msplit.report.html.runs import Measured, Run
 from msplit.report.text import count, micros, percent, plural, ratio
 from msplit.schedule.bounds import Bounds
 from msplit.schedule.predict import Prediction
@@ -35,6 +39,7 @@ class Candidate:
         makespan_us: Simulated time.
         best: Whether it would be chosen.
         skipped: Why it was not tried, or None.
+        run: Its timeline, or None where there is none.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Candidate:
     makespan_us: float
     best: bool = False
     skipped: str | None = None
+    run: Run | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class Page:
         findings: What the checks say, or None if they were not run.
         findings_note: Why they were not run, or what they could not look at.
         warnings: Sentences that the reader should not miss.
+        judgement: What the ids are worth, in words.
+        command: What makes the ids shown; "" where they are the model's own.
+        shapes: Types and shapes of the tensors, where they are known.
+        measured: What `bench` measured.
     """
 
     flat: FlatGraph
@@ -91,11 +101,26 @@ class Page:
     findings: Sequence[Finding] | None = None
     findings_note: str = ""
     warnings: Sequence[str] = ()
+    judgement: str = ""
+    command: str = ""
+    shapes: Shapes | None = None
+    measured: Measured = field(default_factory=Measured)
+
+    @property
+    def runs(self) -> list[Run]:
+        """What the timeline can show beside the ids: candidates, the best first, then what was measured."""
+        tried = [one for one in self.candidates or () if one.run is not None]
+        return [
+            *(one.run for one in sorted(tried, key=lambda one: one.makespan_us) if one.run is not None),
+            *self.measured.runs,
+        ]
 
 
 def render(page: Page) -> str:
     """The report as one HTML file. The same page gives the same text."""
     sections = [("candidates", "Candidates", _candidates(page)), ("findings", "Findings", _findings(page))]
+    if page.measured.rows:
+        sections.insert(1, ("measured", "Measured", _measured(page)))
     names = [
         ("summary", "Summary"),
         ("graph", "Graph"),
@@ -113,7 +138,12 @@ def render(page: Page) -> str:
             for key, name, body in sections
         ),
     }
-    return embed.page(parts, columns(page.flat, page.costs, page.prediction, page.assignment))
+    data = columns(page.flat, page.costs, page.prediction, page.assignment, page.shapes, page.bounds.path)
+    about = f"One step as msplit simulates it: {micros(page.prediction.makespan_us)}."
+    return embed.page(
+        parts,
+        {**data, "about": about, "command": visible(page.command), "runs": [run.columns() for run in page.runs]},
+    )
 
 
 def _summary(page: Page) -> str:
@@ -124,7 +154,7 @@ def _summary(page: Page) -> str:
         (ratio(found.gain), f"predicted gain over one stream ({micros(found.one_us)})"),
         (str(len(found.lanes)), "streams in use"),
         (count(found.plan.waits), f"waits for {plural(found.plan.edges, 'cut edge')}"),
-        (micros(limits.lower_bound_us), "no schedule is faster"),
+        (micros(limits.serial_us / limits.max_gain), "no schedule of these kernels is faster"),
     ]
     facts = [
         ("model", str(flat.model.path)),
@@ -136,10 +166,12 @@ def _summary(page: Page) -> str:
         ),
         ("inputs", _endpoints([tensor.name for tensor in flat.inputs])),
         ("outputs", _endpoints([tensor.name for tensor in flat.outputs])),
-        ("priced for", f"{page.costs.gpu.upper()}, {page.costs.source}"),
+        ("priced for", f"{gpu_title(page.costs.gpu)}, {page.costs.source}"),
         ("critical path", f"{micros(limits.critical_path_us)} of {micros(limits.serial_us)} of work"),
     ]
     warnings = "".join(f'<p class="warning">{text(line)}</p>' for line in page.warnings)
+    if page.judgement:
+        warnings = f'<p class="note" id="judgement">{text(page.judgement)}</p>{warnings}'
     listed = "".join(f"<li><b>{text(value)}</b><span>{text(name)}</span></li>" for value, name in tiles)
     shown = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts)
     return (
@@ -151,9 +183,9 @@ def _summary(page: Page) -> str:
 def _timeline(page: Page) -> str:
     found = page.prediction
     return text(
-        f"One step as msplit simulates it on a {page.costs.gpu.upper()}: {micros(found.makespan_us)}, of which "
-        f"{micros(found.problem.machine.step_us)} to start and end it; not measured. "
-        "Curves are waits. Scroll to zoom, drag to move, click a kernel for its details."
+        f"One step as msplit simulates it on a {gpu_title(page.costs.gpu)}: {micros(found.makespan_us)}, of which "
+        f"{micros(found.problem.machine.step_us)} to start and end it. Candidates and measured steps can be shown beside it. "
+        "Curves are waits. Ctrl (⌘ on a Mac) and the wheel zoom, drag to move, click a kernel for its details."
     )
 
 
@@ -176,7 +208,8 @@ def _loads(page: Page) -> str:
         return '<p class="note">No node launches a kernel.</p>'
     return (
         '<div class="scroll"><table><caption>Streams</caption><thead><tr><th class="right">stream</th><th class="right">kernels</th>'
-        f'<th class="right">cost</th><th class="right">share</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<th class="right">cost</th><th class="right">share</th><th>of the busiest</th></tr></thead><tbody>{"".join(rows)}'
+        "</tbody></table></div>"
     )
 
 
@@ -208,18 +241,21 @@ def _candidates(page: Page) -> str:
     tried = sorted(
         (c for c in page.candidates if c.skipped is None), key=lambda c: (c.makespan_us, not c.best, c.waits)
     )
-    rows = [
-        (
-            candidate.name,
-            str(candidate.streams),
-            count(candidate.waits),
-            micros(candidate.makespan_us),
-            ratio(one / candidate.makespan_us) if candidate.makespan_us > 0 else "-",
+    names = [run.name for run in page.runs]
+    rows = []
+    for candidate in (own, *tried):
+        run = "" if candidate.run is None else f' data-run="{1 + names.index(candidate.run.name)}"'
+        name = text(candidate.name)
+        gain = ratio(one / candidate.makespan_us) if candidate.makespan_us > 0 else "-"
+        rows.append(
+            f"<tr{' class=best' if candidate.best else ''}>"
+            f"<td>{f'<button type=button class=node{run}>{name}</button>' if run else name}</td>"
+            f'<td class="right">{candidate.streams}</td><td class="right">{count(candidate.waits)}</td>'
+            f'<td class="right">{text(micros(candidate.makespan_us))}</td><td class="right">{text(gain)}</td></tr>'
         )
-        for candidate in (own, *tried)
-    ]
-    best = [candidate.best for candidate in (own, *tried)]
-    table = Table("", ("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
+    heads = ("assignment", "streams", "waits", "predicted step", "gain over one stream")
+    head = "".join(f"<th{' class=right' if number else ''}>{name}</th>" for number, name in enumerate(heads))
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     skipped = "".join(
         f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
         for candidate in page.candidates
@@ -227,9 +263,28 @@ def _candidates(page: Page) -> str:
     )
     hint = (
         '<p class="hint">What the rule <code>auto</code> would choose from, by predicted time; its choice is bold. '
+        "A click shows one on the timeline, with the command that makes it. "
         "Rules that keep nodes together bind the candidates too.</p>"
     )
-    return hint + _table(table, best) + skipped
+    return hint + table + skipped
+
+
+def _measured(page: Page) -> str:
+    found = page.measured
+    one = next((device or host for _, streams, device, host in found.rows if streams == 1 and (device or host)), None)
+    rows = [
+        (
+            name,
+            str(streams),
+            "-" if device is None else micros(device),
+            "-" if host is None else micros(host),
+            "-" if one is None or not (device or host) else ratio(one / (device or host or 1.0)),
+        )
+        for name, streams, device, host in found.rows
+    ]
+    heads = ("variant", ">streams", ">step, device", ">step, host", ">over the first on one stream")
+    note = f'<p class="hint">What <code>{text(found.command or "msplit bench")}</code> measured of {text(found.model)}.</p>'
+    return note + _table(Table("", heads, rows))
 
 
 def _findings(page: Page) -> str:
@@ -263,11 +318,15 @@ def _table(table: Table, best: Sequence[bool] = ()) -> str:
     head = "".join(f"<th{c}>{text(n.removeprefix('>'))}</th>" for c, n in zip(right, table.columns, strict=True))
     body = []
     for number, row in enumerate(table.rows):
-        cells = "".join(f"<td{c}>{text(cell)}</td>" for c, cell in zip(right, row, strict=True))
+        cells = "".join(f"<td{c}>{_cell(cell)}</td>" for c, cell in zip(right, row, strict=True))
         body.append(f"<tr{' class=best' if number < len(best) and best[number] else ''}>{cells}</tr>")
     caption = f"<caption>{text(table.title)}</caption>" if table.title else ""
     note = f'<p class="hint">{text(table.note)}</p>' if table.note else ""
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{note}'
+
+
+def _cell(cell: Cell) -> str:
+    return text(cell) if isinstance(cell, str) else "<br>".join(map(text, cell))
 
 
 def _endpoints(names: Sequence[str]) -> str:

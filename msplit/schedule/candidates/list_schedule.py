@@ -19,7 +19,8 @@ def list_schedule(problem: Problem, streams: int) -> Ints:
 
     The streams are not the machine, the GPU is: a block starts only while SMs and bandwidth are left, and what runs at once slows down
     as in the simulator. Starting on a stream that none of the block's latest producers ran on costs a wait. If a producer's
-    stream is about to be free before a wait would be over, the block waits for it instead.
+    stream is about to be free before a wait would be over, the block waits for it instead. Of tied blocks the first to start takes the
+    others along; they and pinned ones wait for their stream.
 
     O((n + m) + n × streams + n log n).
 
@@ -55,6 +56,12 @@ class _Run:
         self.finish = [0.0] * streams  # its end in virtual time
         self.since = [-1.0] * streams  # since when a lane is idle; -1: never used
         self.idle = streams
+        self.tie = problem.tie.tolist()
+        self.given: list[int] = np.where(
+            problem.pin < streams, problem.pin, -1
+        ).tolist()  # the lane that a block must be on, or -1
+        self.lane_of_tie = {tie: lane for tie, lane in zip(self.tie, self.given, strict=True) if tie >= 0 and lane >= 0}
+        self.parked: list[list[int]] = [[] for _ in range(streams)]  # places of blocks that wait for their lane
         self.now = self.virtual = 0.0
         self.rate = 1.0
         self.used_sms = self.used_bandwidth = self.used_issue = 0.0
@@ -101,6 +108,8 @@ class _Run:
             self.occupant[lane] = -1
             self.since[lane] = self.now
             self.idle += 1
+            if self.parked[lane]:
+                heappush(self.ready, heappop(self.parked[lane]))
             self.used_sms -= self.sms[node]
             self.used_bandwidth -= self.bandwidth[node]
             self.used_issue -= self.issue[node]
@@ -115,6 +124,9 @@ class _Run:
     def _dispatch(self) -> list[int]:
         """Starts ready blocks on idle lanes. Returns those that had better wait for a lane that is about to be free."""
         held: list[int] = []
+        awaited: set[int] = (
+            set()
+        )  # lanes; one block waits for each: behind a barrier thousands would wait for the one that ended last
         ready = self.ready
         while ready and self.idle and self.used_sms < _FULL and self.used_bandwidth < _FULL:
             batch = [self.node_at[heappop(ready)] for _ in range(min(self.idle, len(ready)))]
@@ -123,21 +135,36 @@ class _Run:
                 if self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
                     heappush(ready, self.place[node])
                     continue
-                home, when = self._home(node)
+                bound = self._bound(node)
+                if bound >= 0 and self.occupant[bound] >= 0:
+                    heappush(self.parked[bound], self.place[node])
+                    continue
+                home, when = (bound, self._arrival(node, bound)) if bound >= 0 else self._home(node)
                 if home >= 0:
                     self._launch(node, home, when)
                 else:
                     homeless.append(node)
             for node in homeless:
+                if self._bound(node) >= 0:  # what it is tied to has just started
+                    heappush(ready, self.place[node])
+                    continue
                 if not self.idle or self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
                     heappush(ready, self.place[node])
                     continue
                 later = self._arrival(node, -1)
-                if self._soon_free(node, later):
+                soon = self._soon_free(node, later)
+                if soon >= 0 and soon not in awaited:
+                    awaited.add(soon)
                     held.append(node)
                 else:
                     self._launch(node, self._stranger(), later)
         return held
+
+    def _bound(self, node: int) -> int:
+        """The lane that a block must start on, -1 where it may choose."""
+        if self.given[node] >= 0:
+            return self.given[node]
+        return self.lane_of_tie.get(self.tie[node], -1) if self.tie[node] >= 0 else -1
 
     def _arrival(self, node: int, lane: int) -> float:
         """When a block could start on a lane that is idle now."""
@@ -161,14 +188,14 @@ class _Run:
                 best, soonest = lane, when
         return best, soonest
 
-    def _soon_free(self, node: int, later: float) -> bool:
-        """Whether a producer's lane is free before the block could start elsewhere."""
+    def _soon_free(self, node: int, later: float) -> int:
+        """A producer's lane that is free before the block could start elsewhere, or -1."""
         until = self.virtual + (later - self.now) / self.rate
         for producer in self.producers[node]:
-            lane = self.lane[producer]
+            lane: int = self.lane[producer]
             if self.occupant[lane] >= 0 and self.finish[lane] <= until:
-                return True
-        return False
+                return lane
+        return -1
 
     def _stranger(self) -> int:
         """The lane that has been idle longest: what just ended probably goes on there. A new one before one that is free just now."""
@@ -188,6 +215,8 @@ class _Run:
 
     def _launch(self, node: int, lane: int, when: float) -> None:
         self.lane[node] = lane
+        if self.tie[node] >= 0:
+            self.lane_of_tie.setdefault(self.tie[node], lane)
         self.occupant[lane] = node
         self.idle -= 1
         self.used_sms += self.sms[node]

@@ -32,10 +32,10 @@ def test_a_sample_is_covered(name):
 def test_ops_without_a_lowering_are_all_listed_with_a_node_and_the_way_out():
     def graph(tf, v1):
         x = v1.placeholder(tf.float32, [2, 2], name="x")
-        tf.add(tf.linalg.eigh(x)[1] + tf.linalg.eigh(x + 1.0)[1], v1.random_uniform([2, 2]), name="out")
+        tf.add(tf.linalg.eigh(x)[1] + tf.linalg.eigh(x + 1.0)[1], tf.linalg.svd(x)[1], name="out")
 
     flat = graph_of(graph, outputs=["out"])
-    missing = {"SelfAdjointEigV2", "RandomUniform"}
+    missing = {"SelfAdjointEigV2", "Svd"}
     found = cover(flat)
     assert missing <= set(found.missing)
     with pytest.raises(EngineError) as caught:
@@ -45,6 +45,8 @@ def test_ops_without_a_lowering_are_all_listed_with_a_node_and_the_way_out():
         assert f"{op}: {len(names)} node" in text
         assert names[0] in text
     assert "--engine tensorflow" in text
+    assert "\\n" not in text, "each op is on a line of its own"
+    assert len(text.splitlines()) == len(found.missing) + 3
 
 
 def test_custom_ops_are_missing():
@@ -138,4 +140,7 @@ def test_analyze_tells_what_runs_on_the_host_and_what_can_not():
     rows = {row[0]: row[2] for row in _coverage(before).rows}
     assert rows["LookupTableFindV2"] == "on the host, before"
     assert "every op" in _coverage_note(before)
-    assert "no lowering for 1 op" in _coverage_note(Coverage({}, {"SelfAdjointEigV2": ["e"]}, {}))
+    assert "no lowering for SelfAdjointEigV2 (e)" in _coverage_note(Coverage({}, {"SelfAdjointEigV2": ["e"]}, {}))
+    assert "was not tried, for PyTorch is not installed" in _coverage_note(
+        Coverage({}, {}, {}, unbuilt="PyTorch is not installed")
+    )

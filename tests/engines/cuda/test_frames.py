@@ -9,6 +9,8 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.measure.inputs import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
+from tests.formats import foreign
+from tests.formats.foreign import built
 
 pytestmark = pytest.mark.tf
 
@@ -201,3 +203,14 @@ def test_a_recurrent_layer_of_keras_frozen():
     assert "LoopCond" in flat.graph.ops
     assert not cover(flat).missing
     assert_equals_tensorflow(flat, make_inputs(flat, {}, batch=2))
+
+
+def test_a_cond_at_the_end_runs_with_the_outputs_that_are_guessed():
+    made = built(foreign.cond_at_the_end).as_graph_def()
+    flat = flat_of(made)
+    assert [tensor.name for tensor in flat.outputs] == ["choice/Merge"]
+    x = np.random.default_rng(0).standard_normal((2, 4), np.float32)
+    for p in (True, False):
+        assert_equals_tensorflow(flat, {"x": x, "p": np.array(p)})
+    with pytest.raises(EngineError, match=r"no lowering for:(.|\n)*Merge: .*such as choice/Merge(.|\n)*--outputs"):
+        run(flat_of(made, outputs=["choice/Merge:1"]), {"x": x, "p": np.array(True)})

@@ -12,6 +12,8 @@ from msplit.engines.base import Job
 from msplit.engines.tensorflow import session
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
+from tests.formats import foreign
+from tests.formats.foreign import built
 
 from . import models
 
@@ -291,3 +293,12 @@ def test_a_keras_model_that_was_saved_without_its_variables_is_told_how_to_be_ex
     with pytest.raises(EngineError, match="Could not find variable") as caught:
         reference(flat, {"x": np.ones((1, 3), np.float32)})
     assert "model.export()" in caught.value.fix
+
+
+@pytest.mark.parametrize("output", ["map/while/Identity_5", "map/TensorArrayV2_1"])
+def test_an_output_that_has_no_value_points_to_outputs(tmp_path, output):
+    graph_def = built(foreign.map_fn, v2=True).as_graph_def()
+    (tmp_path / "map.pb").write_bytes(graph_def.SerializeToString())
+    flat = load(tmp_path / "map.pb", outputs=[output])
+    with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --outputs"):
+        reference(flat, {"x": np.zeros((2, 4), np.float32)})

@@ -85,11 +85,11 @@ class Bodies:
             return None
         try:
             flat = flat_body(self._model, name)
+            parameters = [(tensor.node, tensor.port) for tensor in flat.inputs]
+            results = [(tensor.node, tensor.port) for tensor in flat.outputs]
+            return body_of(flat, parameters, results, range(len(flat)))
         except MsplitError:
             return None
-        parameters = [(tensor.node, tensor.port) for tensor in flat.inputs]
-        results = [(tensor.node, tensor.port) for tensor in flat.outputs]
-        return body_of(flat, parameters, results, range(len(flat)))
 
 
 def body_of(
@@ -102,6 +102,9 @@ def body_of(
         parameters: What is given.
         results: What is wanted.
         members: Nodes that belong to the body, whether the results need them or not; those that they need if None.
+
+    Raises:
+        LoadError: A constant can not be read.
     """
     ops: list[BodyOp] = []
     constants: dict[Key, NDArray[Any]] = {}

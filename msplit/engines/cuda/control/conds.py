@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.control.bodies import Body
 from msplit.engines.cuda.control.rewire import Changes, rewired
 from msplit.engines.cuda.program import Key
+from msplit.engines.seeds import DRAWN_ON_DEVICE
+from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, FunctionRef, Graph, TensorValue
 
@@ -39,6 +41,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         return flat, {}
     graph, changes = flat.graph, Changes()
     fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
+    fetched = {(tensor.node, tensor.port) for tensor in flat.outputs}
     inside: dict[int, Set[_Branch]] = {}  # per node the branches that it is in
     for node in graph.topological.tolist():
         op = graph.ops[node]
@@ -50,13 +53,16 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         elif op == "Merge" and len(inputs) == 2:
             sides = [_around(graph, inside, edge) for edge in list(graph.in_edges(node))[:2]]
             apart = [branch for branch in sides[0] if (branch[0], 1 - branch[1]) in sides[1]]
-            if len(apart) == 1 and not _reads_which(graph, node):
+            if len(apart) == 1 and (node, 1) not in fetched and not _reads_which(graph, node):
                 ((predicate, first),) = apart
                 no, yes = (inputs[1], inputs[0]) if first else (inputs[0], inputs[1])
                 _choose(changes, node, predicate, no, yes, known(graph, predicate, fed))
                 found = sides[0] & sides[1]
         if found:
             inside[node] = found
+            if op in DRAWN_ON_DEVICE and any(known(graph, branch[0], fed) is None for branch in found):
+                # TensorFlow draws here in those steps only that take the branch: no op that is known by this name.
+                changes.ops[node] = f"{op} in a branch"
     return rewired(flat, changes), _CHOICE
 
 
@@ -99,7 +105,10 @@ def known(graph: Graph, key: Key, fed: Set[Key]) -> NDArray[np.generic] | None:
             value = graph.attrs[key[0]].get("value")
             if not isinstance(value, TensorValue) or value.dtype == "string":
                 return None
-            found = value.load()
+            try:
+                found = value.load()
+            except LoadError:  # whoever runs it is told
+                return None
             return np.logical_not(found) if negated else found
         if op not in ("Identity", "PlaceholderWithDefault", "LogicalNot") or not inputs:
             return None

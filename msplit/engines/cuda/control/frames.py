@@ -13,6 +13,7 @@ from msplit.engines.cuda.control.bodies import Bodies, Body, body_of
 from msplit.engines.cuda.control.conds import raise_conds
 from msplit.engines.cuda.control.rewire import Changes, rewired
 from msplit.engines.cuda.program import Key
+from msplit.errors import LoadError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import FunctionRef, Graph
@@ -137,8 +138,11 @@ def _loop(flat: FlatGraph, nodes: Sequence[int]) -> _Loop | None:
     turns: list[Key] = [(-1 - number, 0) for number in range(len(order))]
     for switch, merge in decided.items():
         turns[order[merge]] = (switch, 1)
-    cond = body_of(flat, [*((merge, 0) for merge in variables), *passed], graph.inputs(conditions[0])[:1])
     results = [graph.inputs(goes_back[merge])[0] for merge in variables]
-    body = body_of(flat, [*turns, *passed], [*results, *passed])
+    try:
+        cond = body_of(flat, [*((merge, 0) for merge in variables), *passed], graph.inputs(conditions[0])[:1])
+        body = body_of(flat, [*turns, *passed], [*results, *passed])
+    except LoadError:  # of a constant in it
+        return None
     inputs = [graph.inputs(node)[0] for node in [*(begins[merge] for merge in variables), *outside]]
     return _Loop(first, {node: order[merge] for node, merge in left.items() if merge is not None}, inputs, cond, body)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msplit.engines.cuda.control.bodies import CONDS, FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.control.conds import known
 from msplit.engines.cuda.control.lists import LISTS
-from msplit.engines.cuda.registry import table
+from msplit.engines.cuda.registry import listed
 from msplit.flatten.flat import FlatGraph
 
 
@@ -88,6 +88,6 @@ class Inside:
                     pending += [ref.name for ref in inner_functions]
                     if not names_all(piece.op, inner_functions):
                         missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
-                elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in table():
+                elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in listed():
                     missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
         return Within(frozenset(names), missing, names)

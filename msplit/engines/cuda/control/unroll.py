@@ -22,6 +22,11 @@ MOST_DEPTH = 50
 
 _FIX = "use --engine tensorflow, or cut the model with --inputs and --outputs so that this node is outside"
 
+
+class TooMany(EngineError):
+    """The loops of a model are more ops than may be."""
+
+
 Made = Generator[Op, None, list[Key]]
 
 
@@ -38,6 +43,7 @@ class Unroller:
 
     Attributes:
         kept: Values that may be read later, whoever was the last that the graph names.
+        most: Ops and turns that all loops may become.
         made: Values of the ops that ran since the outermost loop's turn began; the inference puts them in.
     """
 
@@ -56,6 +62,7 @@ class Unroller:
         self.made: list[Key] = []
         self._lists: dict[Key, TensorList] = {}
         self._constants: dict[tuple[int, Key], Key] = {}
+        self.most = MOST_OPS
         self._count = 0
         self._depth = 0
 
@@ -93,9 +100,9 @@ class Unroller:
     def _number(self, like: Op) -> None:
         """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
         self._count += 1
-        if self._count > MOST_OPS:
-            raise EngineError(
-                f"the loops of this model are more than {MOST_OPS:,} ops when they are unrolled",
+        if self._count > self.most:
+            raise TooMany(
+                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
                 where=f"node {like.name}",
                 fix="use --engine tensorflow, or give shorter sequences with --shape",
             )

@@ -33,7 +33,17 @@ _STEPS = frozenset([*STEPS, *COMPARISONS])
 _BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _SMOOTH = (
     frozenset([*CURVES, *ARITHMETIC, "Xlog1py", "AddN", "BiasAdd", "BiasAddV1"])
-    | {"SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad", "ReluGrad", "Relu6Grad", "LeakyReluGrad"}
+    | {
+        "SqrtGrad",
+        "RsqrtGrad",
+        "InvGrad",
+        "ReciprocalGrad",
+        "ReluGrad",
+        "Relu6Grad",
+        "LeakyReluGrad",
+        "TanhGrad",
+        "SigmoidGrad",
+    }
     | {"EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad"}
     | _BATCH_NORMS
 )

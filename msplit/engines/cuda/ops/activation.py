@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.registry import Node, lowering
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
@@ -57,8 +57,6 @@ def relu(node: Node, features: Tensor) -> Tensor:
 @lowering("Relu6")
 def relu6(node: Node, features: Tensor) -> Tensor:
     """The features, cut off below zero and above six."""
-    if features.dtype in _UNSIGNED[1:]:
-        raise Unsupported(f"Relu6 {node.name}: there is no kernel for {str(features.dtype).removeprefix('torch.')}")
     return features.clamp(0, 6)
 
 
@@ -113,6 +111,8 @@ def relu_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
 @lowering("Relu6Grad")
 def relu6_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
     """The gradients where the features are between zero and six, else zero."""
+    if not features.is_floating_point():
+        return torch.where((features > 0) & (features < 6), gradients, 0)
     return torch.ops.aten.hardtanh_backward(gradients, features, 0, 6)
 
 

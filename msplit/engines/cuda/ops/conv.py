@@ -62,6 +62,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "_FusedConv2D": prepare_filter,
     "_SiblingConv2D": prepare_filter,
     "DepthwiseConv2dNative": prepare_depthwise_filter,
+    "DepthwiseConv2dNativeBackpropInput": prepare_depthwise_filter,
     "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
 }
 """How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
@@ -82,6 +83,16 @@ def depthwise_convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
 @lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", static=(0,))
 def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
     """The gradient of a convolution with respect to its data: a transposed convolution."""
+    return _transposed(node, sizes, filter, data)
+
+
+@lowering("DepthwiseConv2dNativeBackpropInput", static=(0,))
+def transposed_depthwise(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
+    """The gradient of a depthwise convolution with respect to its data."""
+    return _transposed(node, sizes, filter, data, depthwise=True)
+
+
+def _transposed(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor, *, depthwise: bool = False) -> Tensor:
     _refuse_integers(node, data)
     first = channels_first(node)
     shape = [int(size) for size in sizes]
@@ -102,7 +113,10 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
         crop = min(frame.before, frame.after)
         crops.append(crop)
         extra.append(max(0, frame.before + frame.size - full + crop))
-    weight = in_layout(_from_filter(filter), keeps_channels_last(node))
+    if depthwise:
+        weight = filter.permute(2, 3, 0, 1).reshape(-1, 1, *kernel)
+    else:
+        weight = in_layout(_from_filter(filter), keeps_channels_last(node))
     result = _TRANSPOSED[filter.dim() - 2](
         to_channels_first(node, data),
         weight,
@@ -110,7 +124,7 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
         strides,
         tuple(crops),
         tuple(extra),
-        channels // filter.shape[-2],
+        filter.shape[-2] if depthwise else channels // filter.shape[-2],
         dilations,
     )
     for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True)):

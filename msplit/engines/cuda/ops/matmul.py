@@ -54,19 +54,55 @@ def einsum(node: Node, *inputs: Tensor) -> Tensor:
     if not arrow:
         raise Unsupported(f"Einsum {node.name}: equation {node.get('equation')!r} has no '->'")
     dtype = inputs[0].dtype
-    if inputs[0].device.type == "cuda" and not (dtype.is_floating_point or dtype.is_complex):
-        raise Unsupported(f"Einsum {node.name}: there is no GPU kernel for {str(dtype).removeprefix('torch.')}")
+    # cuBLAS has no integer products, and PyTorch's sums of integers are int64.
+    total = torch.einsum if dtype.is_floating_point or dtype.is_complex else _integer_einsum
     signed = _SIGNED.get(dtype)
     if signed is not None:
         inputs = tuple(operand.view(signed) for operand in inputs)
     labels = output.replace("...", "")
     single = "".join(dict.fromkeys(labels))
     if single == labels:
-        result = torch.einsum(f"{operands}->{output}", *inputs)
+        result = total(f"{operands}->{output}", *inputs)
     else:
         front = "..." if "..." in output else ""
-        result = _spread(torch.einsum(f"{operands}->{front}{single}", *inputs), single, output)
+        result = _spread(total(f"{operands}->{front}{single}", *inputs), single, output)
     return result if signed is None else result.view(dtype)
+
+
+def _integer_einsum(equation: str, *inputs: Tensor) -> Tensor:
+    """Einstein summation in the inputs' own integers, which wrap around: products of whole tensors, then one sum."""
+    left, _, output = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    ranks = [tensor.dim() - len(term.replace("...", "")) for term, tensor in zip(terms, inputs, strict=True)]
+    rank = max((ranks[slot] for slot, term in enumerate(terms) if "..." in term), default=0)
+    # Axes of an ellipsis as labels of their own, counted from the last: they broadcast.
+    hidden = [f"...{place}" for place in range(rank, 0, -1)]
+    wanted = _labels(output, hidden if "..." in output else [])
+    axes = list(dict.fromkeys([*wanted, *(label for term in terms for label in _labels(term, hidden))]))
+    result: Tensor | None = None
+    for term, tensor, own in zip(terms, inputs, ranks, strict=True):
+        names = _labels(term, hidden[rank - own :] if "..." in term else [])
+        for label in dict.fromkeys(names):
+            while names.count(label) > 1:  # a diagonal
+                first, second = [place for place, name in enumerate(names) if name == label][:2]
+                tensor = tensor.diagonal(dim1=first, dim2=second)
+                del names[second], names[first]
+                names.append(label)
+        order = [names.index(label) for label in axes if label in names]
+        laid = tensor.permute(order)
+        for place, label in enumerate(axes):
+            if label not in names:
+                laid = laid.unsqueeze(place)
+        result = laid if result is None else result * laid
+    assert result is not None
+    summed = tuple(range(len(wanted), len(axes)))
+    return result.sum(summed, dtype=result.dtype) if summed else result
+
+
+def _labels(term: str, hidden: list[str]) -> list[str]:
+    """The axes of a term by name, those of its ellipsis included."""
+    before, dots, after = term.partition("...")
+    return [*before, *(hidden if dots else []), *after]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

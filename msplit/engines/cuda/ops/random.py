@@ -15,6 +15,7 @@ from msplit.engines.cuda.philox import (
     from_key,
     from_seed,
     normal,
+    split,
     to_key,
     truncated_normal,
     uniform,
@@ -33,6 +34,12 @@ _DRAWS: dict[str, _Draw] = {
     "StatelessRandomNormal": normal,
     "StatelessTruncatedNormal": truncated_normal,
 }
+_STATEFUL: dict[str, _Draw] = {
+    "RandomUniform": uniform,
+    "RandomStandardNormal": normal,
+    "TruncatedNormal": truncated_normal,
+}
+_RESERVED_PER_NUMBER = 256
 
 
 @lowering("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", static=(0,))
@@ -74,6 +81,21 @@ def stateless_random_words_v2(node: Node, shape: np.ndarray, key: Tensor, counte
     """Integers over the whole range of their type, of a key and a counter."""
     _check_algorithm(node, alg)
     return _words(node, shape, from_key(key, counter))
+
+
+@lowering("_StatefulRandom", static=(0,), own=True)
+def stateful_random(node: Node, shape: np.ndarray, *inputs: Tensor) -> Tensor:
+    """The numbers that a random op with a state draws in one step, of its seeds and of how many steps there were before.
+
+    Each run of TensorFlow's kernel sets 256 results of the generator aside for every number.
+    """
+    *limits, steps = inputs
+    seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
+    low = steps * (math.prod(_sizes(shape)) * _RESERVED_PER_NUMBER)
+    generator = Generator(split(seed), (*split(low), *split(seed2)))
+    if limits:
+        return _integers(shape, generator, limits[0], limits[1])
+    return _floats(node, shape, generator, _STATEFUL[node.attrs["draws"]])
 
 
 @lowering("StatelessRandomGetKeyCounter")

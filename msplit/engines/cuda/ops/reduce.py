@@ -29,6 +29,8 @@ def reduce_mean(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     if x.is_floating_point() or x.is_complex():
         return x.mean(axes, _keep(node))
     count = math.prod(x.shape[dim] for dim in axes)
+    if x.dtype == torch.uint64:
+        return _unsigned_quotient(x.view(torch.int64).sum(axes, _keep(node)), max(count, 1))
     total = x.sum(axes, _keep(node), dtype=torch.int64)
     return torch.div(total, max(count, 1), rounding_mode="trunc").to(x.dtype)
 
@@ -129,6 +131,14 @@ def _arg(node: Node, x: Tensor, dimension: np.ndarray, largest: bool) -> Tensor:
             x = torch.nan_to_num(x, nan=limits.max, posinf=limits.max, neginf=-math.inf)
     result = x.argmax(axis) if largest else x.argmin(axis)
     return result.to(torch_dtype(node.get("output_type", "int64")))
+
+
+def _unsigned_quotient(bits: Tensor, divisor: int) -> Tensor:
+    """Quotients, rounded down, of unsigned words of 64 bits. Half of a number fits a signed word. Warren, "Hacker's Delight", 9-3."""
+    half = (bits >> 1) & torch.iinfo(torch.int64).max
+    quotient = torch.div(half, divisor, rounding_mode="floor") << 1
+    rest = bits - quotient * divisor  # 0 to 2 * divisor - 1
+    return (quotient + (rest >= divisor)).view(torch.uint64)
 
 
 def _keep(node: Node) -> bool:

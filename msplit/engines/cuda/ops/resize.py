@@ -52,8 +52,8 @@ def resize_bicubic(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     """Cubic interpolation over the sixteen nearest pixels (Keys, 1981); the result is float32."""
     height, width = (int(number) for number in size)
     images = images.to(torch.float32)
-    down = _cubic_weights(node, images.shape[1], height, images.device)
-    across = _cubic_weights(node, images.shape[2], width, images.device)
+    down = cubic_weights(node, images.shape[1], height, images.device)
+    across = cubic_weights(node, images.shape[2], width, images.device)
     return torch.einsum("oh,bhwc,pw->bopc", down, images, across)
 
 
@@ -106,12 +106,27 @@ def _nearest(count: int, size: int, align: bool, half: bool, device: torch.devic
     return (_round_half_away(place) if align else place.floor()).long().clamp_(max=size - 1)
 
 
+def linear_weights(node: Node, size: int, count: int, device: torch.device) -> Tensor:
+    """The weight of every input pixel for every output pixel of a linear interpolation, of shape (count, size)."""
+    align, half = _placement(node)
+    place = _places(size, count, align, half, device)
+    lower, upper = place.floor().clamp(min=0).long(), place.ceil().clamp(max=size - 1).long()
+    share = (place - place.floor())[:, None]
+    pixels = torch.arange(size, device=device)
+    return (1 - share) * (lower[:, None] == pixels) + share * (upper[:, None] == pixels)
+
+
+def nearest_pixels(node: Node, size: int, count: int, device: torch.device) -> Tensor:
+    """The input pixel, of `size`, that each of `count` output pixels along an axis is."""
+    return _nearest(count, size, *_placement(node), device)
+
+
 def _round_half_away(place: Tensor) -> Tensor:
     """Rounds a half away from zero, as C does; places here are not negative."""
     return (place + 0.5).floor()
 
 
-def _cubic_weights(node: Node, size: int, count: int, device: torch.device) -> Tensor:
+def cubic_weights(node: Node, size: int, count: int, device: torch.device) -> Tensor:
     """The weight of every input pixel for every output pixel, of shape (count, size).
 
     With half_pixel_centers, TensorFlow uses Keys' coefficient -0.5 and leaves pixels outside of the image out of the

@@ -86,10 +86,20 @@ def _in_top_k(predictions: Tensor, targets: Tensor, k: int) -> Tensor:
 def bucketize(node: Node, x: Tensor) -> Tensor:
     """The number of `boundaries` that are not above each element, as int32."""
     boundaries = [float(np.float32(boundary)) for boundary in node.get("boundaries", ())]
-    # TensorFlow compares with float32 boundaries in C++'s common type.
-    common = torch.float64 if x.dtype == torch.float64 else torch.float32
-    edges = vector(boundaries, common, x.device)
-    return torch.bucketize(x.to(common).contiguous(), edges, right=True, out_int32=True)
+    return search_boundaries(node, x, vector(boundaries, _compared_in(x), x.device))
+
+
+@lowering("_Bucketize", own=True)
+def search_boundaries(node: Node, x: Tensor, boundaries: Tensor) -> Tensor:
+    """Bucketize with its boundaries on the device already: `keep_boundaries` makes it."""
+    return torch.bucketize(
+        x.to(_compared_in(x)).contiguous(), boundaries.to(_compared_in(x)), right=True, out_int32=True
+    )
+
+
+def _compared_in(x: Tensor) -> torch.dtype:
+    """TensorFlow compares with float32 boundaries in C++'s common type."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:

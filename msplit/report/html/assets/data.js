@@ -33,6 +33,7 @@ class Model {
     this.index = new Map();
     this.nodes.name.forEach((name, node) => { if (!this.index.has(name)) this.index.set(name, node); });
     this.lower = this.nodes.name.map((name) => name.toLowerCase());
+    this.onCritical = new Set(this.critical);
     this.weigh();
     this.rank();
   }
@@ -107,9 +108,15 @@ class Model {
     return prefix.length > this.scope.length ? prefix : `${this.nodes.name[this.first[element]] ?? "join"} …`;
   }
 
+  // The run of the ids of this page: its bars are the leaves.
+  ownRun() {
+    return { ...this.leaves, on: this.waits.on, by: this.waits.by, lanes: this.lanes, makespan: this.makespan, label: [], about: this.about, command: this.command };
+  }
+
   // The name without the scope that all kernels share.
-  label(element) {
-    const name = this.name(element);
+  label(element) { return this.shortName(this.name(element)); }
+
+  shortName(name) {
     return this.scope && name.startsWith(`${this.scope}/`) ? name.slice(this.scope.length + 1) : name;
   }
 

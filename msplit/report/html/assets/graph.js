@@ -11,6 +11,8 @@ class GraphView {
     this.onChange = onChange;
     this.opened = [];
     this.selected = -1;
+    // Before Cytoscape sees it: the wheel is the page's unless a key is held.
+    host.addEventListener("wheel", (event) => { if (!zooms(event)) event.stopImmediatePropagation(); }, { capture: true, passive: true });
     this.cy = cytoscape({ container: host, style: this.style(), minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false });
     this.cy.on("tap", "node", (event) => onSelect(Number(event.target.id())));
     this.cy.on("dbltap", "node", (event) => this.open(Number(event.target.id())));
@@ -101,6 +103,8 @@ class GraphView {
       } },
       { selector: "node.box", style: { "border-width": 4, "border-style": "double", "border-color": css("--fg") } },
       { selector: "node.joint", style: { shape: "ellipse", width: 14, height: 14 } },
+      { selector: "node.critical", style: { "underlay-color": css("--bad"), "underlay-opacity": 0.9, "underlay-padding": 7, "underlay-shape": "round-rectangle" } },
+      { selector: "edge.critical", style: { "line-color": css("--bad"), "target-arrow-color": css("--bad"), width: 3.5 } },
       { selector: "node.selected", style: { "outline-width": 5, "outline-color": css("--accent"), "outline-offset": 3 } },
       { selector: "edge", style: {
         width: 1.5, "line-color": css("--edge"), "target-arrow-color": css("--edge"), "target-arrow-shape": "triangle", "curve-style": "bezier",
@@ -128,22 +132,21 @@ class GraphView {
     this.arrange(shown, links);
     this.cy.fit(undefined, 20);
     this.mark();
-    this.fitText();
+    this.notTooLarge();
     this.onChange(this);
   }
 
-  // A large graph would be too small to read: begin at its top, in a size that can be read.
-  fitText() {
-    if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(); }
-    if (this.cy.zoom() >= 0.45 || !this.shown) return;
-    const bounds = this.cy.elements().boundingBox();
-    this.cy.zoom(0.6);
-    const first = this.cy.nodes().min((node) => node.position("y") * 1e4 + Math.abs(node.position("x") - (bounds.x1 + bounds.x2) / 2)).ele;
-    this.cy.pan({ x: this.cy.width() / 2 - first.position("x") * 0.6, y: 40 - bounds.y1 * 0.6 });
-  }
+  // All of it is seen at first; a small graph need not fill the frame.
+  notTooLarge() { if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(); } }
 
   mark() {
-    this.cy.elements().removeClass("selected near");
+    this.cy.elements().removeClass("selected near critical");
+    if (this.critical) {
+      const on = new Set();
+      for (const node of this.critical) on.add(`${this.standing(this.model.nodes.home[node])}`);
+      this.cy.nodes().forEach((node) => { if (on.has(node.id())) node.addClass("critical"); });
+      this.cy.edges().forEach((edge) => { if (on.has(edge.data("source")) && on.has(edge.data("target"))) edge.addClass("critical"); });
+    }
     if (this.selected < 0) return;
     const standing = this.cy.getElementById(`${this.standing(this.selected)}`);
     standing.addClass("selected");
@@ -161,6 +164,9 @@ class GraphView {
   }
 
   select(element) { this.selected = element; this.mark(); }
+
+  // Marks the boxes that these nodes are in, or none.
+  showCritical(nodes) { this.critical = nodes; this.mark(); }
 
   center(element) {
     const node = this.cy.getElementById(`${this.standing(element)}`);
@@ -223,5 +229,5 @@ class GraphView {
     this.cy.zoom({ level: this.cy.zoom() * factor, renderedPosition: { x: this.cy.width() / 2, y: this.cy.height() / 2 } });
   }
 
-  fit() { this.cy.fit(undefined, 20); }
+  fit() { this.cy.fit(undefined, 20); this.notTooLarge(); }
 }

@@ -60,4 +60,7 @@ function chip(stream) {
   return make("span", { class: "chip", style: { background: fill, color: ink(fill) } }, `stream ${stream}`);
 }
 
+// The wheel scrolls the page, as everywhere; with Ctrl or ⌘ it zooms. (Browsers report a pinch on a touchpad as that, too.)
+const zooms = (event) => event.ctrlKey || event.metaKey;
+
 const onThemeChange = (react) => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", react);

@@ -5,7 +5,7 @@ const by = (id) => document.getElementById(id);
 
 class Search {
   constructor(model, input, list, onPick) {
-    Object.assign(this, { model, input, list, onPick, nodes: [], at: -1 });
+    Object.assign(this, { model, input, list, rows: list.querySelector("ul"), onPick, nodes: [], at: -1 });
     input.addEventListener("input", () => this.look());
     input.addEventListener("focus", () => this.look());
     input.addEventListener("keydown", (event) => this.key(event));
@@ -20,9 +20,9 @@ class Search {
     if (!text) { this.hide(); return; }
     const { total, nodes } = this.model.search(text, MOST_RESULTS);
     this.nodes = nodes;
-    this.list.replaceChildren(...nodes.map((node, row) => this.row(node, row)));
-    if (!nodes.length) this.list.append(make("li", { class: "what" }, "No node has that in its name."));
-    else if (total > nodes.length) this.list.append(make("li", { class: "what" }, `and ${counted(total - nodes.length)} more`));
+    this.rows.replaceChildren(...nodes.map((node, row) => this.row(node, row)));
+    this.rows.hidden = !nodes.length;
+    by("result-note").textContent = !nodes.length ? "No node has that in its name." : total > nodes.length ? `and ${counted(total - nodes.length)} more` : "";
     this.list.hidden = false;
     this.input.setAttribute("aria-expanded", "true");
     this.go(nodes.length ? 0 : -1);
@@ -37,8 +37,8 @@ class Search {
 
   go(row) {
     this.at = row;
-    [...this.list.children].forEach((item, index) => item.setAttribute("aria-selected", index === row));
-    if (row >= 0) { this.input.setAttribute("aria-activedescendant", `result-${row}`); this.list.children[row].scrollIntoView({ block: "nearest" }); }
+    [...this.rows.children].forEach((item, index) => item.setAttribute("aria-selected", index === row));
+    if (row >= 0) { this.input.setAttribute("aria-activedescendant", `result-${row}`); this.rows.children[row].scrollIntoView({ block: "nearest" }); }
     else this.input.removeAttribute("aria-activedescendant");
   }
 
@@ -61,18 +61,53 @@ function legend(model) {
   model.leaves.node.forEach((node, leaf) => {
     if (node >= 0) load.set(model.leaves.stream[leaf], (load.get(model.leaves.stream[leaf]) ?? 0) + model.nodes.time[node]);
   });
+  const key = (kind, text) => make("li", { class: "op" }, make("span", { class: `key ${kind}`, "aria-hidden": "true" }), text);
   by("legend").replaceChildren(
     ...model.lanes.map((stream) => make("li", {}, chip(stream), ` ${micros(load.get(stream))}`)),
-    ...(model.lanes.length > 1 ? [make("li", { class: "op" }, "dashed: from one stream to another")] : []));
+    key("plain", "one needs what the other makes"),
+    ...(model.lanes.length > 1 ? [
+      key("dashed", "from one stream to another"), key("mixed", "a box on several streams, by their time"), key("wait", "timeline: a wait"),
+    ] : []),
+    ...(model.elements > model.leafCount ? [key("box", "several kernels: double-click opens it")] : []),
+    ...(model.leaves.node.includes(-1) ? [key("joint", "a join of control edges")] : []),
+    key("picked", "selected"), key("critical", "on the critical path, while that is shown"));
 }
 
 async function begin() {
   const model = new Model(await unpack());
   let element = -1;
   let graph = null;
-  const timeline = new Timeline(model, by("lanes"), by("tip"), (leaf) => find(model.leaves.node[leaf]), (line) => {
-    by("time-state").textContent = `${micros(line.from)} to ${micros(line.to)} of ${micros(model.makespan)}`;
-  });
+  const state = (line) => { by("time-state").textContent = `${micros(line.from)} to ${micros(line.to)} of ${micros(line.extent)}`; };
+  let compared = null;
+  // What one of the two timelines shows, the other does.
+  const follow = (line, other) => {
+    state(line);
+    if (other && !by("compared").hidden && (other.from !== line.from || other.to !== line.to)) { other.from = line.from; other.to = line.to; other.draw(); }
+  };
+  const timeline = new Timeline(model, by("lanes"), by("tip"), (node) => find(node), (line) => follow(line, compared));
+  const tell = (kind, run) => {
+    by(`${kind}-about`).textContent = run.about;
+    by(`${kind}-command`).textContent = run.command;
+    by(`${kind}-command`).hidden = !run.command;
+  };
+  tell("own", timeline.run);
+  by("beside").replaceChildren(make("option", { value: "0" }, "nothing"), ...model.runs.map((run, number) => make("option", { value: number + 1 }, run.name)));
+  by("beside-label").hidden = !model.runs.length;
+  function compare(number) {
+    const run = model.runs[number - 1];
+    by("beside").value = `${run ? number : 0}`;
+    by("compared").hidden = !run;
+    const extent = Math.max(model.makespan, run ? run.makespan : 0);
+    if (run) {
+      tell("beside", run);
+      compared ??= new Timeline(model, by("beside-lanes"), by("tip"), (node) => find(node), (line) => follow(line, timeline));
+      compared.critical = timeline.critical;
+      compared.selected = timeline.selected;
+      compared.take(run, extent);
+    }
+    timeline.take(model.ownRun(), extent);
+  }
+  by("beside").addEventListener("change", () => compare(Number(by("beside").value)));
   const buttons = () => {
     by("open").disabled = element < 0 || !model.isBox(element) || graph.opened.includes(element);
     by("close").disabled = element < 0 || graph.opened.length === 0 || owner() < 0;
@@ -90,7 +125,8 @@ async function begin() {
     if (centre && !model.isBox(wanted)) graph.reveal(wanted);
     graph.select(wanted);
     if (centre && model.isBox(wanted)) graph.center(wanted);
-    timeline.select(model.isBox(wanted) ? -1 : wanted);
+    const picked = model.isBox(wanted) ? -1 : model.leaves.node[wanted];
+    for (const line of [timeline, compared]) line?.select(picked);
     buttons();
   }
 
@@ -119,17 +155,25 @@ async function begin() {
   press("open", () => { graph.open(element); buttons(); });
   press("close", () => { const box = owner(); if (box >= 0) { graph.close(box); select(box); } });
   press("close-all", () => { graph.closeAll(); buttons(); });
+  press("critical", () => {
+    const shown = timeline.critical ? null : model.onCritical;
+    by("critical").setAttribute("aria-pressed", `${shown !== null}`);
+    graph.showCritical(shown);
+    for (const line of [timeline, compared]) if (line) { line.critical = shown; line.draw(); }
+  });
   press("time-in", () => timeline.zoomBy(0.7));
   press("time-out", () => timeline.zoomBy(1 / 0.7));
   press("time-fit", () => { timeline.fit(); timeline.draw(); });
   document.addEventListener("click", (event) => {
+    const other = event.target.closest("[data-run]");
+    if (other) { compare(Number(other.dataset.run)); by("timeline").scrollIntoView(); return; }
     const named = event.target.closest("[data-node]");
     if (!named) return;
     const node = model.index.get(named.dataset.node);
     if (node !== undefined) { find(node); by("graph").scrollIntoView(); }
   });
   // For tests: what is drawn, and where.
-  window.msplitReport = { model, graph, timeline, select, find };
+  window.msplitReport = { model, graph, timeline, select, find, compare, compared: () => compared };
   document.documentElement.dataset.ready = "true";
 }
 

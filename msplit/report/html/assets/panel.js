@@ -51,6 +51,9 @@ class Panel {
     else facts.push(this.fact("stream", chip(nodes.stream[node])));
     if (reason) facts.push(this.fact("rule", reason[0]), this.fact("why", reason[1]));
     else facts.push(this.fact("rule", this.model.reasons.length ? "none: the default stream" : "the id is on the graph"));
+    const results = nodes.results[nodes.result[node]];
+    if (results) facts.push(this.fact("gives", ...results.split("; ").flatMap((line) => [make("span", { class: "tensor" }, line), " "])));
+    if (this.model.onCritical.has(node)) facts.push(this.fact("path", "on the critical path"));
     if (nodes.time[node] > 0) {
       facts.push(this.fact("cost", `${micros(nodes.time[node])}${nodes.known[node] ? "" : " (a guess: unknown shape)"}`));
       facts.push(this.fact("work", `${operations(nodes.flops[node])}, ${size(nodes.bytes[node])} moved`));

@@ -181,3 +181,80 @@ def test_a_folder_that_the_user_chose_is_kept(tmp_path, monkeypatch):
     with cache.kept():
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache.folder())
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/var/tmp/torchinductor_somebody"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder that anybody may write to."""
+    made = tmp_path / "shared"
+    made.mkdir()
+    made.chmod(0o777)
+    return made
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_folder_that_others_may_write_to_is_not_used(shared, monkeypatch, below):
+    chosen = shared / "mine" if below else shared
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen))
+    with cache.kept():
+        assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(chosen)
+    (said,) = cache.refused()
+    assert str(chosen) in said
+    assert f"anybody may write to {shared}" in said
+    assert "TORCHINDUCTOR_CACHE_DIR" in said
+
+
+def test_the_default_folder_is_not_used_where_others_may_write_to_it(shared, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    assert cache.folder() is None
+    with cache.kept():
+        assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
+    shared.chmod(0o755)
+    assert cache.folder() == shared / "msplit" / "kernels"
+    assert cache.folder().stat().st_mode & 0o077 == 0
+    assert cache.refused() == []
+
+
+def test_triton_gets_a_folder_of_its_own_where_others_may_write_to_its_folder(shared, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared))
+    assert any("TRITON_CACHE_DIR" in said for said in cache.refused())
+    cache.guard_triton()
+    used = Path(os.environ["TRITON_CACHE_DIR"])
+    assert used != shared
+    assert cache.writers(used) is None
+    cache.guard_triton()
+    assert os.environ["TRITON_CACHE_DIR"] == str(used)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "said"), [(0o755, 12345, "another user"), (0o775, None, "a group"), (0o1777, None, "anybody")]
+)
+def test_who_else_may_write_to_a_folder(tmp_path, monkeypatch, mode, owner, said):
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert cache.writers(tmp_path) is None
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
+    if owner is not None and os.getuid():
+        monkeypatch.setattr(cache.os, "getuid", lambda: owner)
+    elif owner is not None:
+        os.chown(folder, owner, -1)
+    assert said in cache.writers(folder)
+
+
+def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(shared)
+    assert f"anybody may write to {shared}" in cache.writers(link / "kernels")
+
+
+def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):
+    from msplit.api.doctor import _kernels
+    from msplit.api.variants import _unsafe_caches
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
+    (found,) = _kernels()
+    assert "not used" in found.text
+    assert "anybody may write" in found.text
+    assert _unsafe_caches() == cache.refused()

@@ -38,6 +38,9 @@ def test_relu_integers(op, dtype):
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_relu_of_unsigned_words_changes_nothing(dtype):
     check("Relu", [values((3, 4), dtype, high=99)])
+    if dtype != "uint64":
+        check("Relu6", [values((3, 4), dtype, high=99)])
+        return
     with pytest.raises(Unsupported, match=dtype):
         run_lowering("Relu6", [values((3, 4), dtype, high=99)])
 

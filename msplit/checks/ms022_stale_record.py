@@ -1,0 +1,34 @@
+"""MS022: a record of an assignment that is not this model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.subject import Subject
+
+
+def find(subject: Subject) -> Iterator[Finding]:
+    """One finding."""
+    problem = subject.flat.model.record_problem
+    if problem is not None:
+        yield Finding(
+            f"there is a record of an assignment, and nothing goes by it: {problem}",
+            "run `msplit assign` again, which writes it anew, or remove it",
+        )
+
+
+CHECK = Check(
+    code="MS022",
+    name="stale-record",
+    severity=Severity.WARNING,
+    title="The record of the assignment is not this model's",
+    what="`msplit assign` leaves a record of the rules, the batch and whatever else it made the ids with: `assets.extra/msplit.json` in "
+    "a SavedModel, `MODEL.msplit.json` beside any other file. There is one, but the model has changed since it was written, or it is "
+    "damaged.",
+    why="Without the record the model is checked with defaults in place of what its ids were made with, and ids that msplit wrote count "
+    "as set by hand. If the model itself was changed, its ids may be stale.",
+    example="A new export was written over `model.pb`, and `model.pb.msplit.json` is still that of the old one.",
+    mend="Run `msplit assign` again and commit what it writes, record included; or remove the record.",
+    find=find,
+)

@@ -1,0 +1,237 @@
+"""Gradients that models compute at inference: forces of an energy, saliency maps.
+
+Those of activation functions are with them, in `activation`; of roots and reciprocals in `unary`; of convolutions with respect to their
+data in `conv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from msplit.engines.cuda.ops.axes import integers
+from msplit.engines.cuda.ops.resize import cubic_weights, linear_weights, nearest_pixels
+from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.windows import Window, channels_first, from_channels_first, spatial, windows
+
+_EPSILON = 9.999999747378752e-05
+
+
+@lowering("TanhGrad")
+def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of y = Tanh(x): dy (1 - y²)."""
+    return dy * (1 - y * y)
+
+
+@lowering("SigmoidGrad")
+def sigmoid_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of y = Sigmoid(x): dy y (1 - y)."""
+    return dy * y * (1 - y)
+
+
+@lowering("BiasAddGrad")
+def bias_add_grad(node: Node, gradients: Tensor) -> Tensor:
+    """The sum over all axes but the channels'."""
+    channel = 1 if channels_first(node) and gradients.dim() > 2 else gradients.dim() - 1
+    axes = [axis for axis in range(gradients.dim()) if axis != channel]
+    return gradients.sum(axes, dtype=gradients.dtype) if axes else gradients
+
+
+@lowering("BroadcastGradientArgs", static=(0, 1))
+def broadcast_gradient_args(node: Node, first: np.ndarray, second: np.ndarray) -> tuple[Tensor, Tensor]:
+    """For two shapes that broadcast, the axes over which each one's gradient is to be summed, on the CPU."""
+    shapes = (integers(first), integers(second))
+    rank = max(map(len, shapes))
+    full = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    if any(a not in (1, b) and b != 1 for a, b in zip(*full, strict=True)):
+        raise Unsupported(f"{node.name}: shapes {shapes[0]} and {shapes[1]} do not broadcast")
+    found = []
+    for sizes in full:
+        axes = [] if shapes[0] == shapes[1] else [axis for axis, size in enumerate(sizes) if size == 1]
+        found.append(torch.from_numpy(np.asarray(axes, first.dtype)))
+    return found[0], found[1]
+
+
+@lowering("MaxPoolGrad", "MaxPool3DGrad")
+def max_pool_grad(node: Node, data: Tensor, result: Tensor, gradients: Tensor) -> Tensor:
+    """Each window's gradient at its first maximum."""
+    first = channels_first(node)
+    frames = _frames(node, data.shape)
+    rank = len(frames)
+    data, gradients = (part if first else part.movedim(-1, 1) for part in (data, gradients))
+    padded = F.pad(data, _pads(frames), value=-torch.inf)
+    pool = F.max_pool2d if rank == 2 else F.max_pool3d
+    _, places = pool(padded, *_kernel(frames), return_indices=True)
+    sums = torch.zeros_like(padded, memory_format=torch.contiguous_format).flatten(2)
+    sums.scatter_add_(2, places.flatten(2), gradients.flatten(2).contiguous())
+    return from_channels_first(node, _cropped(sums.reshape(padded.shape), frames))
+
+
+@lowering("AvgPoolGrad", "AvgPool3DGrad", static=(0,))
+def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tensor:
+    """Each window's gradient in equal shares to its elements, padding left out."""
+    sizes = integers(shape)
+    frames = _frames(node, sizes)
+    moved = gradients if channels_first(node) else gradients.movedim(-1, 1)
+    for axis, frame in enumerate(frames):
+        begins = torch.arange(frame.outputs, device=gradients.device) * frame.stride - frame.before
+        count = (begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)
+        moved = moved / count.to(moved.dtype).reshape(-1, *(1,) * (len(frames) - 1 - axis))
+    for axis, frame in enumerate(frames, 2):
+        moved = _spread_out(moved, axis, frame)
+    return from_channels_first(node, moved)
+
+
+def _spread_out(gradients: Tensor, axis: int, frame: Window) -> Tensor:
+    """The sum, along one axis, of what every window gives to each of its elements."""
+    reach = (frame.outputs - 1) * frame.stride + frame.kernel
+    places = torch.arange(frame.outputs, device=gradients.device)[:, None] * frame.stride
+    places = places + torch.arange(frame.kernel, device=gradients.device)
+    room = list(gradients.shape)
+    room[axis] = reach
+    given = gradients.repeat_interleave(frame.kernel, axis)
+    sums = gradients.new_zeros(room).index_add_(axis, places.reshape(-1), given)
+    crop = (-frame.before, frame.before + frame.size - reach)
+    return F.pad(sums, (0, 0) * (gradients.dim() - 1 - axis) + crop)
+
+
+@lowering("DepthwiseConv2dNativeBackpropFilter", "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", static=(1,))
+def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradients: Tensor) -> Tensor:
+    """The gradient of a convolution with respect to its filter."""
+    sizes = integers(shape)
+    rank = len(sizes) - 2
+    frames = _convolution_frames(node, data.shape, sizes[:rank])
+    data, gradients = (part if channels_first(node) else part.movedim(-1, 1) for part in (data, gradients))
+    depthwise = node.op.startswith("Depthwise")
+    groups = sizes[-2] if depthwise else data.shape[1] // sizes[-2]
+    outer = (sizes[-2] * sizes[-1], 1) if depthwise else (sizes[-1], sizes[-2])
+    weight = data.new_empty((*outer, *sizes[:rank]))
+    padded = F.pad(data, _pads(frames)).contiguous()
+    strides, dilations = [frame.stride for frame in frames], [frame.dilation for frame in frames]
+    _, found, _ = torch.ops.aten.convolution_backward(
+        gradients.contiguous(),
+        padded,
+        weight,
+        None,
+        strides,
+        [0] * rank,
+        dilations,
+        False,
+        [0] * rank,
+        groups,
+        [False, True, False],
+    )
+    space = range(2, rank + 2)
+    if depthwise:
+        return found.reshape(sizes[-2], sizes[-1], *sizes[:rank]).permute(*space, 0, 1)
+    return found.permute(*space, 1, 0)
+
+
+@lowering("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def batch_norm_grad(
+    node: Node, gradients: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, *reserve: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
+    channel = 1 if channels_first(node) else x.dim() - 1
+    axes = [axis for axis in range(x.dim()) if axis != channel]
+
+    def wide(number: Tensor) -> Tensor:
+        return number.reshape(-1, *(1,) * (x.dim() - 1 - channel))
+
+    dy = gradients.to(scale.dtype)
+    factor = torch.rsqrt(variance + node.get("epsilon", _EPSILON))
+    normal = (x.to(scale.dtype) - wide(mean)) * wide(factor)
+    offset_grad = dy.sum(axes)
+    scale_grad = (dy * normal).sum(axes)
+    if node.get("is_training", True):
+        count = x.numel() // scale.numel()
+        dy = dy - wide(offset_grad / count) - normal * wide(scale_grad / count)
+        left = (scale.new_empty(0), scale.new_empty(0))
+    else:
+        left = (torch.zeros_like(scale), torch.zeros_like(scale)) if "V" not in node.op else (scale.new_empty(0),) * 2
+    return (dy * wide(scale * factor)).to(x.dtype), scale_grad, offset_grad, *left
+
+
+@lowering("MirrorPadGrad", static=(1,))
+def mirror_pad_grad(node: Node, gradients: Tensor, paddings: np.ndarray) -> Tensor:
+    """The gradient of MirrorPad: what was mirrored is added to where it came from."""
+    skipped = {"REFLECT": 1, "SYMMETRIC": 0}[node.attrs["mode"]]
+    for axis, (low, high) in enumerate(paddings.tolist()):
+        size = gradients.shape[axis] - low - high
+        if max(low, high) > size - skipped:
+            raise Unsupported(f"{node.name}: padding {low}, {high} is wider than axis {axis} of length {size}")
+        if low or high:
+            inner = gradients.narrow(axis, low, size).clone()
+            inner.narrow(axis, skipped, low).add_(gradients.narrow(axis, 0, low).flip(axis))
+            inner.narrow(axis, size - skipped - high, high).add_(gradients.narrow(axis, low + size, high).flip(axis))
+            gradients = inner
+    return gradients
+
+
+@lowering("ResizeBilinearGrad", "ResizeBicubicGrad")
+def resize_grad(node: Node, gradients: Tensor, original: Tensor) -> Tensor:
+    """The gradient of interpolating: each pixel's share of what was made of it."""
+    weights = linear_weights if node.op == "ResizeBilinearGrad" else cubic_weights
+    down = weights(node, original.shape[1], gradients.shape[1], gradients.device).to(original.dtype)
+    across = weights(node, original.shape[2], gradients.shape[2], gradients.device).to(original.dtype)
+    return torch.einsum("oh,bopc,pw->bhwc", down, gradients.to(original.dtype), across)
+
+
+@lowering("ResizeNearestNeighborGrad", static=(1,))
+def resize_nearest_grad(node: Node, gradients: Tensor, size: np.ndarray) -> Tensor:
+    """The gradient of taking the nearest pixel: the sum of what took it."""
+    for axis, length in enumerate(integers(size), 1):
+        places = nearest_pixels(node, length, gradients.shape[axis], gradients.device)
+        room = list(gradients.shape)
+        room[axis] = length
+        gradients = gradients.new_zeros(room).index_add_(axis, places, gradients)
+    return gradients
+
+
+@lowering("LRNGrad")
+def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tensor, result: Tensor) -> Tensor:
+    """The gradient of LRN, whose sum of squares every neighboring channel is part of."""
+    radius = int(node.get("depth_radius", 5))
+    bias, alpha, beta = node.get("bias", 1.0), node.get("alpha", 1.0), node.get("beta", 0.5)
+
+    def neighbors(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, (1, 2 * radius + 1), 1, (0, radius), divisor_override=1)
+
+    norm = bias + alpha * neighbors(data.square())
+    return gradients * norm.pow(-beta) - 2 * alpha * beta * data * neighbors(gradients * result / norm)
+
+
+def _frames(node: Node, shape: Sequence[int]) -> tuple[Window, ...]:
+    """The windows of a pool over data of a shape."""
+    sizes = shape[2:] if channels_first(node) else shape[1:-1]
+    return windows(
+        node, sizes, spatial(node, node.get("ksize"), "ksize"), spatial(node, node.get("strides"), "strides")
+    )
+
+
+def _convolution_frames(node: Node, shape: Sequence[int], kernel: Sequence[int]) -> tuple[Window, ...]:
+    ones = (1,) * len(shape)
+    strides = spatial(node, node.get("strides", ones), "strides")
+    dilations = spatial(node, node.get("dilations", ones), "dilations")
+    return windows(node, shape[2:] if channels_first(node) else shape[1:-1], kernel, strides, dilations)
+
+
+def _pads(frames: Sequence[Window]) -> list[int]:
+    """For `F.pad`: what makes an axis as long as its windows reach. Elements that no window has are cut off."""
+    pads: list[int] = []
+    for frame in reversed(frames):
+        pads += [frame.before, (frame.outputs - 1) * frame.stride + frame.reach - frame.size - frame.before]
+    return pads
+
+
+def _cropped(padded: Tensor, frames: Sequence[Window]) -> Tensor:
+    """The inverse of that padding."""
+    return F.pad(padded, [-pad for pad in _pads(frames)])
+
+
+def _kernel(frames: Sequence[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(frame.kernel for frame in frames), tuple(frame.stride for frame in frames)

@@ -1,0 +1,286 @@
+"""What a graph is fed and what it gives, where nothing in the file says so.
+
+An output is something that TensorFlow can fetch and that somebody would want: nothing consumes it, it is not inside of a loop or of
+one branch of a cond, it is no handle, and none of what training, assertions, summaries and loops leave over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from msplit import optable
+from msplit.formats.endpoints import PLACEHOLDERS, Endpoints, endpoint, endpoints_of, has_outputs
+from msplit.formats.model import Endpoint, Model
+from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, TensorValue
+
+MAX_PORTS = 128
+"""Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
+
+_SOURCES = frozenset(
+    {"IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2"}
+)
+"""Ops that give a graph its data where it has no placeholders."""
+
+_SAVERS = frozenset(
+    {"SaveV2", "RestoreV2", "Save", "SaveSlices", "Restore", "RestoreSlice", "ShardedFilename", "MergeV2Checkpoints"}
+)
+_NOISE = frozenset(
+    {"NoOp", "Assert", "PrintV2", "Switch", "RefSwitch", "Assign", "AssignVariableOp", "VarIsInitializedOp"}
+    | {"IsVariableInitialized", "ControlTrigger"}
+    | _SAVERS
+)
+"""Ops that are no result of a model though nothing consumes them."""
+
+_SUMMARIES = frozenset(
+    {"MergeSummary", "ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2"}
+    | {"TensorSummary", "TensorSummaryV2"}
+)
+"""Ops that make an entry of a log. What only they read, such as a loss, is a result all the same."""
+
+_LEFT_OVER = _SUMMARIES | {"ReadVariableOp", "BroadcastGradientArgs", "Print"}
+"""And ops that read a variable back, look at shapes for gradients, or print: results only where there are no others."""
+
+_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
+_GUARD = re.compile(r"(^|/)AssertGuard(_\d+)?/")
+"""Name scopes of tf.gradients and of assertions. Nobody needs what is not used of them."""
+
+_ARRAY_VALUES = ("TensorArrayConcat", "TensorArrayGather", "TensorArrayRead", "TensorArraySize", "TensorArrayPack")
+"""Ops of tensor arrays that give values; the others give handles, and numbers that only order them."""
+
+_FIRST_PORT_ONLY = (
+    *("FusedBatchNorm", "_FusedBatchNorm", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
+    *("Merge", "RefMerge"),
+)
+"""Ops whose further outputs only serve their gradients, or say which side a Merge took."""
+
+_ENTER, _EXIT = ("Enter", "RefEnter"), ("Exit", "RefExit")
+_SWITCH, _MERGE = ("Switch", "RefSwitch", "_SwitchN"), ("Merge", "RefMerge")
+_BACK = ("NextIteration", "RefNextIteration")
+_WHILE = ("While", "StatelessWhile")
+_SAME = ("Identity", "StopGradient", "PreventGradient", "EnsureShape")
+"""Ops that hand their input on."""
+
+_RESULT = 2
+_FEW = 8
+"""Most of them that are followed: TensorFlow makes no long chains of them."""
+
+
+def guessed(graph: Graph) -> Endpoints:
+    """Endpoints of a graph that does not name any.
+
+    Inputs are placeholders, without those that only name a checkpoint file for a saver, without those that nothing reads (freezing a
+    loop leaves them behind), and without settings: scalars with a default (`is_training`, `keep_prob`), which TensorFlow takes where
+    nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
+    consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
+    a tensor (train ops) are targets. Left out is what can not be fetched. Assertions, savers, initializers, summaries, what gradients
+    leave over, and variables of a loop that only count its turns or never change count as outputs only where there is nothing else.
+    """
+    placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
+    inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
+    inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
+    origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
+    sinks = _sinks(graph)
+    if origins:
+        reached = graph.descendants(origins)
+        sinks = [node for node in sinks if reached[node]] or sinks
+    sinks = [node for node in sinks if graph.ops[node] not in PLACEHOLDERS] or sinks
+    conditional = _conditional(graph)
+    found = [
+        end
+        for node in sinks
+        if graph.ops[node] not in _NOISE and has_outputs(graph, node)
+        for end in _shown(graph, node)
+    ]
+    sound = [end for end in found if graph.index[end.node] not in conditional and not _is_handle(end)]
+    worth = [_worth(graph, end) for end in sound]
+    outputs = [end for end, of in zip(sound, worth, strict=True) if of == _RESULT]
+    targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
+    targets += [node for node in sinks if graph.ops[node] not in _NOISE and not has_outputs(graph, node)]
+    targets = [node for node in targets if node not in conditional]
+    if not outputs and not targets:
+        best = max(worth, default=0)
+        outputs = [end for end, of in zip(sound, worth, strict=True) if of == best] or _before(
+            graph, sinks, conditional
+        )
+    if not outputs and not targets:
+        outputs = [end for node in sinks if has_outputs(graph, node) for end in _shown(graph, node)]
+        targets = [node for node in sinks if not has_outputs(graph, node)]
+    taken = {(end.node, end.port) for end in outputs}
+    return Endpoints(
+        tuple(endpoint(graph, node, 0) for node in inputs),
+        tuple(outputs),
+        tuple(graph.names[node] for node in sorted(targets)),
+        tuple(end.name for end in found if (end.node, end.port) not in taken),
+    )
+
+
+def left_out_text(model: Model, most: int = 3) -> str:
+    """What of the sinks of a graph was not taken for an output, as one sentence; "" where nothing was guessed or left out."""
+    names = model.left_out or ()
+    if not names:
+        return ""
+    listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return (
+        f"nothing reads {listed}, and {'they are' if len(names) > 1 else 'it is'} no output all the same: inside of a loop or a cond, a "
+        "handle, or left over from training, logs or assertions; --outputs names others"
+    )
+
+
+def _sinks(graph: Graph) -> list[int]:
+    """Nodes that nothing consumes but summaries."""
+    reads = ~np.fromiter((op in _SUMMARIES for op in graph.ops), np.bool_, len(graph))
+    used = np.zeros(len(graph), np.bool_)
+    used[graph.edges.src[reads[graph.edges.dst]]] = True
+    found: list[int] = np.flatnonzero(~used).tolist()
+    return found
+
+
+def _shown(graph: Graph, node: int) -> list[Endpoint]:
+    return endpoints_of(graph, node, range(_ports_shown(graph, node)))
+
+
+def _ports_shown(graph: Graph, node: int) -> int:
+    if graph.ops[node].startswith(_FIRST_PORT_ONLY):
+        return 1
+    return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
+
+
+def _is_handle(end: Endpoint) -> bool:
+    """Whether an endpoint has no value outside of TensorFlow."""
+    return end.dtype.removesuffix("_ref") in ("resource", "variant")
+
+
+def _before(graph: Graph, sinks: Sequence[int], conditional: frozenset[int]) -> list[Endpoint]:
+    """What can be fetched of that on which sinks depend that can not, where only they read it."""
+    inside = graph.ancestors(sinks)
+    found = {
+        node: ends
+        for node in np.flatnonzero(inside).tolist()
+        if node not in conditional and graph.ops[node] not in (*PLACEHOLDERS, *_NOISE, "Const", "LoopCond")
+        if (ends := [end for end in _shown(graph, node) if not _is_handle(end)]) and has_outputs(graph, node)
+    }
+    followed = graph.ancestors(int(source) for node in found for source in graph.predecessors(node))
+    return [end for node, ends in found.items() if not followed[node] for end in ends]
+
+
+def _conditional(graph: Graph) -> frozenset[int]:
+    """Nodes that TensorFlow 1's control flow may run never or many times: in a loop, or on one side of a Switch."""
+    ops = graph.ops
+    roots = [node for node, op in enumerate(ops) if op in _ENTER or op in _SWITCH]
+    if not roots:
+        return frozenset()
+    edges = graph.edges
+    back = np.fromiter((op in _BACK for op in ops), np.bool_, len(ops))[edges.src]
+    back &= np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))[edges.dst]
+    forward = Graph(graph.names, ops, graph.devices, graph.attrs, Edges(*(c[~back] for c in _columns(edges))))
+    of_loop = set(edges.dst[back].tolist())
+    depth: dict[
+        int, int
+    ] = {}  # how many loops and sides of Switches the outputs of a node are in; 0 where it is left out
+    order = forward.topological
+    starts, sources = forward.in_start.tolist(), forward.edges.src.tolist()
+    for node in order[forward.descendants(roots)[order]].tolist():
+        op = ops[node]
+        around = [depth.get(source, 0) for source in sources[starts[node] : starts[node + 1]]]
+        inside = max(around, default=0)
+        if op in _ENTER:
+            inside += 1
+        elif op in _EXIT:
+            inside -= 1
+        elif op in _MERGE and node not in of_loop:
+            inside = min(around, default=0) - 1  # what joins branches of unequal depth ends with the outermost
+        elif op in _SWITCH:
+            inputs = forward.inputs(node)
+            inside += len(inputs) < 2 or ops[inputs[1][0]] != "LoopCond"
+        if inside > 0:
+            depth[node] = inside
+    return frozenset(depth)
+
+
+def _columns(edges: Edges) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    yield from (edges.src, edges.port, edges.dst, edges.slot)
+
+
+def _worth(graph: Graph, end: Endpoint) -> int:
+    """Higher for what somebody would rather have: a result; what training, logs or loops leave over; what assertions do."""
+    node = graph.index[end.node]
+    op = graph.ops[node]
+    if _GUARD.search(end.node):
+        return 0
+    left_over = op in _LEFT_OVER or _GRADIENTS.search(end.node) is not None
+    left_over = left_over or (op.startswith("TensorArray") and not op.startswith(_ARRAY_VALUES))
+    return 1 if left_over or _only_turns(graph, *_through(graph, node, end.port)) else _RESULT
+
+
+def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
+    """The tensor behind ops that only hand it on."""
+    for _ in range(_FEW):
+        if graph.ops[node] not in _SAME or not (inputs := graph.inputs(node)):
+            break
+        node, port = inputs[0]
+    return node, port
+
+
+def _only_turns(graph: Graph, node: int, port: int) -> bool:
+    """Whether a tensor is a loop variable that counts turns, or that no turn changes."""
+    if graph.ops[node] in _WHILE:
+        called = graph.attrs[node].get("body")
+        body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
+        return body is not None and port < min(len(body.results), len(body.parameters)) and _turns_in(body, port)
+    if graph.ops[node] not in _EXIT or not (switch := graph.inputs(node)):
+        return False
+    merge = next(iter(graph.inputs(switch[0][0])), (node, 0))[0]
+    if graph.ops[merge] not in _MERGE:
+        return False
+    for source, _ in graph.inputs(merge)[:2]:
+        if graph.ops[source] in _BACK and (turned := graph.inputs(source)):
+            return _is_step(graph, turned[0], switch[0][0])
+    return False
+
+
+def _turns_in(body: Function, port: int) -> bool:
+    result = body.results[port]
+    return _is_step(body.body, (result.node, result.port), body.parameters[port].node)
+
+
+def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
+    """Whether a value is that of a loop variable, or a constant more."""
+    node, port = _through(graph, *value)
+    if node == variable:
+        return True
+    if graph.ops[node] not in ("Add", "AddV2") or port:
+        return False
+    sides = [_through(graph, *side)[0] for side in graph.inputs(node)[:2]]
+    whole = graph.attrs[node].get("T") in ("int32", "int64")
+    return whole and variable in sides and any(graph.ops[side] == "Const" for side in sides)
+
+
+def _is_setting(graph: Graph, node: int) -> bool:
+    """Whether a placeholder is a scalar with a constant default."""
+    if graph.ops[node] != "PlaceholderWithDefault" or not (sources := graph.inputs(node)):
+        return False
+    value = graph.attrs[sources[0][0]].get("value")
+    return graph.ops[sources[0][0]] == "Const" and isinstance(value, TensorValue) and value.shape == ()
+
+
+def _only_feeds_saver(graph: Graph, node: int) -> bool:
+    """Whether a placeholder is the file name of a saver: a string that comes to a save or restore op within a few steps."""
+    if graph.attrs[node].get("dtype") != "string":
+        return False
+    frontier: Iterable[int] = [node]
+    for _ in range(4):
+        following: list[int] = []
+        for producer in frontier:
+            edges = graph.out_edges(producer)
+            following += [int(graph.edges.dst[e]) for e in edges.tolist() if graph.edges.port[e] != CONTROL]
+        if any(graph.ops[consumer] in _SAVERS for consumer in following):
+            return True
+        frontier = [
+            consumer
+            for consumer in following
+            if graph.ops[consumer] in ("PlaceholderWithDefault", "StringJoin", "Identity")
+        ]
+    return False

@@ -1,0 +1,118 @@
+"""Values of a JSON file of msplit's own that anybody may have written: read by type, every mistake with its place."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msplit.errors import MsplitError
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class JsonValue:
+    """A value of the file with its place, for messages. Each method raises a MsplitError where the value is something else.
+
+    Attributes:
+        value: As the JSON parser gave it.
+        what: What the file should be, such as ``"profile"``.
+        source: The file.
+        fix: How to come by a good one.
+        place: Keys that lead to the value, "" for the whole file.
+    """
+
+    value: Any
+    what: str
+    source: str
+    fix: str
+    place: str = ""
+
+    def wrong(self, what: str) -> MsplitError:
+        """The error that this value is."""
+        text = f"`{self.place}` {what}" if self.place else f"the {self.what} {what}"
+        return MsplitError(text, where=self.source, fix=self.fix)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """An object, as it is."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("is not an object")
+        return self.value
+
+    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> JsonValue:
+        """Sees to it that these keys are there, but for the optional ones, and no others."""
+        mapping = self.mapping()
+        for key in mapping:
+            if key not in keys:
+                raise self.wrong(f"has no key {key!r}")
+        for key in keys:
+            if key not in mapping and key not in optional:
+                raise self.wrong(f"lacks the key {key!r}")
+        return self
+
+    def at(self, key: str) -> JsonValue:
+        """The value of a key that is there."""
+        return self._inside(f"{self.place}.{key}" if self.place else key, self.mapping()[key])
+
+    def entries(self) -> list[tuple[str, JsonValue]]:
+        """Keys and values of an object."""
+        return [(key, self.at(key)) for key in self.mapping()]
+
+    def items(self) -> list[JsonValue]:
+        """The values of a list."""
+        if not isinstance(self.value, list):
+            raise self.wrong("is not a list")
+        return [self._inside(f"{self.place}[{place}]", item) for place, item in enumerate(self.value)]
+
+    def text(self) -> str:
+        """Text."""
+        if not isinstance(self.value, str):
+            raise self.wrong("is not text")
+        return self.value
+
+    def flag(self) -> bool:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            raise self.wrong("is neither true nor false")
+        return self.value
+
+    def sha256(self) -> str:
+        """A hash in hexadecimal digits."""
+        if not re.fullmatch("[0-9a-f]{64}", self.text()):
+            raise self.wrong("is not a SHA-256 in hexadecimal digits")
+        return self.text()
+
+    def one_of(self, choices: tuple[str, ...]) -> str:
+        """One of some words."""
+        if self.value not in choices:
+            raise self.wrong(f"is {self.value!r}, not one of {', '.join(choices)}")
+        return str(self.value)
+
+    def number(self, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number within bounds."""
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise self.wrong("is not a number")
+        if isinstance(self.value, int) and abs(self.value) >= 1 << 1000:
+            raise self.wrong(f"is not between {low:g} and {high:g}")  # no float holds it
+        if not math.isfinite(self.value):
+            raise self.wrong("is not a number")
+        if not low <= self.value <= high:
+            raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")
+        return float(self.value)
+
+    def whole(self, low: int = 0, high: int = (1 << 62) - 1) -> int:
+        """A whole number within bounds."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or not low <= self.value <= high:
+            above = "" if high == (1 << 62) - 1 else f" and at most {high}"
+            raise self.wrong(f"is not a whole number of {low} or more{above}")
+        return self.value
+
+    def or_none(self, read: Callable[[JsonValue], Read]) -> Read | None:
+        """None for null."""
+        return None if self.value is None else read(self)
+
+    def _inside(self, place: str, value: Any) -> JsonValue:
+        return JsonValue(value, self.what, self.source, self.fix, place)

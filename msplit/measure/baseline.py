@@ -1,0 +1,207 @@
+"""A measurement held against an earlier one, which `msplit bench --format json` wrote: what has become slower, beyond noise?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msplit.errors import MsplitError
+from msplit.formats.text import parse_json, read_file
+
+_MAX_BYTES = 1 << 30
+_SLACK = 1e-9  # 105 is not more than 5 % above 100
+_FIX = "give what `msplit bench --format json` printed"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Times of one variant.
+
+    Attributes:
+        batch: Batch, None where none was asked for.
+        label: The variant's name.
+        asked: What was asked for that it stands for.
+        clock: "device" or "host".
+        median_us: The middle, µs.
+        iqr_us: Distance of the quartiles, µs.
+    """
+
+    batch: int | None
+    label: str
+    asked: tuple[str, ...]
+    clock: str
+    median_us: float
+    iqr_us: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An earlier measurement.
+
+    Attributes:
+        path: Its file.
+        circumstances: What it was measured on and with, by what a person calls that.
+        times: Of each variant and clock.
+    """
+
+    path: Path
+    circumstances: Mapping[str, Any]
+    times: tuple[Timed, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has become of one variant.
+
+    Attributes:
+        then: Its times in the baseline.
+        now: Its times now.
+    """
+
+    then: Timed
+    now: Timed
+
+    @property
+    def slower(self) -> float:
+        """By what share of its time it is slower now; below 0 it is faster."""
+        return self.now.median_us / self.then.median_us - 1
+
+    @property
+    def noise(self) -> float:
+        """Share of its time below which a difference says nothing: where the middle halves of both measurements overlap."""
+        return (self.now.iqr_us + self.then.iqr_us) / 2 / self.then.median_us
+
+    def fails(self, limit: float) -> bool:
+        """Whether it is slower by more than a share of its time, and by more than noise."""
+        return self.slower > limit + _SLACK and self.slower > self.noise
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measurement beside its baseline.
+
+    Attributes:
+        baseline: The earlier one.
+        changes: Of each variant that both have, in the order of now.
+        missing: Variants that only the baseline has.
+        new: Variants that only the measurement has.
+        differs: What else is not the same as then, in words.
+        limit: The share from which a variant fails; None where none was asked for.
+    """
+
+    baseline: Baseline
+    changes: tuple[Change, ...]
+    missing: tuple[Timed, ...]
+    new: tuple[Timed, ...]
+    differs: tuple[str, ...]
+    limit: float | None
+
+    @property
+    def failing(self) -> tuple[Change, ...]:
+        """What is slower than it may be."""
+        return () if self.limit is None else tuple(change for change in self.changes if change.fails(self.limit))
+
+
+def load(path: Path) -> Baseline:
+    """Reads what `msplit bench --format json` printed, for one batch or for several.
+
+    Raises:
+        MsplitError: It can not be read, or is something else.
+    """
+    source = str(path)
+    text = read_file(path, _MAX_BYTES, what="baseline", fix=_FIX)
+    data = parse_json(text, source, what="baseline", fix=_FIX)
+    wrong = MsplitError("the baseline is no result of `msplit bench`", where=source, fix=_FIX)
+    if not isinstance(data, dict) or data.get("command") != "bench":
+        raise wrong
+    if data.get("schema_version") != 1:
+        raise MsplitError("the baseline has another schema_version than 1", where=source, fix="measure it anew")
+    try:
+        runs = data.get("runs", [data])
+        times = tuple(one for run in runs for one in timed(run["result"], run.get("batch")))
+        found = Baseline(path, circumstances(runs), times)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise wrong from None
+    if not times:
+        raise MsplitError("the baseline holds no times", where=source, fix="measure it anew")
+    return found
+
+
+def timed(result: Mapping[str, Any], batch: int | None) -> Iterator[Timed]:
+    """The times of each variant of a result as plain data (`BenchResult.to_dict`), by the device's clock where there is one."""
+    for variant in result["variants"]:
+        clock = "device" if variant["device"] else "host"
+        summary = variant[clock]
+        if summary is None:
+            continue
+        median, iqr = float(summary["median"]) * 1e6, float(summary["iqr"]) * 1e6
+        if not (math.isfinite(median) and math.isfinite(iqr) and median > 0 and iqr >= 0):
+            raise ValueError("these are no times")
+        asked = tuple(str(wish) for wish in variant.get("asked", ()))
+        yield Timed(None if batch is None else int(batch), str(variant["label"]), asked, clock, median, iqr)
+
+
+def circumstances(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What decides on times beside the plan: of runs as plain data. Not the model's path, and no versions of msplit."""
+    first = runs[0]
+    environment = first["result"]["environment"]
+    gpus = [gpu.get("name") for gpu in environment.get("gpus") or ()]
+    found: dict[str, Any] = {"engine": first["engine"], "GPU": gpus or ["none"]}
+    if not gpus:
+        found["processor"] = environment["cpu"]["model"]
+    checks = [check for run in runs for variant in run["result"]["variants"] for check in variant["checks"]]
+    found["precision"] = sorted({check["precision"] for check in checks}) or None
+    found["inputs"] = {run.get("batch"): run["inputs"] for run in runs if "inputs" in run} or None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What was measured on or with something else, in words; what one side does not know is no difference."""
+
+    def told(value: Any) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    said = [
+        f"another {name}: {told(then[name])} then, {told(now[name])} now"
+        for name in then
+        if name != "inputs" and name in now and then[name] != now[name]
+    ]
+    before, after = then.get("inputs", {}), now.get("inputs", {})
+    if any(before[batch] != after[batch] for batch in before if batch in after):
+        said.append("inputs of other shapes")
+    return said
+
+
+def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> Compared:
+    """Holds runs against a baseline. Variants are matched by batch and label; else by what was asked for, where that is one of each.
+
+    Args:
+        baseline: The earlier measurement.
+        runs: Payloads of `msplit bench`, one per batch.
+        limit: The share of its time by which a variant may be slower.
+    """
+    now = [one for run in runs for one in timed(run["result"], run.get("batch"))]
+    left = list(baseline.times)
+    changes, new = [], []
+    for one in now:
+        then = _partner(one, left)
+        if then is None:
+            new.append(one)
+            continue
+        left.remove(then)
+        changes.append(Change(then, one))
+    differs = differences(baseline.circumstances, circumstances(runs))
+    return Compared(baseline, tuple(changes), tuple(left), tuple(new), tuple(differs), limit)
+
+
+def _partner(one: Timed, left: Sequence[Timed]) -> Timed | None:
+    alike = [other for other in left if (other.batch, other.clock) == (one.batch, one.clock)]
+    for other in alike:
+        if other.label == one.label:
+            return other
+    wishes = set(one.asked)
+    by_wish = [other for other in alike if wishes & set(other.asked)]
+    return by_wish[0] if len(by_wish) == 1 else None

@@ -1,0 +1,101 @@
+"""The report of `bench --bisect`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msplit.api.bisect import Bisected, Suspect
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.verify import OutputComparison
+from msplit.report.document import Document, Table
+from msplit.report.text import heading, plural
+
+_WHERE = {
+    "cpu": "on the CPU, with simulated streams: what a GPU's kernels do is not seen",
+    "cuda": "on the GPU, one stream, launch by launch",
+}
+_SHOWN = 8
+
+
+def document(flat: FlatGraph, found: Bisected) -> Document:
+    """Which node is to blame, and why one knows."""
+    facts = [
+        ("ran", f"the cuda engine {_WHERE.get(found.device, found.device)}; TensorFlow on the CPU; IEEE float32"),
+        ("compared", f"{plural(found.compared, 'value')} one by one, {found.differing} differ"),
+    ]
+    tables = []
+    suspect = found.culprit or found.drift
+    if suspect is not None:
+        facts += _facts(found, suspect)
+        if suspect.inputs:
+            rows = [
+                (one.name, one.dtype, "×".join(map(str, one.shape)) or "scalar", _agrees(one)) for one in suspect.inputs
+            ]
+            tables.append(Table("What it reads", ("value", "type", "shape", "against TensorFlow"), rows))
+    return Document(
+        title=heading(flat.model.path, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
+    )
+
+
+def _facts(found: Bisected, suspect: Suspect) -> list[tuple[str, str]]:
+    value = suspect.found
+    shape = "×".join(map(str, value.shape)) or "scalar"
+    facts = [
+        ("node", suspect.node),
+        ("op", suspect.op),
+        ("value", f"{value.name}, {value.dtype}, {shape}"),
+        ("error", value.describe()),
+    ]
+    if suspect.alone is not None:
+        facts.append(("alone", f"given TensorFlow's own inputs: {_agrees(suspect.alone)}"))
+    if suspect.group:
+        names = ", ".join(suspect.group[:_SHOWN])
+        more = f" and {len(suspect.group) - _SHOWN} more" if len(suspect.group) > _SHOWN else ""
+        facts.append(("group", f"{plural(len(suspect.group), 'node')} in one kernel ({found.kernels}): {names}{more}"))
+    return facts
+
+
+def _agrees(one: OutputComparison) -> str:
+    return one.describe().removeprefix(f"{one.name}: ")
+
+
+def _conclusion(found: Bisected) -> str:
+    if found.culprit is not None and found.kernels == "plain" and not found.culprit.group:
+        return f"{found.culprit.op} {found.culprit.node} is the first node that gives another value than TensorFlow."
+    if found.culprit is not None:
+        what = (
+            f"the group of {found.culprit.node}" if found.culprit.group else f"{found.culprit.op} {found.culprit.node}"
+        )
+        return f"Every node by itself agrees; with {found.kernels} kernels {what} gives another value than TensorFlow."
+    if found.drift is not None:
+        return (
+            f"No node is to blame: each gives TensorFlow's value for TensorFlow's inputs. Rounding grows on the way, beyond the tolerance "
+            f"first at {found.drift.node}; --tolerance sets another."
+        )
+    return "Every value and every output agrees, with all kernels, on one stream."
+
+
+def payload(flat: FlatGraph, found: Bisected) -> dict[str, Any]:
+    """The same as data."""
+    return {
+        "model": {"path": str(flat.model.path), "format": str(flat.model.format)},
+        "device": found.device,
+        "compared": found.compared,
+        "differing": found.differing,
+        "kernels": found.kernels,
+        "culprit": _plain(found.culprit),
+        "drift": _plain(found.drift),
+    }
+
+
+def _plain(suspect: Suspect | None) -> dict[str, Any] | None:
+    if suspect is None:
+        return None
+    return {
+        "node": suspect.node,
+        "op": suspect.op,
+        "found": suspect.found.to_dict(),
+        "inputs": [one.to_dict() for one in suspect.inputs],
+        "alone": None if suspect.alone is None else suspect.alone.to_dict(),
+        "group": suspect.group,
+    }

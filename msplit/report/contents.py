@@ -1,0 +1,137 @@
+"""What a model file holds, for `msplit show`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.formats.contents import Contents, FunctionHead, GraphContents
+from msplit.formats.model import Endpoint
+from msplit.report.document import Document, Table
+from msplit.report.text import count, dimensions, heading, plural
+
+_FEW_FUNCTIONS = 20
+
+
+def document(found: Contents, *, everything: bool = False) -> Document:
+    """Tables of signatures and functions of each graph.
+
+    Args:
+        found: What the file holds.
+        everything: Whether to list all functions rather than the largest.
+    """
+    tables = [table for graph in found.graphs for table in _tables(found, graph, everything=everything)]
+    facts = [("graph", _about(graph)) for graph in found.graphs]
+    warnings = [] if found.graphs else ["the SavedModel holds no graph"]
+    warnings += [
+        f"{_named(found, graph)}inputs and outputs are not known: {graph.why_not}"
+        for graph in found.graphs
+        if graph.why_not
+    ]
+    return Document(heading(found.path, found.format), facts, tables, _hints(found), warnings)
+
+
+def _about(graph: GraphContents) -> str:
+    parts = [
+        f"tags {', '.join(graph.tags)}" if graph.tags else "",
+        plural(graph.nodes, "node"),
+        plural(len(graph.signatures), "signature") if graph.signatures else "no signature",
+        plural(len(graph.functions), "function") if graph.functions else "no functions",
+        f"TensorFlow {graph.tensorflow}" if graph.tensorflow else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _named(found: Contents, graph: GraphContents) -> str:
+    """What tells a graph from the file's others."""
+    return f"{','.join(graph.tags) or 'no tags'}: " if len(found.graphs) > 1 else ""
+
+
+def _tables(found: Contents, graph: GraphContents, *, everything: bool) -> list[Table]:
+    name = _named(found, graph)
+    tables = [
+        _ends(f"{name}signature {one.name}{f' ({one.method})' if one.method else ''}", one.inputs, one.outputs)
+        for one in graph.signatures
+    ]
+    if not graph.signatures and not graph.why_not:
+        tables.append(_ends(f"{name}no signature: guessed from the graph", graph.inputs, graph.outputs))
+    if graph.functions:
+        tables.append(_functions(name, graph.functions, everything=everything))
+    return tables
+
+
+def _ends(title: str, inputs: Sequence[Endpoint], outputs: Sequence[Endpoint]) -> Table:
+    rows = [
+        (kind, end.name, end.tensor, end.dtype or "?", "any" if end.shape is None else dimensions(end.shape))
+        for kind, ends in (("input", inputs), ("output", outputs))
+        for end in ends
+    ]
+    note = "any: of any number of axes" if any(row[-1] == "any" for row in rows) else ""
+    return Table(title, ("", "name", "tensor", "dtype", "shape"), rows, note, whole=True)
+
+
+def _functions(name: str, functions: Sequence[FunctionHead], *, everything: bool) -> Table:
+    largest = sorted(functions, key=lambda function: -function.nodes)
+    shown = largest if everything else largest[:_FEW_FUNCTIONS]
+    rows = [(one.name, count(one.nodes), _types(one.inputs), _types(one.outputs)) for one in shown]
+    left = len(functions) - len(shown)
+    note = f"and {plural(left, 'smaller function')} (--all)" if left else ""
+    return Table(f"{name}functions, by nodes", ("name", ">nodes", "takes", "gives"), rows, note, whole=True)
+
+
+def _types(arguments: Sequence[tuple[str, str]]) -> str:
+    """How many arguments of which type: a body may have hundreds."""
+    counts: dict[str, int] = {}
+    for _, dtype in arguments:
+        counts[dtype] = counts.get(dtype, 0) + 1
+    return ", ".join(f"{number} {dtype}" if number > 1 else dtype for dtype, number in counts.items()) or "-"
+
+
+def _hints(found: Contents) -> list[str]:
+    """What has to be chosen before other commands can read it."""
+    said = []
+    if len(found.graphs) > 1:
+        said.append(f"Other commands need --tag, such as --tag {','.join(found.graphs[0].tags) or 'TAG'}.")
+    if any(len(graph.signatures) > 1 for graph in found.graphs):
+        said.append("Other commands take the signature serving_default unless --signature names another.")
+    return said
+
+
+def payload(found: Contents) -> dict[str, Any]:
+    """Everything for JSON."""
+    return {"model": str(found.path), "format": found.format.value, "graphs": [_graph(graph) for graph in found.graphs]}
+
+
+def _graph(graph: GraphContents) -> dict[str, Any]:
+    guessed = not graph.signatures and not graph.why_not
+    return {
+        "tags": list(graph.tags),
+        "tensorflow": graph.tensorflow or None,
+        "nodes": graph.nodes,
+        "signatures": [
+            {"name": one.name, "method": one.method or None, "inputs": _list(one.inputs), "outputs": _list(one.outputs)}
+            for one in graph.signatures
+        ],
+        "guessed": {"inputs": _list(graph.inputs), "outputs": _list(graph.outputs)} if guessed else None,
+        "why_not": graph.why_not or None,
+        "functions": [
+            {"name": one.name, "nodes": one.nodes, "inputs": _pairs(one.inputs), "outputs": _pairs(one.outputs)}
+            for one in graph.functions
+        ],
+    }
+
+
+def _list(ends: Sequence[Endpoint]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": end.name,
+            "tensor": end.tensor,
+            "dtype": end.dtype or None,
+            "shape": None if end.shape is None else list(end.shape),
+        }
+        for end in ends
+    ]
+
+
+def _pairs(arguments: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"name": name, "dtype": dtype} for name, dtype in arguments]

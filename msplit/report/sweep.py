@@ -1,0 +1,142 @@
+"""The report of `bench` for several batches: one table, one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msplit.api.sweep import Line, Sweep, lines
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.result import VariantResult
+from msplit.measure.stats import Ratio, Summary
+from msplit.report import benchmark, plot
+from msplit.report.document import Document, Table
+from msplit.report.text import heading, micros
+
+
+def document(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> Document:
+    """Times and gains by batch, and what the benches of the batches have to say."""
+    shown = lines(found)
+    single = {batch: benchmark.document(flat, run) for batch, run in found.runs.items()}
+    facts: list[tuple[str, str]] = []
+    for name in dict.fromkeys(name for one in single.values() for name, _ in one.facts):
+        values = {batch: [value for known, value in one.facts if known == name] for batch, one in single.items()}
+        facts += [(name, value) for value in _by_batch(values)]
+    return Document(
+        title=heading(flat.model.path, flat.model.format),
+        facts=facts,
+        tables=[_times(found, shown), *_gains(found, shown)],
+        warnings=[
+            *(f"batch {batch} could not be run: {why}" for batch, why in found.failed.items()),
+            *_by_batch({batch: one.warnings for batch, one in single.items()}),
+        ],
+        notes=[*_by_batch({batch: one.notes for batch, one in single.items()}), *written],
+    )
+
+
+def clock_of(shown: Sequence[Line]) -> str:
+    """The device's clock where every variant has it; else the host's, which all have."""
+    variants = [variant for line in shown for variant in line.variants.values()]
+    return "device" if variants and all(variant.device for variant in variants) else "host"
+
+
+def _summary(variant: VariantResult | None, clock: str) -> Summary | None:
+    return None if variant is None else variant.device if clock == "device" else variant.host
+
+
+def _times(found: Sweep, shown: Sequence[Line]) -> Table:
+    clock = clock_of(shown)
+    rows = []
+    for line in shown:
+        cells = []
+        for batch in found.runs:
+            summary = _summary(line.variants.get(batch), clock)
+            cells.append("-" if summary is None else micros(summary.median * 1e6))
+        rows.append((line.name, *cells))
+    about = "back-to-back steps by the GPU's own clock" if clock == "device" else "a user's step by the host's clock"
+    return Table("One step, by batch", ("", *(f">{batch}" for batch in found.runs)), rows, f"median; {about}")
+
+
+def _gains(found: Sweep, shown: Sequence[Line]) -> list[Table]:
+    """How many times faster than the first line that others are compared with in every batch."""
+    clock = clock_of(shown)
+    variants = [variant for line in shown for variant in line.variants.values()]
+    over = dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios if ratio.clock == clock)
+    tables = []
+    for label in over:
+        rows = []
+        for line in shown:
+            ratios = [
+                line.variants[batch].ratio_over(label, clock) if batch in line.variants else None
+                for batch in found.runs
+            ]
+            if any(ratios):
+                rows.append((line.name, *map(_gain, ratios)))
+        if len(over) == 1 or "1 stream" in label:
+            title = f"Times faster than {label}"
+            note = f"by the {clock}'s clock; above 1 is faster; ?: may as well be 1 (--format csv and json have the intervals)"
+            tables.append(Table(title, ("", *(f">{batch}" for batch in found.runs)), rows, note))
+            break
+    return tables
+
+
+def _gain(ratio: Ratio | None) -> str:
+    """A ratio without its interval, which a column for each batch has no room for."""
+    return "-" if ratio is None else f"{ratio.value:.2f}{'' if ratio.significant else ' ?'}"
+
+
+def _by_batch(said: Mapping[int, Sequence[str]]) -> list[str]:
+    """Each sentence once, with the batches that it is said of where it is not said of all."""
+    batches: dict[str, list[int]] = {}
+    for batch, sentences in said.items():
+        for sentence in sentences:
+            batches.setdefault(sentence, []).append(batch)
+    return [
+        sentence if len(of) == len(said) else f"Batch {', '.join(map(str, of))}: {sentence}"
+        for sentence, of in batches.items()
+    ]
+
+
+def payload(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything for JSON: each batch as `benchmark.payload` has it, and the table."""
+    shown = lines(found)
+    clock = clock_of(shown)
+    return {
+        "model": str(flat.model.path),
+        "sweep": {
+            "batches": list(found.runs),
+            "failed": [{"batch": batch, "why": why} for batch, why in found.failed.items()],
+            "clock": clock,
+            "lines": [
+                {
+                    "name": line.name,
+                    "points": [
+                        {"batch": batch, "variant": variant.label, "median_us": summary.median * 1e6}
+                        for batch, variant in line.variants.items()
+                        if (summary := _summary(variant, clock)) is not None
+                    ],
+                }
+                for line in shown
+            ],
+        },
+        "runs": [benchmark.payload(flat, run) for run in found.runs.values()],
+        "written": list(written),
+    }
+
+
+def figure(flat: FlatGraph, found: Sweep) -> str:
+    """The plot, as the text of an SVG file."""
+    shown = lines(found)
+    clock = clock_of(shown)
+    series = []
+    for line in shown:
+        points = {}
+        for batch, variant in line.variants.items():
+            summary = _summary(variant, clock)
+            if summary is not None:
+                half = summary.iqr / 2
+                low = max(summary.minimum, summary.median - half)
+                points[float(batch)] = (summary.median * 1e6, low * 1e6, (summary.median + half) * 1e6)
+        if points:
+            series.append(plot.Series(line.name, points))
+    return plot.svg(f"msplit bench: {flat.model.path.name}", "batch", f"one step by the {clock}'s clock, µs", series)

@@ -1,0 +1,77 @@
+"""Outputs that are guessed: TensorFlow can fetch each of them, and a user would have named them."""
+
+import pytest
+
+from msplit.flatten import flatten
+from msplit.formats import left_out_text
+from msplit.measure.inputs import make_inputs
+from tests.formats.foreign import WANTED, built
+from tests.formats.models import FLOAT, PLACEHOLDER, graph, names, read
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("build", WANTED, ids=lambda build: build.__name__)
+def test_each_can_be_fetched_and_is_wanted(tmp_path, build, v2):
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    made = built(build, v2=v2)
+    model = read(tmp_path, made.as_graph_def())
+    wanted = WANTED[build]
+    assert names(model.outputs) == (wanted[v2] if isinstance(wanted, tuple) else wanted)
+    assert model.targets == (("train",) if "train" in build.__name__ else ())
+    assert not set(names(model.outputs)) & set(model.left_out)
+    made_up = make_inputs(flatten(model), {}, batch=2)
+    feeds = {end.tensor: made_up[end.name] for end in model.inputs}
+    with made.as_default(), v1.Session(graph=made) as session:
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer(), v1.tables_initializer()])
+        for end in model.outputs:
+            session.run(end.tensor, feeds)
+        session.run(list(model.targets), feeds)
+
+
+def test_the_same_in_a_meta_graph(tmp_path):
+    import tensorflow as tf
+
+    from tests.formats.foreign import training_with_summaries
+
+    made = built(training_with_summaries)
+    with made.as_default():
+        model = read(tmp_path, tf.compat.v1.train.export_meta_graph())
+    assert names(model.outputs) == WANTED[training_with_summaries]
+    assert model.targets == ("train",)
+
+
+def test_what_was_left_out_is_said_with_the_way_out(tmp_path):
+    text = f"x Placeholder | {PLACEHOLDER}\np Placeholder\ns Switch x p | {FLOAT}\na Relu s:1 | {FLOAT}\nb Relu x | {FLOAT}"
+    model = read(tmp_path, graph(text))
+    assert names(model.outputs) == ["b"]
+    assert model.left_out == ("a",)
+    assert "nothing reads a, and it is no output" in left_out_text(model)
+    assert "--outputs" in left_out_text(model)
+    named = read(tmp_path, graph(text), outputs=["a"])
+    assert named.left_out is None
+    assert left_out_text(named) == ""
+
+
+def test_where_nothing_at_the_end_can_be_fetched_what_is_before_it_is_taken(tmp_path):
+    variant = 'attr { key: "T" value { type: DT_VARIANT } }'
+    text = f"""
+        x Placeholder | {PLACEHOLDER}
+        p Placeholder
+        a Relu x | {FLOAT}
+        b Tanh a | {FLOAT}
+        s Switch b p | {FLOAT}
+        c Relu s:1 | {FLOAT}
+        list TensorListPushBack b a
+        last Identity list | {variant}
+    """
+    assert names(read(tmp_path, graph(text)).outputs) == ["b"]
+
+
+def test_a_chain_of_nested_switches_takes_time_linear_in_its_length(tmp_path):
+    lines = [f"x Placeholder | {PLACEHOLDER}", f"s0 Switch x x | {FLOAT}"]
+    lines += [f"s{n} Switch s{n - 1}:1 x | {FLOAT}" for n in range(1, 20_000)]
+    model = read(tmp_path, graph("\n".join([*lines, f"y Relu x | {FLOAT}"])))
+    assert names(model.outputs) == ["y"]

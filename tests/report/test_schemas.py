@@ -1,0 +1,161 @@
+"""Every JSON that msplit writes is described by a schema, and every amount in it says its unit in its key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from msplit import api
+from msplit.api.benchmark import bench
+from msplit.api.comparison import compare
+from msplit.api.limits import limits
+from msplit.api.request import BenchRequest
+from msplit.api.tune import TuneSettings
+from msplit.engines.base import Job
+from msplit.measure.inputs import make_inputs
+from msplit.report import benchmark, candidates, jsonio
+from tests.api.test_kernels import QUICK
+from tests.cli.runner import ROOT, SAMPLES, fine
+
+FOLDER = files("msplit") / "data" / "schemas"
+SCHEMAS = {entry.name.removesuffix(".json"): json.loads(entry.read_text("utf-8")) for entry in FOLDER.iterdir()}
+MMOE = SAMPLES / "mmoe_small.pb"
+
+UNITS = ("us", "s", "seconds", "bytes", "flops", "percent", "mb", "gb")
+"""What a key ends in, or is, where it is an amount."""
+
+PLAIN = frozenset(
+    (
+        "batch", "batches", "blocks", "bound", "branches", "builds", "changed", "changes_tried", "colocation_groups", "compared",
+        "concurrency", "confidence", "constants", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
+        "edges", "edges_cut", "elements", "error", "fork_join", "functions", "gain", "gain_at_most", "gain_over_one", "gpu",
+        "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
+        "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_gain", "max_rounds", "measured",
+        "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "needed", "new", "node_count", "nodes",
+        "occupancy", "old", "omitted", "once_per_stream", "original", "outliers", "predicted_gain", "predicted_gain_over_one",
+        "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
+        "sizes", "sms", "steps", "stream", "streams", "summary", "tensors", "threads", "tolerance", "total", "unassigned",
+        "unknown", "unknown_shapes", "unmeasured", "value", "values", "verify_inputs", "versions", "waits", "warning", "was",
+        "width", "worst",
+    )
+)  # fmt: skip
+"""What is counted, numbers something, or is a ratio: there is no unit to say."""
+
+
+def validate(name: str, data: Any) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name])
+    for problem in validator.iter_errors(json.loads(json.dumps(data))):
+        while problem.context:  # of a choice, the alternative that comes furthest says what is wrong
+            problem = max(problem.context, key=lambda one: len(one.absolute_path))
+        where = "/".join(map(str, problem.absolute_path))
+        pytest.fail(f"{name}: {where}: {problem.message[:300]}; describe it in msplit/data/schemas/{name}.json")
+
+
+def numbers(schema: dict[str, Any], key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, description) of each number that a schema describes; the key around it for items and for maps."""
+    types = schema.get("type")
+    if {"number", "integer"} & set(types if isinstance(types, list) else [types]):
+        yield key, schema.get("description", "")
+    for name, inner in schema.get("properties", {}).items():
+        yield from numbers(inner, name)
+    for inner in schema.get("$defs", {}).values():
+        if "type" not in inner or inner["type"] == "object":  # of a plain number the key that refers to it says more
+            yield from numbers(inner)
+    for inner in (
+        schema.get("items"),
+        schema.get("additionalProperties"),
+        *schema.get("oneOf", ()),
+        *schema.get("prefixItems", ()),
+    ):
+        if isinstance(inner, dict):
+            told = inner if "description" in inner else {**inner, "description": schema.get("description", "")}
+            yield from numbers(told, key)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_is_one_and_its_amounts_have_units(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    for key, about in numbers(SCHEMAS[name]):
+        unit = key.rpartition("_")[2]
+        if about.startswith(("µs", "Stream -> µs")):
+            continue  # a map whose keys are data
+        newer = about.startswith(("Seconds; see ", "See "))  # an older key, which has a younger one beside it
+        assert unit in UNITS or key in PLAIN or newer, f"{name}: {key}: which unit?"
+
+
+@pytest.mark.parametrize("model", ["control_flow_v2", "training.meta", "feature_columns"])
+def test_commands_that_only_look(model: str) -> None:
+    path = SAMPLES / model
+    validate("analyze", fine("analyze", path, "--show", "all", "--engine", "cuda", "--format", "json").json)
+    validate("assign", fine("assign", path, "--rules", "auto", "--dry-run", "--diff", "--format", "json").json)
+    validate("show", fine("show", path, "--format", "json").json)
+
+
+def test_other_answers_of_these_commands(tmp_path: Path) -> None:
+    validate("analyze", fine("analyze", MMOE, "--format", "json").json)
+    validate("show", fine("show", SAMPLES / "two_tags", "--format", "json").json)
+    emits = [part for kind in ("json", "plan", "placement") for part in ("--emit", kind, tmp_path / kind)]
+    validate("assign", fine("assign", MMOE, "--streams", "4", "-o", tmp_path / "m.pb", *emits, "--format", "json").json)
+    validate("assigned_nodes", json.loads((tmp_path / "json").read_text()))
+    validate("plan", json.loads((tmp_path / "plan").read_text()))
+    validate("placement", json.loads((tmp_path / "placement").read_text()))
+    validate("assign", fine("assign", MMOE, "--explain", "expert_1/dense_0/MatMul", "--format", "json").json)
+    validate("assign", fine("assign", MMOE, "--compare", "--no-measure", "--format", "json").json)
+    validate("diff", fine("diff", MMOE, tmp_path / "m.pb", "--rules", "default", "--format", "json").json)
+    validate("diff", fine("diff", SAMPLES / "towers_small.pb", MMOE, "--format", "json").json)
+
+
+def test_doctor() -> None:
+    from tests.cli.runner import msplit
+
+    validate("doctor", msplit("doctor", "--format", "json").json)
+
+
+def test_a_bench_with_everything() -> None:
+    pytest.importorskip("torch")
+    flat = api.load(SAMPLES / "towers_small.pb")
+    request = BenchRequest(
+        engine="cuda",
+        device="cpu",
+        streams=(1, 3),
+        batch=2,
+        settings=QUICK,
+        compare_tensorflow=False,
+        tune=TuneSettings(0.5),
+    )
+    from tests.api.test_tune import _reference
+
+    found = bench(flat, replace(request, reference=_reference(flat)))
+    _, costs = api.price(flat, batch=2)
+    job = Job(
+        flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=2), costs=costs, options={"device": "cpu"}
+    )
+    found = replace(found, limits=limits(job, ids={one.label: job.ids for one in found.result.variants}))
+    validate("bench", json.loads(jsonio.dumps("bench", benchmark.payload(flat, found, ["Written: x."]))))
+
+
+def test_candidates_that_were_measured() -> None:
+    pytest.importorskip("torch")
+    from msplit.engines.cuda.trials import SimulatedTrials
+
+    found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedTrials)
+    validate("assign", json.loads(jsonio.dumps("assign", candidates.payload(found))))
+
+
+def test_every_command_that_prints_json_has_a_schema() -> None:
+    text = "".join(path.read_text("utf-8") for path in (ROOT / "msplit" / "cli").glob("*.py"))
+    commands = set(re.findall(r'show\(\s*style,\s*"(\w+)"', text))
+    assert {"analyze", "assign", "bench", "check", "diff", "doctor", "profile", "show"} <= commands
+    for command in commands:
+        schema = SCHEMAS["profile_command" if command == "profile" else command]
+        heads = [schema, *schema.get("$defs", {}).values()]
+        assert {"const": command} in [head.get("properties", {}).get("command") for head in heads]

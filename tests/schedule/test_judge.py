@@ -1,0 +1,87 @@
+"""Bounds, predictions and words never disagree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import foresee, judge
+from msplit.schedule.predict import predict
+from tests import graphs
+from tests.schedule.test_bounds import priced
+from tests.schedule.test_problem import LOOPS
+from tests.shapes import lstm, mmoe
+
+BRANCHES = "x:Placeholder; " + "; ".join(f"a{i}:MatMul(x)@30us; b{i}:Relu(a{i})@9us" for i in range(4))
+
+
+def judged(text: str, **named: object):
+    flat, costs = graphs.parse(text, **named)
+    return judge(bounds(flat, costs), *foresee(flat, costs))
+
+
+def test_branches_help() -> None:
+    found = judged(BRANCHES)
+    assert (found.kind, found.streams, found.helps) == ("helps", 4, True)
+    assert 2 < found.gain <= found.most
+    assert f"{found.gain:.2f}x predicted on 4" in found.words
+
+
+def test_a_chain_is_told_plainly() -> None:
+    found = judged("a:MatMul@9us; b:Relu(a)@9us; c:Conv2D(b)@9us; d:Relu(a)@1us")
+    assert (found.kind, found.helps) == ("never", False)
+    assert found.words.startswith("Streams can not help this model: 96 % of the work is on one path")
+
+
+def test_kernels_that_fill_the_gpu_are_told_plainly() -> None:
+    found = judged("a:MatMul@9us; b:MatMul@9us; c:MatMul@9us", share=0.97)
+    assert found.words == "Streams can not help this model: the kernels fill 97 % of the GPU already."
+
+
+def test_what_the_bound_allows_and_no_plan_reaches_is_little_and_not_impossible() -> None:
+    found = judged("x:Placeholder; a:MatMul(x)@9us; b:MatMul(a)@9us; c:MatMul(x)@2us; d:AddV2(b,c)@1us", share=0.6)
+    assert found.kind == "little"
+    assert found.gain < 1.05 <= found.most
+    assert "next to nothing" in found.words
+    assert "can not" not in found.words
+
+
+def test_nothing_on_the_gpu_is_told_plainly() -> None:
+    found = judged("a:Const; b:StringJoin@5us host")
+    assert (found.kind, found.gain, "no node launches" in found.words) == ("nothing", 1.0, True)
+
+
+def test_loops_are_kept_whole() -> None:
+    flat, costs = graphs.parse(LOOPS)
+    found = bounds(flat, costs)
+    assert (found.whole_us, found.critical_path_us, found.serial_us) == (65, 30, 72)
+    assert found.max_gain == pytest.approx(72 / 65)
+    assert "stay whole" in found.limit
+    gain, _ = foresee(flat, costs)
+    assert gain <= found.max_gain
+
+
+def test_a_guess_is_called_one() -> None:
+    flat, costs = graphs.parse(BRANCHES)
+    assert "That is a guess: the shapes of 50 %" in judge(bounds(flat, costs), 2.0, 4, guessed=0.5).words
+    assert "guess" not in judge(bounds(flat, costs), 2.0, 4, guessed=0.2).words
+
+
+@pytest.mark.parametrize("graph", [mmoe(8), lstm(layers=3, steps=6)])
+def test_no_prediction_is_above_the_bound(graph: tuple[FlatGraph, Costs]) -> None:
+    gain, streams = foresee(*graph)
+    assert 1 < gain <= bounds(*graph).gain_at_most(streams)
+
+
+@settings(max_examples=150)
+@given(priced(), st.data())
+def test_no_ids_are_predicted_to_gain_more_than_the_bound(case: tuple[FlatGraph, Costs], data: st.DataObject) -> None:
+    flat, costs = case
+    ids = np.asarray(data.draw(st.lists(st.integers(0, 3), min_size=len(flat), max_size=len(flat))), np.int32)
+    found = predict(flat, costs, ids)
+    assert found.gain <= bounds(flat, costs).gain_at_most(max(len(found.lanes), 1)) + 1e-9
