@@ -9,6 +9,7 @@ from tests.fuzz.damage import FOLDERS, SAMPLES
 
 MODEL = SAMPLES / "cond_v1.pb"
 RULES = b"version: 1\nstreams: 2\nrules:\n  - regex: {file: streams.txt}\n  - branch\n"
+PLAIN = ("--rules", "default")  # where no rules are tried: these plan nothing, and files are what is timed
 PLACES = ["model/there", "model/assets/there", "model/variables/there", "model/assets.extra/deep/there"]
 
 
@@ -46,11 +47,11 @@ def make(seed: int) -> Case:
             for place in random.sample([f"{place}{number}" for place in PLACES for number in range(3)], count)
         }
         content = (folder / "saved_model.pb").read_bytes()
-        return Case(name, content, saved=True, files=files, special=special)
+        return Case(name, content, saved=True, files=files, assign=PLAIN, special=special)
     force = ("--force",) if random.random() < 0.7 else ()
     if where < 0.65:
         targets = random.sample(["out", "out.plan", "out.streams"], random.choice([1, 1, 2]))
-        return Case(name, model, assign=force, special={target: random.choice(OWN) for target in targets})
+        return Case(name, model, assign=PLAIN + force, special={target: random.choice(OWN) for target in targets})
     read = random.choice(["rules.yaml", "streams.txt", "settings.yaml", "plan.json", "profile.json", "model"])
     files = {
         "rules.yaml": RULES,
@@ -60,6 +61,6 @@ def make(seed: int) -> Case:
         "profile.json": b"{}",
     }
     files.pop(read, None)
-    assign = {"profile.json": ("--profile", "profile.json")}.get(read, ("--rules", "rules.yaml"))
+    assign = {"profile.json": (*PLAIN, "--profile", "profile.json")}.get(read, ("--rules", "rules.yaml"))
     check = {"settings.yaml": ("--config", "settings.yaml"), "plan.json": ("--plan", "plan.json")}.get(read, ())
     return Case(name, model, files=files, assign=assign + force, check=check, special={read: random.choice(ANY)})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,8 @@ from tests.fuzz import checked, plans
 from tests.fuzz.case import Case, run
 from tests.fuzz.limits import TooSlow, limited
 from tests.fuzz.special import MODEL
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -51,6 +55,30 @@ def test_what_special_files_do(tmp_path: Path) -> None:
         case = fuzz.case_named(f"special:{seed}")
         result = run(case, tmp_path / "case")
         assert result.problem == "", f"python -m tests.fuzz --case special:{seed}: {case.special}"
+
+
+FIRST_CASE = """
+import sys, tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from tests.fuzz import __main__ as fuzz, case
+
+@contextmanager
+def watched(*_, **__):
+    before = set(sys.modules)
+    with limited(1e3, 1e5) as used:
+        yield used
+    print(*sorted(set(sys.modules) - before))
+
+limited, case.limited = case.limited, watched
+with tempfile.TemporaryDirectory() as folder:
+    case.run(fuzz.case_named("structure:1"), Path(folder) / "case")
+"""
+
+
+def test_the_first_case_is_not_charged_with_imports() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST_CASE], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout == "\n", ran.stdout
 
 
 @pytest.mark.parametrize(
