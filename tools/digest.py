@@ -1,0 +1,208 @@
+"""What msplit makes of every model, in short: to show that a change of its structure changes nothing else.
+
+    python benchmarks/models.py FOLDER                           the benchmark models (needs TensorFlow, once)
+    python tools/digest.py write DIGEST.json [--benchmarks FOLDER] [NAME ...]
+    python tools/digest.py compare OLD.json NEW.json             exit code 1 where they differ
+
+Per model: what `analyze` says, what `assign` writes under every shipped rule set, what `check` finds and the plan of it, and for the cuda engine on
+CPU tensors, in all kernel modes: ops, steps and shapes, what each stream does, peak memory and outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks")]
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+RULES = sorted(path.stem for path in (ROOT / "rules").glob("*.yaml") if path.stem != "example")
+MODES = {
+    "plain": {},
+    "fused": {"fuse": True},
+    "grouped": {"group": True},
+    "fused and grouped": {"fuse": True, "group": True},
+}
+STREAMS = 4
+LARGEST = 2**31
+"""FLOPs of a step up to which the engine runs it here; of a larger one all but the outputs is compared."""
+
+
+def short(content: bytes | str) -> str:
+    """A hash, long enough not to meet another."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+
+
+def listed(items: Iterable[Any]) -> str:
+    """A hash of things by how they read."""
+    return short("\n".join(str(item) for item in items))
+
+
+def said(folder: Path, *arguments: str) -> str:
+    """The output of a command and its exit code, without the folders that they name."""
+    from msplit.cli import main
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = main.run(list(arguments))
+    text = out.getvalue().replace(str(folder), "").replace(str(ROOT), "")
+    return f"{code} {text}"
+
+
+def content(path: Path) -> bytes:
+    """Bytes of a file, or of all files of a folder with their names."""
+    if not path.is_dir():
+        return path.read_bytes()
+    return b"".join(
+        str(one.relative_to(path)).encode() + one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()
+    )
+
+
+def decided(model: Path, folder: Path) -> dict[str, Any]:
+    """What the commands that only decide say and write."""
+    found: dict[str, Any] = {"analyze": short(said(folder, "analyze", str(model), "--format", "json"))}
+    for rules in RULES:
+        out, plan = folder / f"{rules}.out", folder / f"{rules}.plan"
+        how = ("--rules", rules, "--streams", str(STREAMS))
+        told = said(folder, "assign", str(model), *how, "-o", str(out), "--emit", "plan", str(plan))
+        found[f"assign {rules}"] = short(content(out)) if out.exists() else told
+        found[f"plan {rules}"] = short(plan.read_bytes()) if plan.exists() else None
+        if out.exists():
+            found[f"check {rules}"] = short(said(folder, "check", str(out), "--format", "json"))
+    return found
+
+
+def ran(model: Path, batch: int) -> dict[str, Any]:
+    """What the cuda engine makes of a model, in every kernel mode."""
+    import msplit
+    from msplit.errors import MsplitError
+
+    flat = msplit.load(model)
+    ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
+    found: dict[str, Any] = {}
+    for mode, options in MODES.items():
+        try:
+            found[mode] = _compiled(flat, ids, batch, options)
+        except MsplitError as problem:
+            found[mode] = str(problem)
+    return found
+
+
+def _compiled(flat: Any, ids: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
+    from msplit.api.model import price
+    from msplit.engines.base import Job
+    from msplit.engines.cuda.engine import ENGINE
+    from msplit.measure.inputs import make_inputs
+
+    _, costs = price(flat, batch=batch)
+    feeds = make_inputs(flat, {}, batch=batch, seed=0)
+    streams = int(ids.max(initial=0)) + 1
+    executable: Any = ENGINE.build(
+        Job(flat, ids, streams, feeds, ieee=True, costs=costs, options={**options, "device": "cpu"})
+    )
+    facts = {name: value for name, value in executable.facts().items() if name != "device"}
+    runs = executable
+    while not hasattr(runs, "program"):  # the host part stands in front
+        runs = runs.device
+    steps, lanes = runs.program.steps, runs.lanes
+    found: dict[str, Any] = {
+        "ops": dict(sorted(Counter(step.op.op for step in steps).items())),
+        "steps": listed(
+            (step.op.name, step.op.op, step.inputs, step.outputs, step.launches, step.bytes, step.bases)
+            for step in steps
+        ),
+        "streams": listed(
+            (one.step, one.lane, one.waits, one.records, sorted(one.releases), one.views) for one in lanes.actions
+        ),
+        "peak bytes": lanes.peak_bytes,
+        "facts": {name: str(value) for name, value in sorted(facts.items())},
+    }
+    if costs.flops.sum() <= LARGEST:
+        outputs = executable.step(feeds)
+        found["outputs"] = {
+            name: [str(value.dtype), list(value.shape), short(value.tobytes())]
+            for name, value in sorted(outputs.items())
+        }
+    executable.close()
+    return found
+
+
+def models(benchmarks: Path | None) -> dict[str, tuple[Path, int]]:
+    """Name -> model and batch."""
+    found = {
+        path.name: (path, 2)
+        for path in sorted((ROOT / "sample_graphs").iterdir())
+        if path.suffix in (".pb", ".pbtxt", ".meta") or path.is_dir()
+    }
+    if benchmarks is not None:
+        import foreign
+        import models as benchmark_models
+
+        weighed = benchmarks / "filled"
+        for name, batches in benchmark_models.BATCHES.items():
+            batch = min(batches) if name in benchmark_models.FIXED_BATCH else batches[0]
+            found[f"benchmark {name}"] = benchmark_models.fill(benchmarks, weighed, name, batch), batch
+        for name, model in foreign.MODELS.items():
+            found[f"foreign {name}"] = benchmark_models.fill(benchmarks, weighed, name, model.batch), model.batch
+    return found
+
+
+def write(target: Path, benchmarks: Path | None, names: list[str]) -> None:
+    """Makes the digest; models that are in the file already are made anew, others in it are kept where names are given."""
+    import torch
+
+    torch.set_num_threads(1)  # sums in the same order
+    made = json.loads(target.read_text()) if names and target.exists() else {}
+    for name, (model, batch) in models(benchmarks).items():
+        if names and name not in names:
+            continue
+        print(name, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            made[name] = {"decided": decided(model, Path(folder)), "cuda": ran(model, batch)}
+    target.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+
+
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """Where two digests differ, a line each."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            line
+            for key in sorted({*old, *new})
+            for line in differences(old.get(key), new.get(key), f"{at} / {key}" if at else key)
+        ]
+    return [] if old == new else [f"{at}: {old} -> {new}"]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    writes = commands.add_parser("write")
+    writes.add_argument("target", type=Path)
+    writes.add_argument("--benchmarks", type=Path)
+    writes.add_argument("names", nargs="*")
+    compares = commands.add_parser("compare")
+    compares.add_argument("old", type=Path)
+    compares.add_argument("new", type=Path)
+    given = parser.parse_args()
+    if given.command == "write":
+        write(given.target, given.benchmarks, given.names)
+        return 0
+    found = differences(json.loads(given.old.read_text()), json.loads(given.new.read_text()))
+    print("\n".join(found) or "the digests are equal")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
