@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from msplit.cli import main
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_graphs"
+ALL = sorted(path.name for path in SAMPLES.iterdir() if path.name != "README.md")
+SEVERAL_TAGS = ("two_tags",)
 _LARGE = 64 << 20
 
 
@@ -77,3 +81,26 @@ def unchanged(*folders: Path) -> Iterator[None]:
     before = [contents(folder) for folder in folders]
     yield
     assert [contents(folder) for folder in folders] == before
+
+
+def options_of(model: str) -> tuple[str, ...]:
+    """What a command needs to open a sample."""
+    return ("--tag", "serve") if model in SEVERAL_TAGS else ()
+
+
+def process(*arguments: object, **environment: str) -> Done:
+    """A command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "msplit", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def only_contents(path: Path) -> object:
+    """A file, or what is in a folder, to be compared."""
+    return contents(path) if path.is_dir() else path.read_bytes()

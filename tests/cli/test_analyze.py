@@ -1,0 +1,118 @@
+"""What `analyze` says of every sample, and how text looks on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import msplit as library
+from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, options_of, process
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_every_sample_is_analyzed(model: str) -> None:
+    done = fine("analyze", SAMPLES / model, *options_of(model))
+    assert done.out.startswith(f"{SAMPLES / model}"[:78])
+    verdict = " ".join(done.out[-800:].split())
+    helps = "Streams help this model: " in verdict
+    assert helps or "Streams can not help this model: " in verdict or "Streams gain next to nothing here: " in verdict
+    assert ("Next: msplit assign " in verdict) == helps
+    found = fine("analyze", SAMPLES / model, *options_of(model), "--show", "all", "--format", "json").json
+    assert (found["schema_version"], found["command"]) == (1, "analyze")
+    assert found["nodes"]["total"] == len(found["node_list"]) >= found["nodes"]["host"]
+    assert sum(op["gpu"] + op["host"] for op in found["ops"]) == found["nodes"]["total"]
+    assert found["bounds_us"]["lower_bound"] <= found["bounds_us"]["serial"] + 1e-6
+    judged = found["judgement"]
+    assert judged["words"] in " ".join(done.out.split())
+    assert 1 <= judged["gain"] <= judged["most"] <= found["gain_at_most"]["any"] + 1e-9
+    assert found["suggestion"]["helps"] == helps
+
+
+def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my model.pb").write_bytes((SAMPLES / "towers_small.pb").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    found = fine("analyze", "my model.pb", "--batch", "64", "--gpu", "a100", "--format", "json").json
+    program, *arguments = shlex.split(found["next"])
+    assert program == "msplit"
+    assert arguments[:2] == ["assign", "my model.pb"]
+    assigned = fine(*arguments, "--format", "json").json
+    assert assigned["judgement"]["gain"] == pytest.approx(found["judgement"]["gain"], rel=0.05)
+    assert (tmp_path / "my model.streams.pb").exists()
+
+
+def test_a_shape_is_asked_for_only_where_one_is_open() -> None:
+    settled = fine("analyze", SAMPLES / "feature_columns", "--batch", "64").out
+    assert "may settle it" not in settled
+    assert "No option settles it" in " ".join(settled.split())
+
+
+def test_analyze_looks_inside_a_function_on_request():
+    model = SAMPLES / "gru_while"
+    name = next(name for name in library.load(model).model.graph.functions if "while_body" in name)
+    assert "MatMul" in fine("analyze", model, "--function", name, "--batch", "4").out
+    wrong = msplit("analyze", model, "--function", name[:-1])
+    assert wrong.code == 2
+    assert name in wrong.err
+    assert re.search(r"it has (__\w+, ){5}\w+ and \d+ more", msplit("analyze", model, "--function", "-").err)
+    assert "it has no functions" in msplit("analyze", SAMPLES / "while_v1.pb", "--function", "-").err
+
+
+TEXT = ("mmoe_small.pb", "training.meta", "keras_lookup", "while_v1.pb", "ragged_sparse")
+
+
+@pytest.mark.parametrize("style", ["table", "md", "json"])
+@pytest.mark.parametrize("model", TEXT)
+def test_colour_is_for_terminals_only(style: str, model: str) -> None:
+    for arguments in (("analyze",), ("assign", "--dry-run")):
+        command, *extra = arguments
+        done = fine(command, SAMPLES / model, *extra, "--format", style, NO_COLOR="1")
+        assert "\x1b" not in done.out
+        assert done.out.endswith("\n")
+        assert not re.search(r"[ \t]$", done.out, re.MULTILINE)
+
+
+def test_a_terminal_gets_colour_unless_it_wants_none(tmp_path: Path) -> None:
+    def shown(**environment: str) -> str:
+        leader, follower = os.openpty()
+        variables = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+        arguments = [sys.executable, "-m", "msplit", "assign", str(SAMPLES / "cond_v1.pb"), "--dry-run"]
+        with subprocess.Popen(
+            arguments, stdout=follower, stderr=follower, cwd=ROOT, env={**variables, "TERM": "xterm", **environment}
+        ) as running:
+            os.close(follower)
+            text = b""
+            try:
+                while part := os.read(leader, 65536):
+                    text += part
+            except OSError:  # the other end is closed
+                pass
+            assert running.wait() == 0
+        os.close(leader)
+        return text.decode()
+
+    assert "\x1b[1m" in shown()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown(NO_COLOR="1"))
+
+
+def test_a_pipe_is_at_least_100_columns_wide() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    command = [sys.executable, "-m", "msplit", "analyze", "sample_graphs/feature_columns"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0
+    assert 80 < max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_errors_of_a_real_process() -> None:
+    done = process("analyze", "sample_graphs/two_tags")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "error: sample_graphs/two_tags: the SavedModel holds 2 graphs: serve; serve,gpu\n  fix: choose one with --tag\n"
+    )

@@ -1,0 +1,199 @@
+"""What a signal, a reader that goes away, a full disk or a closed stream leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import ROOT, SAMPLES, msplit
+
+
+@pytest.mark.parametrize("command", [("analyze", "--show", "all"), ("assign", "--dry-run", "--diff"), ("rules",)])
+def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
+    name, *extra = command
+    model = [] if name == "rules" else ["sample_graphs/inception_v3_stripped.pb"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "msplit", name, *model, *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.read(1)
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait() == 0
+
+
+def hear_control_c() -> None:
+    """What runs in the background of a script, as this suite may, is started deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
+
+
+@pytest.mark.tf
+def test_control_c_ends_a_bench_with_130() -> None:
+    command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", "--duration", "60"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=hear_control_c,
+    ) as running:
+        time.sleep(6)
+        running.send_signal(signal.SIGINT)  # on a busy machine this may be in the middle of TensorFlow's import
+        try:
+            out, err = running.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            pytest.fail("an interrupted bench went on for a minute")
+    assert running.returncode == 130
+    assert out == ""
+    assert err.endswith("interrupted\n")
+    assert "Traceback" not in err
+
+
+SWALLOWED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from msplit import formats
+from msplit.cli import main
+
+real = formats.read
+
+def read(*arguments, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):  # the handler runs between two instructions
+            pass
+    except BaseException:
+        pass  # as an import of a large library may do
+    {then}
+
+formats.read = read
+sys.exit(main.run(["analyze", "sample_graphs/mmoe_small.pb"]))
+"""
+
+
+@pytest.mark.parametrize("then", ["return real(*arguments, **options)", "raise ValueError('half imported')"])
+def test_control_c_that_something_swallows_counts(then: str) -> None:
+    code = SWALLOWED.replace("{then}", then)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.endswith("interrupted\n")
+    assert "Traceback" not in done.stderr
+
+
+WRITING = """
+import os, signal, sys
+from msplit.cli import main
+
+real = os.fsync
+
+def fsync(descriptor):
+    real(descriptor)
+    os.kill(os.getpid(), {number})
+    for _ in range(1000):  # the handler runs between two instructions
+        pass
+
+os.fsync = fsync
+sys.exit(main.run(["assign", {model!r}, "--streams", "2", "-o", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "two_signatures"])
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_in_the_middle_of_writing_leaves_nothing(
+    model: str, number: int, code: int, said: str, tmp_path: Path
+) -> None:
+    text = WRITING.format(model=str(SAMPLES / model), number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=hear_control_c,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(f"{said}\n")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handlers_that_a_host_program_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    monkeypatch.setattr("msplit.formats.read", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM) or 1 / 0)
+    try:
+        assert msplit("analyze", "sample_graphs/mmoe_small.pb").code == 2
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_little_is_loaded_before_control_c_is_caught() -> None:
+    """What is imported before `entry` runs is where Python's own traceback can not be kept away."""
+    code = "import os; before = set(sys.modules); import msplit.__main__; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['__future__', 'msplit', 'msplit.__main__', 'msplit._version']\n", done.stderr
+
+
+@pytest.mark.parametrize("library", ["click", "msplit/cli/main.py"])
+def test_control_c_while_the_program_is_still_being_imported(library: str, tmp_path: Path) -> None:
+    """A stand-in for what is imported presses it, in the middle."""
+    press = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    path = tmp_path / (library if "/" in library else f"{library}.py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(press)
+    for name in ("__init__.py", "__main__.py", "_version.py"):
+        if "/" in library:
+            shutil.copyfile(ROOT / "msplit" / name, tmp_path / "msplit" / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "msplit", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        timeout=60,
+        preexec_fn=hear_control_c,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_full_disk_behind_standard_output() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "msplit", "analyze", "sample_graphs/mmoe_small.pb"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: standard output: can not be written: No space left on device\n  fix: free some space, or write elsewhere\n"
+    )
+
+
+@pytest.mark.parametrize(("closed", "code"), [("stdout", 0), ("stderr", 2)])
+def test_a_stream_that_is_closed_is_no_bug(closed: str, code: int) -> None:
+    model = "mmoe_small.pb" if closed == "stdout" else "gone.pb"
+    redirect = ">&-" if closed == "stdout" else "2>&-"
+    command = f"'{sys.executable}' -m msplit analyze sample_graphs/{model} {redirect}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
