@@ -4,8 +4,8 @@
     python tools/digest.py write DIGEST.json [--benchmarks FOLDER] [NAME ...]
     python tools/digest.py compare OLD.json NEW.json             exit code 1 where they differ
 
-Per model: what `analyze` says, what `assign` writes under every shipped rule set, what `check` finds and the plan of it, and for the cuda engine on
-CPU tensors, in all kernel modes: ops, steps and shapes, what each stream does, peak memory and outputs.
+Per model: what `analyze` says, what `assign` writes under every shipped rule set, what `check` finds and the plan of it, and for the cuda
+engine on CPU tensors, in all kernel modes: ops, steps and shapes, what each stream does, peak memory and outputs.
 """
 
 from __future__ import annotations
