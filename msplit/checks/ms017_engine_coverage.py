@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
+from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes
 from msplit.engines.cuda.coverage import cover
 
+CODE = "MS017"
+
 
 def find(subject: Subject) -> Iterator[Finding]:
-    """One finding per op."""
-    covered = cover(subject.flat, subject.shapes)
+    """One finding per op.
+
+    Raises:
+        Skip: No op is missing, and the loops and branches would have to be built to know more.
+    """
+    asked = CODE in (subject.settings.select or ())
+    covered = cover(subject.flat, subject.shapes, build=None if asked else False)
+    if covered.unbuilt and not covered.reasons:
+        way = "" if asked else f" (`--select {CODE}` does, and `msplit analyze --engine cuda`)"
+        raise Skip(
+            f"every op can run; whether the loops and branches can, only a build tells, and {covered.unbuilt}{way}"
+        )
     fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
     for op, names in sorted(covered.missing.items()):
         text = f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}"
@@ -32,16 +44,17 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    code="MS017",
+    code=CODE,
     name="engine-coverage",
     severity=Severity.INFO,
     title="The cuda engine can not run an op",
     what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
     "between work for the GPU, "
     "while that engine runs host ops before all of that or behind it. Or a step is run for its effect, such as "
-    "writing a variable. Or, found by building the model as the engine does it, without running it (where PyTorch is installed, and the "
-    "graph has loops, conds or lists): how many turns a loop takes, or which branch is taken where the branches differ in shape, "
-    "is known only in the run. What kernels make of attributes and types is not looked at: `msplit analyze --engine cuda` tells.",
+    "writing a variable. Where `select` names this code, PyTorch is installed and the graph has loops, conds or lists, the model is also "
+    "built as the engine does it, without running it: then it is found, too, that how many turns a loop takes, or which branch is taken "
+    "where the branches differ in shape, is known only in the run. Otherwise the check needs no PyTorch, and says what it leaves open. "
+    "What kernels make of attributes and types is not looked at: `msplit analyze --engine cuda` tells.",
     why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
     "it does not matter, "
     "which is why this is only an information.",

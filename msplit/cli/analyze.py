@@ -49,7 +49,7 @@ def command(
     if engine == "cuda":
         from msplit.engines.cuda.coverage import cover
 
-        coverage = cover(flat, found.shapes, always=True)
+        coverage = cover(flat, found.shapes, build=True)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: Sequence[str] = ()
     if function is None:

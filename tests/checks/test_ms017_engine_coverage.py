@@ -1,6 +1,25 @@
+import json
+import subprocess
 import sys
+from pathlib import Path
 
+from msplit.checks import CheckSettings, check
 from tests.checks.harness import found, read
+
+ROOT = Path(__file__).parents[2]
+ALL_SAMPLES = """
+import contextlib, io, json, sys
+from pathlib import Path
+from msplit.cli import main
+
+told = {}
+for model in sorted(path for path in Path("sample_graphs").iterdir() if path.name != "README.md"):
+    choice = ["--tag", "serve"] if model.name == "two_tags" else []
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main.run(["check", str(model), *choice, "--exit-zero", "--format", "json"])
+    told[model.name] = [code, json.loads(out.getvalue())["skipped"].get("MS017"), "torch" in sys.modules]
+print(json.dumps(told))
+"""
 
 GRAPH = "x:Placeholder[dtype=float32]; a:MyOp(x); b:MyOp(a); y:Relu(b)[T=float32]"
 
@@ -50,3 +69,23 @@ def test_needs_no_pytorch(tmp_path, monkeypatch):
 def test_takes_no_op_of_the_engines_own_for_one_of_the_models(tmp_path):
     (one,) = found(read(tmp_path, "x:Placeholder[dtype=float32]; y:_FusedPointwise(x)", outputs=["y"]), "MS017")
     assert "no kernel for _FusedPointwise" in one.text
+
+
+def test_loads_no_pytorch_for_any_sample_and_says_what_that_leaves_open():
+    done = subprocess.run([sys.executable, "-c", ALL_SAMPLES], capture_output=True, text=True, cwd=ROOT, check=True)
+    told = json.loads(done.stdout)
+    assert {code for code, _, _ in told.values()} == {0}
+    assert [name for name, (_, _, torch) in told.items() if torch] == []
+    left_open = {name: skipped for name, (_, skipped, _) in told.items() if skipped}
+    assert set(left_open) == {"cond_v1.pb", "control_flow_v2", "gru_while", "while_v1.pb"}
+    assert all("only a build tells" in why and "--select MS017" in why for why in left_open.values())
+
+
+def test_builds_where_it_is_selected_by_name(monkeypatch):
+    model = ROOT / "sample_graphs" / "while_v1.pb"
+    asked = CheckSettings(select=("MS017",))
+    assert check(model, asked).skipped == {}
+    (one,) = check(ROOT / "sample_graphs" / "control_flow_v2", asked).findings
+    assert "refuses" in one.finding.text
+    monkeypatch.setattr("msplit.engines.cuda.coverage.importlib.util.find_spec", lambda name: None)
+    assert check(model, asked).skipped["MS017"].endswith("only a build tells, and PyTorch is not installed")

@@ -304,14 +304,14 @@ def _outputs(flat: FlatGraph, node: int) -> int:
     return optable.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
 
 
-def cover(flat: FlatGraph, sizes: Shapes | None = None, *, always: bool = False) -> Coverage:
+def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = None) -> Coverage:
     """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
 
     Args:
         flat: The graph.
         sizes: Its shapes; those of a batch of one if None.
-        always: Build in any case, which needs PyTorch and time, for what kernels make of attributes, types and shapes. Otherwise only
-            a graph with loops, conds or lists is built.
+        build: Whether to build the graph as the engine does, which needs PyTorch and time: in any case, for what kernels make of
+            attributes, types and shapes, or never. None: where it has loops, conds or lists, for only a build tells of those.
     """
     whole = flat
     raised = raise_control(flat)
@@ -321,8 +321,10 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, always: bool = False)
     controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in division.device)
     refused: dict[str, list[str]] = {}
     unbuilt = ""
-    if controlled or always:
-        problems, unbuilt = _built(raised, division, sizes or infer(whole), always)
+    if build is False:
+        unbuilt = "nobody asked for it" if controlled else ""
+    elif controlled or build:
+        problems, unbuilt = _built(raised, division, sizes or infer(whole), bool(build))
         unbuilt = unbuilt if controlled else ""
         for problem in problems:
             refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))

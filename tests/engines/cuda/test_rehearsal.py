@@ -86,7 +86,7 @@ REFUSED = [
 @pytest.mark.parametrize(("graph", "why", "places"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
 def test_what_the_engine_refuses_is_told_before_with_all_its_places(graph, why, places):
     flat = graph_of(graph, outputs=["out"])
-    told = "; ".join(cover(flat, always=True).reasons)
+    told = "; ".join(cover(flat, build=True).reasons)
     assert why in told
     for place in places:
         assert place in told
@@ -115,7 +115,7 @@ def behind_the_host(tf, v1):
 
 @pytest.mark.parametrize("graph", [fine_branches, fine_turns, behind_the_host])
 def test_what_it_runs_is_not_refused_before(graph):
-    assert cover(graph_of(graph, outputs=["out"]), always=True).reasons == []
+    assert cover(graph_of(graph, outputs=["out"]), build=True).reasons == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_it_runs_is_not_refused_before(graph):
 )
 def test_a_sample_that_the_engine_runs_is_not_refused(name):
     flat = flatten(read(SAMPLES / name))
-    found = cover(flat, infer(flat, batch=3), always=True)
+    found = cover(flat, infer(flat, batch=3), build=True)
     assert (found.reasons, found.unbuilt) == ([], "")
 
 
@@ -163,7 +163,10 @@ def test_check_and_analyze_tell_by_name(tmp_path):
     path = tmp_path / "model.pb"
     path.write_bytes(graph.SerializeToString())
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    for command in (["check", "--format", "json"], ["analyze", "--engine", "cuda", "--format", "json"]):
+    for command in (
+        ["check", "--select", "MS017", "--format", "json"],
+        ["analyze", "--engine", "cuda", "--format", "json"],
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "msplit", command[0], str(path), *command[1:]],
             capture_output=True,
@@ -202,7 +205,7 @@ def test_what_nobody_asked_for_takes_little_time(monkeypatch):
     flat = graph_of(long_turns, outputs=["out"])
     by_the_way = cover(flat)
     assert "more than 3,000 ops" in by_the_way.unbuilt
-    asked_for = cover(flat, always=True)
+    asked_for = cover(flat, build=True)
     assert asked_for.unbuilt == ""
     assert "choose" in "; ".join(asked_for.reasons)
     monkeypatch.setattr(coverage, "MOST_BUILT", 3)
