@@ -7,9 +7,19 @@ import importlib.util
 import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.campaign import CAMPAIGN
+
+# A worker has a core: threads of its libraries would wait for each other, and for those of the other worker. What tests start inherits it.
+for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+if CAMPAIGN:
+    os.environ.setdefault("PYTEST_TIMEOUT", "3600")
 
 # A test that takes long is no wrong answer, and machines are shared. CI tries the same examples each time; everyone else new ones.
 settings.register_profile("msplit", deadline=None, derandomize="CI" in os.environ)
@@ -41,11 +51,16 @@ def _settle() -> None:
         gc.freeze()
 
 
+_GATED = tuple(Path(__file__).parent / name for name in ("formats", "rules"))
+"""Tests of the packages that have to be covered whole. Only they are traced: coverage makes a search four times slower."""
+
+
 @contextlib.contextmanager
 def _untraced(item: pytest.Item) -> Iterator[None]:
-    """Nothing traces a test that is marked `no_cover`. pytest-cov stops its own tracer for it, under which another one of coverage's runs
-    in the workers of xdist."""
-    trace = sys.gettrace() if item.get_closest_marker("no_cover") else None
+    """Nothing traces a test of anything else, or one that is marked `no_cover`. pytest-cov stops its own tracer for that mark, under which
+    another one of coverage's runs in the workers of xdist."""
+    gated = any(item.path.is_relative_to(folder) for folder in _GATED) and not item.get_closest_marker("no_cover")
+    trace = None if gated else sys.gettrace()
     if trace is None:
         yield
         return

@@ -94,8 +94,7 @@ def test_the_public_names_are_sorted_and_there() -> None:
 # What the suite is made of -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.no_cover
-def test_nothing_traces_what_measures_time() -> None:
+def test_only_the_tests_of_what_has_to_be_covered_are_traced() -> None:
     assert sys.gettrace() is None
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +13,7 @@ from msplit.analysis.order import canonical
 from msplit.analysis.structure import colours
 from msplit.analysis.symmetry import Cells
 from msplit.graph import CONTROL
+from tests.campaign import examples
 from tests.graphs import build, parse
 
 OPS = ("MatMul", "Relu", "AddN")
@@ -72,7 +71,7 @@ def form(ops, edges, classes, labels, place):
     return kinds, sorted((number[source], port, number[target], slot) for source, port, target, slot in edges)
 
 
-@settings(max_examples=int(os.environ.get("MSPLIT_TEST_GRAPHS", "300")))
+@settings(max_examples=examples(60, 1000))
 @given(circles(), st.randoms(use_true_random=False))
 def test_other_names_and_places_give_the_same_graph_in_the_same_order(circle, source):
     place = list(range(len(circle[0])))
@@ -162,7 +161,6 @@ def test_what_is_linked_with_nothing_is_not_tried(monkeypatch):
     assert Cells(flat, colours(flat, costs.time_us), ()).leading(0) is None
 
 
-@pytest.mark.no_cover
 def test_time_grows_with_the_number_of_copies():
     def seconds(copies: int) -> float:
         names = ["x"]

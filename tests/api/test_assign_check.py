@@ -16,11 +16,13 @@ from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
 from msplit.formats import record as records
 from tests import strategies
+from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, msplit
 
 SMALL = ("mmoe_small.pb", "annotated.pb", "cond_v1.pb", "while_v1.pb", "training.meta", "training_resource.meta", "feature_columns",
          "gru_while", "keras_lookup", "ragged_sparse", "tf1_saved_model", "custom_op.pb", "control_flow_v2")  # fmt: skip
-DEAR = ("feature_columns", "training.meta", "training_resource.meta", "ragged_sparse")  # by `auto`
+DEAR = {"feature_columns", "training_resource.meta", "lstm_small.pb"}
+"""`auto` searches them for seconds, and does so in tests of the command line, too."""
 LARGE = ("inception_v3_stripped.pb", "keras_inception", "lstm_small.pb", "towers_small.pb")
 
 
@@ -39,11 +41,7 @@ def told_nothing(path, out, ruleset, **options):
 @pytest.mark.parametrize(
     ("model", "ruleset"),
     [
-        pytest.param(
-            model,
-            ruleset,
-            marks=[pytest.mark.slow, pytest.mark.no_cover] if model in DEAR and ruleset == "auto" else [],
-        )
+        pytest.param(model, ruleset, marks=campaign if model in DEAR and ruleset == "auto" else ())
         for model in SMALL
         for ruleset in rules.available()
     ],
@@ -53,9 +51,14 @@ def test_of_a_sample(model, ruleset, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.no_cover
-@pytest.mark.parametrize("ruleset", rules.available())
-@pytest.mark.parametrize("model", LARGE)
+@pytest.mark.parametrize(
+    ("model", "ruleset"),
+    [
+        pytest.param(model, ruleset, marks=campaign if model in DEAR and ruleset == "auto" else ())
+        for model in LARGE
+        for ruleset in rules.available()
+    ],
+)
 def test_of_a_large_sample(model, ruleset, tmp_path):
     assert told_nothing(SAMPLES / model, tmp_path / "out", ruleset, batch=2, streams=5) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 import msplit
 from msplit import api
 from tests import strategies
+from tests.campaign import examples
 
-GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "25"))
-"""How many graphs each test draws: `MSPLIT_TEST_GRAPHS=1000 pytest tests/api/test_generated.py` is the long run."""
-
-GENERATED = settings(max_examples=GRAPHS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+GENERATED = settings(max_examples=examples(25, 1000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def assigned(source: Path, out: Path) -> bytes:

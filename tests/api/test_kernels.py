@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from dataclasses import replace
@@ -51,9 +52,7 @@ def said(assigned) -> dict[str, str]:
 
 
 @needs_torch
-@pytest.mark.parametrize(
-    "name", ["mmoe_small.pb", pytest.param("lstm_small.pb", marks=pytest.mark.no_cover), "towers_small.pb"]
-)
+@pytest.mark.parametrize("name", ["mmoe_small.pb", "lstm_small.pb", "towers_small.pb"])
 def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name: str, best: Path) -> None:
     model, plan = best.parent / "model.pb", best.parent / "plan.json"
     out = fine("assign", SAMPLES / name, "--rules", best, "--batch", "2", "-o", model, "--emit", "plan", plan).out
@@ -135,6 +134,7 @@ QUICK = api.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
 def reference(tmp_path_factory):
     """Outputs of the engine itself, so that TensorFlow need not be started for them."""
 
+    @functools.cache
     def of(name: str) -> Path:
         flat = api.load(SAMPLES / name)
         job = kernels.job_of(flat, api.price(flat, batch=2)[1], batch=2)
@@ -154,8 +154,8 @@ def benched(name: str, reference, **options):
 
 
 @needs_torch
-def test_bench_runs_what_auto_likes_best_of_all_kernels_and_streams(reference) -> None:
-    flat, found = benched("mmoe_small.pb", reference)
+def test_bench_runs_what_auto_likes_best_of_all_kernels_and_streams(usual) -> None:
+    flat, found = usual
     assert not found.result.failed
     # Of the three streams that the plain kernels have, the larger ones use two: the very plan that `auto` takes.
     label = "msplit, 2 streams, fused and grouped"
@@ -178,6 +178,12 @@ def test_bench_runs_what_auto_likes_best_of_all_kernels_and_streams(reference) -
     out = StringIO()
     to_terminal(benchmark.document(flat, found), Console(file=out, width=80, highlight=False))
     assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def usual(reference):
+    """The mixture of experts with every kind of kernel."""
+    return benched("mmoe_small.pb", reference)
 
 
 def note_in_place_of_a_variant(found) -> str:
@@ -218,12 +224,13 @@ def test_kernels_that_are_not_wanted_are_not_chosen(reference) -> None:
 
 
 @needs_torch
-def test_rules_that_choose_kernels_give_plain_variants_the_streams_of_plain_kernels(reference, best: Path) -> None:
+def test_rules_that_choose_kernels_give_plain_variants_the_streams_of_plain_kernels(
+    usual, reference, best: Path
+) -> None:
     _, found = benched("mmoe_small.pb", reference, ruleset=str(best))
-    _, usual = benched("mmoe_small.pb", reference)
     waits = [
         [variant.facts["waits"] for variant in one.result.variants if variant.label == "msplit, 3 streams, CUDA graph"]
-        for one in (found, usual)
+        for one in (found, usual[1])
     ]
     assert waits[0] == waits[1]
 

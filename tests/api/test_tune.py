@@ -56,9 +56,7 @@ def tuned_of(name: str, seconds: float = 60.0, distort=None, **settings):
     return job, tune(job, chosen, streams=4, batch=2, device=device, now=Clock())
 
 
-@pytest.mark.parametrize(
-    "name", ["towers_small.pb", pytest.param("lstm_small.pb", marks=pytest.mark.no_cover), "keras_inception"]
-)
+@pytest.mark.parametrize("name", ["towers_small.pb", "lstm_small.pb", "keras_inception"])
 def test_what_is_written_gives_the_same_plan_again(name: str, tmp_path: Path) -> None:
     job, tuned = tuned_of(name)
     assert tuned.gain is not None
@@ -90,14 +88,9 @@ def test_what_is_written_gives_the_same_plan_again(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "kernels", "kinds"),
     [
-        pytest.param("lstm_small.pb", "fused", {"fused", "library"}, marks=pytest.mark.no_cover),
+        ("lstm_small.pb", "fused", {"fused", "library"}),
         ("mmoe_small.pb", "grouped", {"grouped"}),
-        pytest.param(
-            "lstm_small.pb",
-            "fused and grouped",
-            {"fused", "fused and grouped", "grouped", "library"},
-            marks=pytest.mark.no_cover,
-        ),
+        ("lstm_small.pb", "fused and grouped", {"fused", "fused and grouped", "grouped", "library"}),
     ],
 )
 def test_what_is_written_says_which_nodes_share_a_kernel(

@@ -30,9 +30,7 @@ CASES = {
 NODE = "StatefulPartitionedCall_1/StatefulPartitionedCall/functional_2_1/stem_conv_1/convolution"
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.no_cover if case == "assign-compare" else ()) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_output(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     if "--engine" in CASES[case]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.runner import SAMPLES, fine, unchanged
 
-pytestmark = [pytest.mark.tf, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 SAVED_MODELS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
 

@@ -15,13 +15,11 @@ from msplit import formats, proto
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats import STREAM_ID, Format, Model, writer
 from tests import strategies
+from tests.campaign import examples
 from tests.cli.runner import msplit
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_graphs"
-GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "150"))
-"""How many generated graphs come back as they were; 1000 are the long run."""
-
 ALL_SAMPLES = sorted(p for p in SAMPLES.iterdir() if p.suffix != ".md")
 
 
@@ -88,7 +86,7 @@ def test_files_of_a_saved_model_are_kept(tmp_path: Path, path: Path) -> None:
     assert all(p.stat().st_nlink == 1 and not p.is_symlink() for p in (tmp_path / "out").rglob("*") if p.is_file())
 
 
-@settings(max_examples=GRAPHS, deadline=None)
+@settings(max_examples=examples(50, 1000), deadline=None)
 @given(strategies.graph_defs(), st.data())
 def test_generated_graph_differs_only_in_the_ids_given(
     tmp_path_factory: pytest.TempPathFactory, graph_def: Any, data: Any

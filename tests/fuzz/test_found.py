@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,11 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def alone() -> None:
     """Without what earlier tests left in memory, which Python's collector would look through again and again: there are limits of time."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def seconds(case: Case, folder: Path) -> float:
@@ -165,7 +163,6 @@ def seconds(case: Case, folder: Path) -> float:
     return min(result.seconds for result in results)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path) -> None:
     result = run(Case(name, MODELS[name]), tmp_path / "case")
@@ -181,7 +178,6 @@ def test_what_assign_writes_can_be_checked_where_the_engine_is_there(name: str, 
     assert main.run(["check", str(tmp_path / "out")]) in (0, 1)
 
 
-@pytest.mark.no_cover
 def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(tmp_path: Path) -> None:
     message = proto.graph_pb2.GraphDef()
     function = message.library.function.add()
@@ -197,7 +193,6 @@ def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(t
     assert seconds(Case("sizes", message.SerializeToString()), tmp_path / "case") < 0.5
 
 
-@pytest.mark.no_cover
 def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp_path: Path) -> None:
     message = proto.graph_pb2.GraphDef()
     for name in ("f", "g"):

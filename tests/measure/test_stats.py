@@ -16,7 +16,6 @@ def noise(rng, count, kind):
     return base
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("count", [10, 25, 60, 400])
 @pytest.mark.parametrize("kind", ["plain", "drift", "spikes"])
 def test_equal_variants_are_found_different_in_at_most_5_of_100_runs(kind, count):

@@ -83,7 +83,6 @@ def test_a_chain_of_a_hundred_thousand_opens_in_steps():
     assert len(children(tree)[-1]) == 1
 
 
-@pytest.mark.no_cover
 def test_a_hundred_thousand_independent_nodes_on_many_streams_open_in_steps():
     count = 100_000
     tree = contract(dag_of(count, []), np.arange(count) % 1000)

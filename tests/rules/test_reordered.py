@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -21,14 +20,13 @@ from msplit.cost import estimate, infer
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
+from tests.campaign import examples
 from tests.strategies import graph_defs
 
 NAMES = ("auto", "default", "recsys", "rnn", "vision")
-GRAPHS = int(os.environ.get("MSPLIT_TEST_GRAPHS", "25"))
-"""How many graphs each test draws."""
 
 DRAWN = settings(
-    max_examples=GRAPHS,
+    max_examples=examples(25, 300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # graphs of many nodes shrink for minutes

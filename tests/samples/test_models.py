@@ -80,7 +80,7 @@ def test_inputs_and_outputs_are_nodes_and_nothing_else_is_a_placeholder(name):
     assert not {node.op for node in nodes.values()} & {"Switch", "While", "VarHandleOp", "ReadVariableOp", "NoOp"}
 
 
-@pytest.mark.parametrize("name", ["inception_v3", pytest.param("nasnet_mobile", marks=pytest.mark.no_cover)])
+@pytest.mark.parametrize("name", ["inception_v3", "nasnet_mobile"])
 def test_a_keras_application_is_reproducible_runs_and_strips(name):
     # One test: these take seconds to build.
     sample, again = (samples.build(name, **TINY[name]) for _ in range(2))
@@ -168,7 +168,6 @@ def test_padding_does_not_reach_the_first_token_of_bert():
     np.testing.assert_allclose(pooled, changed, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "megabytes"),

@@ -65,7 +65,6 @@ def test_every_algorithm_gives_a_plan_that_the_checker_proves(name, problem, str
     assert found.simulation.makespan_us >= problem.bound_us() * (1 - 1e-9)
 
 
-@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(), streams=st.integers(1, 5))
 def test_the_best_is_never_slower_than_one_stream(problem, streams):
@@ -94,7 +93,6 @@ def test_refining_ends_when_its_effort_is_spent(simulated, monkeypatch):
     assert len(tried) <= simulated + 8  # and what is tried once, whatever the effort
 
 
-@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(), streams=st.integers(2, 5), seed=st.integers(0, 2**31))
 def test_refining_keeps_the_score_and_the_proof(problem, streams, seed):
@@ -135,7 +133,6 @@ def assignments(count: int, streams: int) -> list[list[int]]:
     return grown
 
 
-@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(problems(7, free_nodes=False), st.integers(2, 3))
 def test_the_best_candidate_is_near_the_best_of_all_assignments(problem, streams):
@@ -161,7 +158,6 @@ def test_the_matching_is_as_large_as_networkx_finds(seed, left, right, density):
     assert all(edges[node, other] for node, other in enumerate(match) if other >= 0)
 
 
-@pytest.mark.no_cover
 def test_a_matching_along_a_path_of_20000_needs_no_recursion():
     count = 20_000
     # Greedy takes the wrong neighbour everywhere, so that one augmenting path runs through all nodes.
@@ -234,7 +230,6 @@ def test_a_stage_of_the_dynamic_program_is_the_best_of_all_ways_to_cut():
 # --- The shapes of known models ---
 
 
-@pytest.mark.no_cover
 def test_an_unrolled_lstm_gets_about_a_layer_per_stream_and_waits_along_the_lattice():
     problem = lstm()
     winner = best(choose(problem, 16))
@@ -251,7 +246,7 @@ def test_sixteen_experts_run_on_sixteen_streams():
     assert sorted(winner.stream[heads].tolist()) == list(range(16))
 
 
-@pytest.mark.parametrize("streams", [2, 4, 8, pytest.param(16, marks=pytest.mark.no_cover)])
+@pytest.mark.parametrize("streams", [2, 4, 8, 16])
 def test_forty_towers_are_balanced(streams):
     problem = towers(40)
     candidates = choose(problem, streams)
@@ -308,7 +303,6 @@ def test_numbering_starts_with_the_stream_that_does_most():
     assert canonical(problem, np.asarray([7, 5, 3], np.int32)).tolist() == [1, 2, 0]
 
 
-@pytest.mark.no_cover
 @settings(max_examples=100, deadline=None)
 @given(problem=problems(), seed=st.integers(0, 2**31), streams=st.integers(2, 4), pinning=st.sampled_from([0.0, 0.3]))
 def test_pinned_blocks_stay_and_tied_blocks_share_a_stream(problem, seed, streams, pinning):

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from msplit.dag import Dag
 from msplit.schedule.check import check
 from msplit.schedule.lane_order import keep_lanes
 from msplit.schedule.order import record_order
 from msplit.schedule.plan import Plan, make_plan
+from tests.campaign import campaign
 from tests.schedule.problems import random_dag
 
 
@@ -150,8 +150,7 @@ def test_of_1_000_orders_of_recording_every_one_with_a_wait_before_its_event_is_
     assert accepted > 10
 
 
-@pytest.mark.no_cover
-@pytest.mark.slow
+@campaign
 def test_of_10_000_plans_with_one_wait_dropped_every_broken_one_is_caught():
     broken, right = judge(10_000)
     assert broken + right == 10_000
@@ -159,8 +158,7 @@ def test_of_10_000_plans_with_one_wait_dropped_every_broken_one_is_caught():
     assert right > 500
 
 
-@pytest.mark.no_cover
-@pytest.mark.slow
+@campaign
 def test_of_10_000_orders_of_recording_every_one_with_a_wait_before_its_event_is_caught():
     refused, accepted = judge_interleavings(10_000)
     assert refused + accepted == 10_000

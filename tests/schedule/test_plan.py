@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +152,6 @@ def test_upward_rank_is_the_longest_path_to_a_sink():
     assert upward_rank(dag, np.array([1.0, 1.0, 5.0, 1.0]), topological(dag)).tolist() == [7.0, 2.0, 6.0, 1.0]
 
 
-@pytest.mark.no_cover
 def test_a_long_chain_takes_linear_time():
     count = 200_000
     dag = Dag.of(count, np.arange(count - 1), np.arange(1, count))

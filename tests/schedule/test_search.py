@@ -163,7 +163,6 @@ def test_a_model_of_one_kernel_stays_as_it_is():
     assert found.winner.key() == found.one.key()
 
 
-@pytest.mark.no_cover
 def test_the_same_seed_gives_the_same_result():
     problem = inception(3)
     keys = set()

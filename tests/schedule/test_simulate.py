@@ -311,7 +311,6 @@ def test_the_order_of_blocks_gives_an_order_of_the_graph(problem, seed):
     assert list(dict.fromkeys(blocks)) == wanted
 
 
-@pytest.mark.no_cover
 def test_large_graphs_are_simulated():
     count = 200_000
     random = np.random.default_rng(0)

@@ -17,10 +17,11 @@ from msplit.engines.cuda.program import Op, Program, Step
 from msplit.engines.cuda.simulated import SimulatedExecutable
 from msplit.engines.tensorflow.engine import reference
 from msplit.measure.verify import compare
+from tests.campaign import examples
 from tests.engines.cuda.cases import bits, flat_of, program_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=examples(30, 100), deadline=None, suppress_health_check=list(HealthCheck))
 STREAMS = (1, 2, 4, 8)
 
 
@@ -188,7 +189,6 @@ def seconds(steps: int) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.no_cover
 def test_arranging_is_near_linear():
     """As an unrolled LSTM has it: 20,000 steps on ten streams, a wait at nearly each."""
     small = min(seconds(5_000) for _ in range(3))

@@ -38,7 +38,6 @@ X, Y = (-1, 0), (-1, 1)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, 88.8, -104.0, 1e-8, 7.0, -2.5]
 
 
-@pytest.mark.no_cover
 @compiles
 def test_nan_infinity_and_signed_zeros_come_out_as_from_the_ops_themselves():
     ops = ["Maximum", "Minimum", "RealDiv", "DivNoNan", "Xlogy", "Less"]

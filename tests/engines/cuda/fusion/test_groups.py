@@ -15,6 +15,7 @@ from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.op_classes import VIEWS
 from msplit.engines.cuda.program import Key, Op, Source
 from msplit.engines.cuda.tensors import dtype_name
+from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
@@ -22,7 +23,7 @@ from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 FLOAT = "float32"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(st.one_of(random_graphs(most=30), random_graphs(most=40, steps=POINTWISE)), st.integers(1, 4), st.integers(0, 9))
 def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
     graph_def, feeds, outputs = case
@@ -30,7 +31,7 @@ def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
     assert bits(run(flat, feeds, streams, seed=seed, fuse=True)) == bits(run(flat, feeds, streams, seed=seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(random_graphs(most=40, steps=POINTWISE))
 def test_no_value_waits_for_more_than_it_did(case):
     graph_def, feeds, outputs = case
@@ -50,7 +51,7 @@ def test_no_value_waits_for_more_than_it_did(case):
                 assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(st.one_of(alike_branches(), random_graphs(most=40)), st.booleans())
 def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group):
     graph_def, feeds, outputs = case
@@ -279,7 +280,6 @@ def test_groups_have_a_largest_size():
     assert len(wide.groups(key)) >= 3
 
 
-@pytest.mark.no_cover
 def test_many_readers_of_many_values_take_little_time():
     g = Graph()
     x = [g.op("Tanh", product(g, g.feed())) for _ in range(1500)]

@@ -13,6 +13,7 @@ from msplit.engines.cuda.lower import lower
 from msplit.engines.cuda.simulated import SimulatedExecutable
 from msplit.engines.cuda.trace import trace
 from msplit.measure.verify import compare
+from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, flat_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
@@ -47,7 +48,7 @@ def check(flat, feeds, streams, seed):
 
 
 @given(alike_branches(), st.integers(1, 3), st.integers(0, 99))
-@settings(max_examples=40)
+@settings(max_examples=examples(15, 40))
 def test_alike_and_nearly_alike_branches(case, streams, seed):
     graph_def, feeds, outputs = case
     plain, merged = check(flat_of(graph_def, outputs=outputs), feeds, streams, seed)
@@ -56,7 +57,7 @@ def test_alike_and_nearly_alike_branches(case, streams, seed):
 
 
 @given(random_graphs(most=40), st.integers(1, 3), st.integers(0, 99))
-@settings(max_examples=40)
+@settings(max_examples=examples(15, 40))
 def test_any_graph(case, streams, seed):
     graph_def, feeds, outputs = case
     check(flat_of(graph_def, outputs=outputs), feeds, streams, seed)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_depthwise_filter, prepare_filter
 from msplit.engines.cuda.registry import Node, Unsupported, table
 from msplit.engines.cuda.windows import keeps_channels_last
+from tests.campaign import examples
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values
 
@@ -55,7 +56,7 @@ def test_conv2d_windows(kernel, stride, padding, size):
     check("Conv2D", [x, filter], attributes(stride, padding=padding), nchw=BOTH)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 2),
     size=st.tuples(st.integers(1, 9), st.integers(1, 9)),

@@ -4,6 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import examples
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values
 
@@ -36,7 +37,7 @@ def test_pools(op, padding, ksize, stride):
         check_both_formats(op, values((2, *size, 3)), ksize, stride, padding)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     op=st.sampled_from(["MaxPool", "AvgPool"]),
     size=st.tuples(st.integers(1, 10), st.integers(1, 10)),

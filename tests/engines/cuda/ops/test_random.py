@@ -29,7 +29,6 @@ def test_uniform_floats_equal_those_of_tensorflow(shape, dtype, seed):
     check("StatelessRandomUniform", [shape_of(*shape), seed], {"dtype": dtype}, exact=True)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("op", ["StatelessRandomNormal", "StatelessTruncatedNormal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOAT_TYPES)

@@ -3,6 +3,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.campaign import examples
+
 from .harness import BFLOAT16, check, values
 
 pytestmark = pytest.mark.tf
@@ -25,7 +27,7 @@ def test_resize(op, attrs, target):
         check(op, [values(shape), size(*target)], attrs, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     op=st.sampled_from(["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"]),
     source=st.tuples(st.integers(1, 40), st.integers(1, 40)),

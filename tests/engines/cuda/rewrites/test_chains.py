@@ -9,6 +9,7 @@ from msplit.engines.cuda.program import Op, Source
 from msplit.engines.cuda.rewrites import rewrite
 from msplit.engines.cuda.trace import infer
 from msplit.measure.verify import compare
+from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, kernels
 from tests.engines.cuda.rewrites.harness import (
     run_source,
@@ -76,7 +77,7 @@ def chains(draw):
 
 
 @given(chains())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 120), deadline=None)
 def test_a_chain_gives_the_same_with_and_without_rewrites(case):
     ops, constants, x = case
     feeds = {"x": x}
