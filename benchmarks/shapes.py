@@ -169,30 +169,23 @@ def crowd(count: int) -> Any:
     return nodes.graph_def
 
 
-def functions(count: int) -> Any:
+def functions(count: int, deep: int = 1) -> Any:
     """A function of three nodes for every four, each called once."""
     nodes = Nodes()
     x = nodes.input()
     outs = []
     for number in range(count // 4):
-        _function(nodes.graph_def, f"function_{number}", None)
-        outs.append(_call(nodes, f"call_{number}", f"function_{number}", x))
+        inner = f"function_{number - 1}" if number % deep else None
+        _function(nodes.graph_def, f"function_{number}", inner)
+        if number % deep == deep - 1 or number == count // 4 - 1:
+            outs.append(_call(nodes, f"call_{number}", f"function_{number}", x))
     nodes.sum("sum", outs)
     return nodes.graph_def
 
 
 def nested(count: int) -> Any:
     """Functions that call each other, forty deep, over and over."""
-    nodes = Nodes()
-    x = nodes.input()
-    outs = []
-    for number in range(count // 4):
-        inner = f"function_{number - 1}" if number % 40 else None
-        _function(nodes.graph_def, f"function_{number}", inner)
-        if number % 40 == 39 or number == count // 4 - 1:
-            outs.append(_call(nodes, f"call_{number}", f"function_{number}", x))
-    nodes.sum("sum", outs)
-    return nodes.graph_def
+    return functions(count, 40)
 
 
 def variables(count: int) -> Any:

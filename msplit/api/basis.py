@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from msplit.api.assignment import Assigned
 
 GIVEN = "given"
-RECORDED = "recorded by assign"
+RECORDED = "recorded with the model"
 DEFAULT = "default"
 
 ON_COSTS = ("batch", "shapes", "gpu", "profile")
@@ -49,7 +49,7 @@ class Basis:
     missing: str | None = None
 
     def words(self, keys: tuple[str, ...] = ON_RULES) -> str:
-        """Some of it in words: "rules default (shipped), 4 streams, batch 128 (recorded by assign); gpu h200 (default)".
+        """Some of it in words: "rules default (shipped), 4 streams, batch 128 (recorded with the model); gpu h200 (default)".
 
         What is missing is always said.
         """
@@ -217,19 +217,27 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 def record_of(assigned: Assigned) -> AssignmentRecord:
     """What an assignment was made with, to be written with the model."""
-    ruleset, workload = assigned.ruleset, assigned.workload
+    ruleset = assigned.ruleset
+    return replace(
+        measured_record(assigned.flat, assigned.workload, assigned.outcome.streams),
+        rules=RecordedRules(ruleset.source, ruleset.text, ruleset.files) if ruleset.text else None,
+        wrap=assigned.wrap,
+        by_hand=assigned.by_hand,
+    )
+
+
+def measured_record(flat: FlatGraph, workload: Workload, streams: int) -> AssignmentRecord:
+    """The record of ids that measuring found, and no rules: all of them are msplit's."""
     profile = workload.profile
     return AssignmentRecord(
         msplit=__version__,
-        rules=RecordedRules(ruleset.source, ruleset.text, ruleset.files) if ruleset.text else None,
-        streams=assigned.outcome.streams,
-        wrap=assigned.wrap,
+        rules=None,
+        streams=streams,
         batch=workload.batch,
         shapes=workload.shapes,
         gpu=workload.gpu,
         profile=None if profile is None else RecordedProfile(profile.source, profile_file.hash_of(profile)),
-        loaded=assigned.flat.model.choice,
-        by_hand=assigned.by_hand,
+        loaded=flat.model.choice,
     )
 
 

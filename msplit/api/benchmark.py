@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from msplit.api.layers import Layer
 from msplit.api.limits import Limits, limits
 from msplit.api.model import opened
-from msplit.api.request import BenchRequest
+from msplit.api.request import BenchRequest, as_recorded, workload_of
 from msplit.api.shown import Facts, Shown
 from msplit.api.tune import Tuned, confirmed
 from msplit.api.variants import cuda_options, set_up
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
+from msplit.cost.workload import Workload
 from msplit.engines.base import Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.flatten.flat import FlatGraph
@@ -59,7 +60,7 @@ class Bench(Shown):
         limits: What bounds the kernels, where a device told times.
         lookups: What share of the inputs' ids and strings is in the model's tables.
         labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
-        batch: Size of unknown leading dimensions, as asked for; None where nobody did.
+        workload: What sized and priced the model. Its batch is None where nobody says one.
         inputs: Dtype and shape of what was fed.
     """
 
@@ -74,8 +75,13 @@ class Bench(Shown):
     limits: Limits | None = None
     lookups: tuple[Hits, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    batch: int | None = None
+    workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int | None:
+        """Size of unknown leading dimensions."""
+        return self.workload.batch
 
     def _facts(self) -> Facts:
         times = [
@@ -91,7 +97,7 @@ def bench(
 ) -> Bench:
     """Runs a model on one and on several streams, verifies that the outputs are equal, and measures what streams gain.
 
-    This executes the model.
+    This executes the model. What sizes and prices it and is not given is as the record of its assignment says, where it has one.
 
     Args:
         flat: From `load`, or where the model is.
@@ -103,7 +109,8 @@ def bench(
         MsplitError: An input does not fit.
     """
     flat = opened(flat)
-    setup = set_up(flat, request or BenchRequest(), progress=progress)
+    request, said = as_recorded(flat, request or BenchRequest())
+    setup = set_up(flat, request, progress=progress)
     request, variants, tuned = setup.request, setup.variants, setup.tuned
     result = measure(
         variants,
@@ -122,7 +129,7 @@ def bench(
         result=result,
         engine=setup.engine.name,
         why=setup.why,
-        notes=(*setup.notes, *setup.unverified),
+        notes=(*said, *setup.notes, *setup.unverified),
         tuned=None if tuned is None else confirmed(tuned, result, setup.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.decided),
@@ -130,7 +137,7 @@ def bench(
         limits=limited,
         lookups=hits(flat, setup.job.feeds),
         labels=setup.labels,
-        batch=request.batch,
+        workload=workload_of(request),
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
     )
 

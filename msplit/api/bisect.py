@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from msplit import optable
 from msplit.api.reference import fit
-from msplit.api.request import BenchRequest
+from msplit.api.request import BenchRequest, as_recorded
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.engine import CudaEngine
@@ -100,7 +100,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     Raises:
         EngineError: TensorFlow or PyTorch is not here, or the engine can not run the model.
     """
-    request = request or BenchRequest()
+    request, _ = as_recorded(flat, request or BenchRequest())
     if why := TENSORFLOW.unavailable():
         raise EngineError(f"bisecting compares with TensorFlow: {why}")
     if importlib.util.find_spec("torch") is None:

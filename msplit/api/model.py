@@ -148,6 +148,7 @@ def save(
     *,
     costs: Costs | None = None,
     force: bool = False,
+    record: AssignmentRecord | None = None,
 ) -> tuple[WriteReport, tuple[Conflict, ...]]:
     """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
 
@@ -160,6 +161,7 @@ def save(
         out: File or folder to write; appears at once and whole, or not at all.
         costs: Decides where call sites of one function want different ids for one node: the costlier wins.
         force: Replace what is there.
+        record: What the ids were made with, where they are no assignment. Ids on the model that it does not say to be set by hand go.
 
     Returns:
         What was written, and the nodes of functions whose call sites wanted different ids.
@@ -171,7 +173,6 @@ def save(
     from msplit.api.basis import record_of
 
     flat = opened(flat)
-    record: AssignmentRecord | None = None
     if isinstance(ids, Assigned):
         costs, record = costs or ids.costs, record_of(ids)
         ids = ids.ids

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msplit.api.basis import ON_COSTS, RECORDED, Given, settle
 from msplit.api.tune import TuneSettings
 from msplit.arguments import MAX_STREAMS, whole
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.flatten.flat import FlatGraph
 from msplit.measure.result import Settings
 
 
@@ -24,7 +27,7 @@ class BenchRequest:
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
         inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
-        gpu: Data sheet that prices the nodes.
+        gpu: Data sheet that prices the nodes; None: the default.
         profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
         seed: Of made-up inputs.
         ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
@@ -53,7 +56,7 @@ class BenchRequest:
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Path] = field(default_factory=dict)
-    gpu: str = DEFAULT_GPU
+    gpu: str | None = None
     profile: Profile | None = None
     seed: int = 0
     ieee: bool = False
@@ -80,3 +83,26 @@ class BenchRequest:
         if self.batch is not None:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
+
+
+def workload_of(request: BenchRequest) -> Workload:
+    """What sizes and prices a model."""
+    return Workload(request.batch, request.shapes, request.gpu or DEFAULT_GPU, request.profile)
+
+
+def as_recorded(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+    """A request with what it leaves open and the record of the model's assignment says, and that in words.
+
+    A file of reference outputs says the batch and the shapes itself.
+    """
+    if flat.model.record is None:
+        return request, ()
+    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
+    work = basis.workload
+    request = replace(request, gpu=work.gpu, profile=work.profile)
+    sized = request.reference is None
+    if sized:
+        request = replace(request, batch=work.batch, shapes=work.shapes)
+    keys = ON_COSTS if sized else ("gpu", "profile")
+    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
+    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()

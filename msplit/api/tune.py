@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msplit.analysis.colocation import groups
+from msplit.api.basis import measured_record
 from msplit.api.model import save
 from msplit.api.plans import Planned, planned, save_plan
 from msplit.arguments import number, whole
+from msplit.cost.workload import Workload
 from msplit.engines.base import Job
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -225,16 +227,26 @@ def _decide(found: Found, device: Device, alone: Mapping[str, Trial]) -> tuple[T
 
 
 def write(
-    flat: FlatGraph, tuned: Tuned, *, output: Path | None = None, plan: Path | None = None, force: bool = False
+    flat: FlatGraph,
+    tuned: Tuned,
+    *,
+    output: Path | None = None,
+    plan: Path | None = None,
+    force: bool = False,
+    workload: Workload | None = None,
 ) -> list[str]:
-    """Writes the annotated model and the plan, those that are asked for. What was written, in sentences.
+    """Writes the annotated model, with a record of what sized and priced it, and the plan: those that are asked for.
+
+    Returns:
+        What was written, in sentences.
 
     Raises:
         WriteError: One can not be written.
     """
     said = []
     if output is not None:
-        report, conflicts = save(flat, tuned.ids, output, force=force)
+        record = measured_record(flat, workload or Workload(), tuned.streams)
+        report, conflicts = save(flat, tuned.ids, output, force=force, record=record)
         said.append(f"Written: {report.path}, {report.set} stream ids set or changed.")
         said += [*report.warnings, *report.notes]
         if conflicts:

@@ -17,11 +17,11 @@ from msplit.api.distinct import distinct
 from msplit.api.emission import check_places
 from msplit.api.kernels import NAMES, Chooser, ends_with_auto, with_kernels
 from msplit.api.layers import Layer, Layers, auto_layer, layers_of, plural, predicted
-from msplit.api.model import price
+from msplit.api.model import priced as price_for
 from msplit.api.plans import runs_as_stored, stored_job
 from msplit.api.profile import compared
 from msplit.api.reference import fit
-from msplit.api.request import BenchRequest
+from msplit.api.request import BenchRequest, workload_of
 from msplit.api.tune import TUNED, Tuned, tune
 from msplit.assignment import Assignment
 from msplit.cost.costs import Costs
@@ -110,7 +110,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
         request = replace(request, batch=batch, shapes=shapes)
     if request.profile is not None and request.batch is None:
         request = replace(request, shapes={**request.profile.shapes, **request.shapes})
-    sizes, costs = price(flat, batch=request.batch, shapes=request.shapes, gpu=request.gpu, profile=request.profile)
+    sizes, costs = price_for(flat, workload_of(request))
 
     def feeds_of(seed: int) -> Arrays:
         return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)

@@ -97,6 +97,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.sweep_options
 @options.profile_option
+@options.record_option
 @comparing.options
 @click.option(
     "--format",
@@ -144,12 +145,16 @@ def command(
     op_libraries: Sequence[Path],
     batches: tuple[int, ...] | None,
     shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str,
+    gpu: str | None,
     profile_path: Path | None,
+    no_record: bool,
     beside: comparing.Beside,
     style: str,
 ) -> None:
-    """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model."""
+    """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
+
+    What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model.
+    """
     from msplit.api.benchmark import bench
     from msplit.api.emission import check_places
     from msplit.api.request import BenchRequest
@@ -190,7 +195,7 @@ def command(
         raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
     then = beside.load()
     measured = options.profile(profile_path)
-    flat = options.load(model, tags, signature, inputs, outputs)
+    flat = options.load(model, tags, signature, inputs, outputs, record=not no_record)
     places = (output, plan_out, trace, save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=force)
     request = BenchRequest(
@@ -231,7 +236,7 @@ def command(
         found = bench(flat, request, progress=show)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
-        written = write(flat, found.tuned, output=output, plan=plan_out, force=force)
+        written = write(flat, found.tuned, output=output, plan=plan_out, force=force, workload=found.workload)
     if trace is not None and found.traced:  # what gives wrong outputs is not traced
         from msplit.report import timelines
 

@@ -125,13 +125,14 @@ def refuse(then: Baseline | None, request: BenchRequest, limit: float | None, fl
     Raises:
         MsplitError: There is a limit, and the baseline is of another engine, GPU or processor.
     """
+    from msplit.api.request import as_recorded
     from msplit.api.variants import choose_engine
     from msplit.measure import baseline
     from msplit.measure.environment import environment
 
     if then is None or limit is None:
         return
-    engine, _ = choose_engine(request, flat)
+    engine, _ = choose_engine(as_recorded(flat, request)[0], flat)
     now = {"engine": engine.name, "result": {"environment": environment(), "variants": []}}
     _refuse_differences(then, baseline.differences(then.circumstances, baseline.circumstances([now])))
 

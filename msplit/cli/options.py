@@ -184,7 +184,7 @@ sweep_options = _together(
         help="Size of unknown leading dimensions (default: 1). Several, such as 1,8,32, are measured one after the other.",
     ),
     _shape_option,
-    gpu_option(),
+    gpu_option(default=None),
 )
 """What sizes and prices the graph, for a command that can do so several times."""
 

@@ -173,12 +173,12 @@ def test_another_number_of_streams_and_another_batch_are_remembered(tmp_path):
     fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--streams", "3", "--batch", "128", "-o", out)
     found = fine("check", out, "--format", "json").json
     assert [one["code"] for one in found["findings"] if one["severity"] == "error"] == []
-    assert found["judged_with"] == "rules default (shipped), 3 streams, batch 128, gpu h200 (recorded by assign)"
+    assert found["judged_with"] == "rules default (shipped), 3 streams, batch 128, gpu h200 (recorded with the model)"
     other = msplit("check", out, "--batch", "1", "--rules", "auto", "--format", "json").json
     stale = [one for one in other["findings"] if one["code"] == "MS003"]
     assert stale
     assert {one["judged_with"] for one in stale} == {
-        "rules auto (shipped), batch 1 (given); 16 streams (as these rules say); gpu h200 (recorded by assign)"
+        "rules auto (shipped), batch 1 (given); 16 streams (as these rules say); gpu h200 (recorded with the model)"
     }
     assert fine("check", out, "--no-record", "--format", "json").json["judged_with"] == "batch 1, gpu h200 (default)"
 
@@ -192,7 +192,7 @@ def test_settings_win_over_the_record_and_options_over_settings(tmp_path, monkey
     assert "batch 64" in words
     assert "msplit.yaml)" in words
     assert "gpu a100 (given)" in words
-    assert "rules default (shipped), 4 streams (recorded by assign)" in words
+    assert "rules default (shipped), 4 streams (recorded with the model)" in words
 
 
 def test_a_rules_file_and_its_stream_file_need_not_be_there_any_more(tmp_path):
@@ -299,12 +299,12 @@ def test_diff_and_report_go_by_the_record(tmp_path):
     out = tmp_path / "m.pb"
     fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--batch", "128", "-o", out)
     found = fine("diff", SAMPLES / "mmoe_small.pb", out, "--format", "json").json
-    assert found["judged_with"] == "rules default (shipped), 4 streams, batch 128, gpu h200 (recorded by assign)"
+    assert found["judged_with"] == "rules default (shipped), 4 streams, batch 128, gpu h200 (recorded with the model)"
     assert {move["rule"] for move in found["moved"]} <= {"branch", "propagate", "default"}
     given = fine("diff", SAMPLES / "mmoe_small.pb", out, "--batch", "128", "--no-record", "--format", "json").json
     assert found["new"]["predicted_us"] == given["new"]["predicted_us"]
     msplit("report", out, "-o", tmp_path / "r.html", "--no-candidates")
-    assert "batch 128, gpu h200 (recorded by assign)" in (tmp_path / "r.html").read_text()
+    assert "batch 128, gpu h200 (recorded with the model)" in (tmp_path / "r.html").read_text()
 
 
 def test_a_record_that_asks_for_what_is_not_there_changes_no_comparison(tmp_path):
