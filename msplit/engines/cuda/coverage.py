@@ -21,7 +21,7 @@ from msplit.engines.cuda.control.inside import Inside
 from msplit.engines.cuda.needed import needed
 from msplit.engines.cuda.program import Key
 from msplit.engines.cuda.registry import listed
-from msplit.engines.seeds import DRAWN_ON_DEVICE
+from msplit.engines.seeds import DRAWN_ON_DEVICE, DRAWS
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.formats import VARIABLE_OPS
@@ -187,18 +187,29 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         made_here = key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in late
         if made_here or (key in outside and key in kinds.no_tensor):
             fetched[tensor.name] = key
+    behind_it = tuple(needed(flat.graph, late.values(), {*outside, *handed}))
+    missing = [node for node in kinds.missing if node in before]
+    missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
     return Division(
         device=tuple(node for node in nodes if node in on_device),
         host=tuple(node for node in nodes if node in host),
         frontier=tuple(frontier),
         fetched=fetched,
-        behind=tuple(needed(flat.graph, late.values(), {*outside, *handed})),
+        behind=behind_it,
         handed=tuple(handed),
         late=late,
-        missing=tuple(node for node in kinds.missing if node in before),
+        missing=tuple(missing),
         stuck=() if behind else tuple(kinds.in_the_way()),
         inside=inside,
     )
+
+
+def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
+    """Whether a node draws numbers that depend on how often it has run.
+
+    The host part has run before the first step, to learn its shapes, and serves several executables: it can not draw as TensorFlow does.
+    """
+    return flat.graph.ops[node] in DRAWS or any(op in DRAWS for op in inside.of(node).ops)
 
 
 class _Kinds:
@@ -399,8 +410,11 @@ def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
 def _missing_by_op(flat: FlatGraph, division: Division) -> dict[str, list[str]]:
     """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
     result: dict[str, list[str]] = {}
+    on_host = {*division.host, *division.behind}
     for node in division.missing:
         name, op = flat.graph.names[node], flat.graph.ops[node]
+        if node in on_host and _draws(flat, division.inside, node):
+            op = f"{op} on the host"
         for within, names in (division.inside.of(node).missing or {op: [name]}).items():
             result.setdefault(within, []).extend(names)
     return result

@@ -16,7 +16,7 @@ import numpy as np
 
 from msplit import optable
 from msplit.disjoint import DisjointSets
-from msplit.engines.seeds import seeds
+from msplit.engines.seeds import DRAWS, seeds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Edges, Ints
@@ -29,22 +29,6 @@ HOST = -1
 
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """The shared name by which TensorFlow marks a resource that nobody else can name."""
-
-_RANDOM = frozenset(
-    {
-        *(
-            "RandomUniform",
-            "RandomUniformInt",
-            "RandomStandardNormal",
-            "TruncatedNormal",
-            "ParameterizedTruncatedNormal",
-        ),
-        *("RandomShuffle", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomCrop", "Multinomial"),
-        *("AllCandidateSampler", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
-        *("LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"),
-        *("SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"),
-    }
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,7 +377,7 @@ def _seeded(graph_def: Any) -> tuple[Any, bool]:
 
 
 def _unseeded(node: Any) -> bool:
-    if node.op not in _RANDOM:
+    if node.op not in DRAWS:
         return False
     attr = node.attr
     return not (("seed" in attr and attr["seed"].i) or ("seed2" in attr and attr["seed2"].i))

@@ -121,6 +121,35 @@ def test_where_a_step_may_draw_any_number_of_times_it_is_refused_by_name(graph, 
         run(flat, {"x": np.ones(2, np.float32)})
 
 
+def shuffled(tf, v1):
+    tf.identity(v1.random_shuffle(v1.placeholder(tf.float32, [None], name="x"), name="draw"), name="out")
+
+
+def sampled(tf, v1):
+    tf.identity(v1.multinomial(v1.placeholder(tf.float32, [1, 2], name="x"), 3, name="draw"), name="out")
+
+
+def hashed(tf, v1):
+    x = v1.placeholder(tf.float32, [2], name="x")
+    drawn = tf.strings.as_string(v1.random_uniform([2], name="draw"))
+    tf.add(tf.cast(tf.strings.to_hash_bucket_fast(drawn, 9), tf.float32), x, name="out")
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (shuffled, "RandomShuffle on the host"),
+        (sampled, "Multinomial"),
+        (hashed, "RandomUniform on the host"),
+    ],
+)
+def test_what_the_host_would_draw_is_refused_by_name(graph, said):
+    flat = graph_of(graph, outputs=["out"])
+    assert list(cover(flat, build=True).missing) == [said]
+    with pytest.raises(EngineError, match=rf"{said}: 1 node, such as .*draw"):
+        run(flat, {"x": np.ones((1, 2) if graph is sampled else 2, np.float32)})
+
+
 def test_a_branch_that_is_known_before_the_run_may_draw():
     def graph(tf, v1):
         v1.disable_control_flow_v2()
