@@ -117,6 +117,7 @@ class Auto:
             context.flat,
             context.costs,
             tie=_by_order(context.tied, order),
+            same=context.same,
             pin=np.where(assignment.ids == UNASSIGNED, -1, assignment.ids),
             order=order,
             machine=machine,

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
+from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats import STREAM_ID
 from msplit.graph import Ints
 
 
@@ -79,7 +81,29 @@ class Context:
     @cached_property
     def tied(self) -> Ints:
         """Per node a group that must share a stream, or -1: whatever places nodes keeps to it, so that nothing has to be moved later."""
-        return groups(self.flat, handles=self.handles).of
+        return self.together(self.handles)
+
+    def together(self, handles: bool) -> Ints:
+        """Per node a group that must share a stream, or -1: what belongs together, and what TensorFlow's optimizer makes one node of.
+
+        Args:
+            handles: Whether a variable's handle and its users must; see `Colocation`.
+        """
+        return with_copies(self.flat, groups(self.flat, handles=handles), self.same, self._fixed).of
+
+    @cached_property
+    def same(self) -> Ints:
+        """Per node the number of those that TensorFlow's optimizer makes one node of, or -1."""
+        return copies(self.flat, self.costs.time_us, self._fixed)
+
+    @cached_property
+    def _fixed(self) -> NDArray[np.bool_] | None:
+        """Nodes that have an id and keep it; None where no node does."""
+        if self.by_hand is not None:
+            return self.by_hand if self.by_hand.any() else None
+        mask = np.zeros(len(self.flat), np.bool_)
+        mask[self.flat.graph.nodes_with(STREAM_ID)] = True
+        return mask if mask.any() else None
 
     @cached_property
     def order(self) -> Ints:

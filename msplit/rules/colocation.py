@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.analysis.colocation import groups
 from msplit.assignment import UNASSIGNED, Assignment
 from msplit.errors import AssignError
 from msplit.graph import Ints
@@ -20,8 +19,9 @@ class Colocation:
     """Puts each group of nodes that must share a stream on the stream of the member that the earliest rule claimed, of several the first
     in the canonical order.
 
-    Groups are colocation classes (``_class: loc:@x``), regions (v1 loops and conds, the users of a ref variable) and variable handles with
-    their users. A group of which nobody is claimed stays free.
+    Groups are colocation classes (``_class: loc:@x``), regions (v1 loops and conds, the users of a ref variable), variable handles with
+    their users, and nodes that TensorFlow's optimizer makes one of where their ids are equal, too: same op, attributes and inputs, no
+    effect. A group of which nobody is claimed stays free.
 
     This rule is a constraint: it may move nodes that other rules claimed, and it is applied once more after the last rule.
 
@@ -45,7 +45,7 @@ class Colocation:
         Raises:
             AssignError: Two members of a group have different ids on the graph.
         """
-        of = context.tied if self.handles == context.handles else groups(context.flat, handles=self.handles).of
+        of = context.tied if self.handles == context.handles else context.together(self.handles)
         members = np.flatnonzero((of >= 0) & ~context.flat.host)
         claimed = members[assignment.ids[members] != UNASSIGNED]
         if len(claimed) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from msplit.analysis.colocation import groups
+from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
@@ -92,8 +93,9 @@ def foresee(flat: FlatGraph, costs: Costs) -> tuple[float, int]:
     20,000 blocks, above it list scheduling.
     """
     order = canonical(flat, costs.time_us)
-    tie = groups(flat, handles=False).of
-    problem = Problem.from_flat(flat, costs, tie=tie, order=order, machine=Machine.of_costs(costs))
+    same = copies(flat, costs.time_us)
+    tie = with_copies(flat, groups(flat, handles=False), same).of
+    problem = Problem.from_flat(flat, costs, tie=tie, same=same, order=order, machine=Machine.of_costs(costs))
     if not len(problem):
         return 1.0, 1
     found = choose(problem, STREAMS, None if len(problem) <= _ALL else (LIST,), refining=0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.analysis.copies import copies
 from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs, Floats
 from msplit.dag import distinct
@@ -95,7 +96,9 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
     # A node without a kernel may have an id that no kernel has; it is on no lane and its lane is never looked at.
     pin = np.where(on_gpu, np.searchsorted(lanes, ids), -1).astype(np.int32)
     machine = Machine.of_costs(costs)
-    problem = Problem.from_flat(flat, costs, tie=-1, pin=pin, order=order, machine=machine)
+    problem = Problem.from_flat(
+        flat, costs, tie=-1, pin=pin, same=copies(flat, costs.time_us), order=order, machine=machine
+    )
     found = evaluate(problem, problem.pin)
     one = evaluate(problem, np.zeros(len(problem), np.int32)).simulation.makespan_us if len(lanes) > 1 else None
     return prediction_of(ids, lanes, kernel_us, order, found, one)

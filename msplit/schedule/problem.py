@@ -136,18 +136,23 @@ class Problem:
         *,
         tie: ArrayLike | None = None,
         pin: ArrayLike = -1,
+        same: ArrayLike = -1,
         order: Ints | None = None,
         machine: Machine | None = None,
         contracted: bool = True,
     ) -> Problem:
-        """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`.
+        """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`, and one more.
 
         A loop of TensorFlow 1 is one block: what leaves it waits for its last turn, though the edge that says so was cut.
+
+        Args:
+            same: Per node the number of those that compute the same (`analysis.copies`), or -1: they are one node to the graph that is
+                scheduled, so that what follows each of them is not tied, too. They cost what all of them take.
         """
         launches = (costs.time_us > 0) & ~flat.host
         columns = {"time_us": costs.time_us, "share": costs.share, "bytes": costs.bytes}
         labels = {"tie": flat.region if tie is None else tie, "pin": pin}
-        found = _loops(flat, launches, _ints(pin, len(flat)))
+        found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
             return Problem.of(
@@ -284,17 +289,19 @@ def _sum(group: NDArray[np.integer], values: Floats, count: int) -> Floats:
     return np.bincount(group, values, count).astype(np.float64)
 
 
-def _loops(flat: FlatGraph, launches: NDArray[np.bool_], pin: Ints) -> Ints:
-    """Per node the loop that it is part of, or -1; loops whose kernels are pinned to several streams are no unit."""
+def _units(flat: FlatGraph, launches: NDArray[np.bool_], same: Ints, pin: Ints) -> Ints:
+    """Per node the loop that it is part of, or its copies, or -1. Those whose kernels are pinned to several streams are no unit."""
     kinds = np.asarray([region.kind == "loop" for region in flat.regions], bool)
     loop: Ints = np.where(np.append(kinds, False)[flat.region], flat.region, -1).astype(np.int32)
-    pinned = launches & (loop >= 0) & (pin >= 0)
-    lowest = np.full(len(kinds), np.iinfo(np.int32).max)
-    highest = np.full(len(kinds), -1)
-    np.minimum.at(lowest, loop[pinned], pin[pinned])
-    np.maximum.at(highest, loop[pinned], pin[pinned])
+    unit: Ints = np.where((loop < 0) & launches & (same >= 0), same + len(kinds), loop).astype(np.int32)
+    pinned = launches & (unit >= 0) & (pin >= 0)
+    count = int(unit.max(initial=-1)) + 1
+    lowest = np.full(count, np.iinfo(np.int32).max)
+    highest = np.full(count, -1)
+    np.minimum.at(lowest, unit[pinned], pin[pinned])
+    np.maximum.at(highest, unit[pinned], pin[pinned])
     split = np.append((highest >= 0) & (lowest != highest), False)
-    return np.where(split[loop], -1, loop).astype(np.int32)
+    return np.where(split[unit], -1, unit).astype(np.int32)
 
 
 def _whole(
