@@ -5,14 +5,14 @@ A sample holds for each behaviour; the campaign looks for the case that nobody t
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any
 
 import pytest
-
-Case = TypeVar("Case")
 
 CAMPAIGN = os.environ.get("MSPLIT_CAMPAIGN", "0") != "0"
 """Whether this is a campaign."""
@@ -26,15 +26,30 @@ def examples(usually: int, at_length: int) -> int:
     return at_length if CAMPAIGN else usually
 
 
-def some(cases: Iterable[Case], count: int) -> list[Case]:
-    """All cases in a campaign; otherwise `count` of them, drawn once and for all, in their order.
+def sample(count: int, *axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Cases of a product: all of them in a campaign, otherwise about `count`, always the same ones, with every value of every axis.
 
-    Neighbours in a product share most of their values, and an even stride would meet the same ones again and again. Hence by lot:
-    >>> len(some(range(100), 10))
-    10
+    >>> sample(3, "abc", "xy")
+    [("b", "x"), ("a", "y"), ("c", "x")]
     """
-    found = list(cases)
-    if CAMPAIGN or len(found) <= count:
-        return found
-    chosen = random.Random(len(found)).sample(range(len(found)), count)
-    return [found[at] for at in sorted(chosen)]
+    values = [list(axis) for axis in axes]
+    if CAMPAIGN or math.prod(map(len, values)) <= count:
+        return list(itertools.product(*values))
+    lot = random.Random(count)
+    columns = []
+    for axis in values:
+        column: list[int] = []
+        while len(column) < max(count, *map(len, values)):
+            column += lot.sample(range(len(axis)), len(axis))
+        columns.append(column)
+    rows = dict.fromkeys(itertools.islice(zip(*columns, strict=False), max(count, *map(len, values))))
+    return [tuple(axis[at] for axis, at in zip(values, row, strict=True)) for row in rows]
+
+
+def sampled(count: int, **axes: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test with a `sample` of the product of its arguments' values."""
+    return pytest.mark.parametrize(tuple(axes), sample(count, *axes.values()), ids=_named)
+
+
+def _named(value: Any) -> str:
+    return getattr(value, "__name__", str(value))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.ops import boxes as boxes_module
 from msplit.engines.cuda.registry import Unsupported, table
+from tests.campaign import sampled
 
 from .harness import check, run_lowering
 
@@ -45,8 +46,7 @@ def arguments(op, boxes, scores, size, iou, least, sigma=0.0):
     return given, {}
 
 
-@pytest.mark.parametrize("op", [*OLD, "NonMaxSuppressionV4", "NonMaxSuppressionV5"])
-@pytest.mark.parametrize("size", [0, 1, 7, 40, 200])
+@sampled(10, op=[*OLD, "NonMaxSuppressionV4", "NonMaxSuppressionV5"], size=[0, 1, 7, 40, 200])
 def test_what_is_selected(op, size):
     for seed, (iou, least) in enumerate([(0.5, 0.0), (0.0, -1.0), (0.3, 0.4), (1.0, -np.inf), (0.7, 2.0)]):
         boxes, scores = crowd(60, seed)

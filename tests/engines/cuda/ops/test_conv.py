@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_depthwise_filter, prepare_filter
 from msplit.engines.cuda.registry import Node, Unsupported, table
 from msplit.engines.cuda.windows import keeps_channels_last
-from tests.campaign import examples
+from tests.campaign import examples, sampled
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values
 
@@ -47,10 +47,13 @@ def test_conv2d_dtypes(dtype, padding):
     check_both_formats("Conv2D", x, filter, padding=padding)
 
 
-@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 3), (5, 4), (1, 7)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)], ids=str)
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("size", [(7, 8), (10, 9)], ids=str)
+@sampled(
+    20,
+    kernel=[(1, 1), (2, 2), (3, 3), (5, 4), (1, 7)],
+    stride=[(1, 1), (2, 2), (3, 2)],
+    padding=["SAME", "VALID"],
+    size=[(7, 8), (10, 9)],
+)
 def test_conv2d_windows(kernel, stride, padding, size):
     x, filter = values((2, *size, 3)), values((*kernel, 3, 4), seed=1)
     check("Conv2D", [x, filter], attributes(stride, padding=padding), nchw=BOTH)
@@ -125,10 +128,7 @@ def test_channels_that_do_not_split_in_groups_are_refused():
         run_lowering("Conv2D", [values((1, 3, 3, 5)), values((1, 1, 2, 4))], attributes())
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2)], ids=str)
-@pytest.mark.parametrize("multiplier", [1, 2])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@sampled(10, dtype=FLOATS, stride=[(1, 1), (2, 2)], multiplier=[1, 2], padding=["SAME", "VALID"])
 def test_depthwise_conv2d(dtype, stride, multiplier, padding):
     x, filter = values((2, 7, 8, 3), dtype), values((3, 3, 3, multiplier), dtype, seed=1)
     check_both_formats("DepthwiseConv2dNative", x, filter, stride=stride, padding=padding)
@@ -163,10 +163,13 @@ def check_transposed(size, kernel, channels, **window):
     check("Conv2DBackpropInput", inputs, attrs, expected=expected)
 
 
-@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 3), (4, 5)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)], ids=str)
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("size", [(8, 8), (7, 10)], ids=str)
+@sampled(
+    16,
+    kernel=[(1, 1), (2, 2), (3, 3), (4, 5)],
+    stride=[(1, 1), (2, 2), (3, 2)],
+    padding=["SAME", "VALID"],
+    size=[(8, 8), (7, 10)],
+)
 def test_transposed_conv2d(kernel, stride, padding, size):
     check_transposed(size, kernel, (3, 4), stride=stride, padding=padding)
 
@@ -265,9 +268,7 @@ def test_uneven_padding_costs_a_copy_of_small_data_only(size, count):
     assert copies.count == count  # One is the filter, which is not prepared.
 
 
-@pytest.mark.parametrize("kernel", [(2, 2), (3, 3), (4, 7)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)], ids=str)
-@pytest.mark.parametrize("size", [(40, 41), (45, 6)], ids=str)
+@sampled(8, kernel=[(2, 2), (3, 3), (4, 7)], stride=[(1, 1), (2, 2), (3, 2)], size=[(40, 41), (45, 6)])
 def test_conv2d_of_large_data_with_uneven_padding(kernel, stride, size):
     check_both_formats("Conv2D", values((1, *size, 2)), values((*kernel, 2, 3), seed=1), stride=stride)
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import sample, sampled
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 
@@ -18,10 +19,9 @@ def _i(*numbers):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bands(dtype):
-    for shape in [(3, 4), (4, 3), (2, 3, 3), (1, 1), (0, 3, 3)]:
-        for lower in (-1, 0, 1):
-            for upper in (-1, 0, 1):
-                check("MatrixBandPart", [values(shape, dtype), np.int64(lower), np.int64(upper)])
+    shapes, widths = [(3, 4), (4, 3), (2, 3, 3), (1, 1), (0, 3, 3)], (-1, 0, 1)
+    for shape, lower, upper in sample(12, shapes, widths, widths):
+        check("MatrixBandPart", [values(shape, dtype), np.int64(lower), np.int64(upper)])
 
 
 def test_a_band_keeps_no_nan_outside():
@@ -38,8 +38,7 @@ def test_main_diagonals(dtype):
         check("MatrixSetDiag", [array, values((*shape[:-2], 3), dtype, seed=1)])
 
 
-@pytest.mark.parametrize("band", BANDS)
-@pytest.mark.parametrize("align", ALIGNMENTS)
+@sampled(18, band=BANDS, align=ALIGNMENTS)
 def test_parts_and_replacements_of_bands(band, align):
     k = _i(band[0]) if band[0] == band[1] else _i(*band)
     for shape in [(3, 4), (2, 5, 4)]:
@@ -52,8 +51,7 @@ def test_parts_and_replacements_of_bands(band, align):
             check("MatrixSetDiagV2", [array, other, k])
 
 
-@pytest.mark.parametrize("band", BANDS)
-@pytest.mark.parametrize("align", ALIGNMENTS)
+@sampled(18, band=BANDS, align=ALIGNMENTS)
 def test_matrices_from_bands(band, align):
     k = _i(*band)
     for rows, columns in [(3, 4), (5, 4)]:

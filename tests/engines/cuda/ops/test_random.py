@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.philox import unsigned_remainder
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import sampled
 
 from .harness import check, run_lowering, run_tensorflow
 
@@ -22,31 +23,29 @@ def shape_of(*sizes):
     return np.array(sizes, np.int32).reshape(len(sizes))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", FLOAT_TYPES)
-@pytest.mark.parametrize("seed", SEEDS, ids=str)
+@sampled(24, shape=SHAPES, dtype=FLOAT_TYPES, seed=SEEDS)
 def test_uniform_floats_equal_those_of_tensorflow(shape, dtype, seed):
     check("StatelessRandomUniform", [shape_of(*shape), seed], {"dtype": dtype}, exact=True)
 
 
-@pytest.mark.parametrize("op", ["StatelessRandomNormal", "StatelessTruncatedNormal"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@sampled(16, op=["StatelessRandomNormal", "StatelessTruncatedNormal"], shape=SHAPES, dtype=FLOAT_TYPES)
 def test_normal_floats_equal_those_of_tensorflow(op, shape, dtype):
     for seed in SEEDS:
         check(op, [shape_of(*shape), seed], {"dtype": dtype}, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("op", ["StatelessRandomNormal", "StatelessTruncatedNormal"])
-@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@sampled(4, op=["StatelessRandomNormal", "StatelessTruncatedNormal"], dtype=FLOAT_TYPES)
 def test_many_normal_floats(op, dtype):
     # Enough for numbers that are drawn again, and for groups that draw far beyond their first four.
     check(op, [shape_of(50_001), SEEDS[0]], {"dtype": dtype}, atol=5 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("op", ["StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"])
-@pytest.mark.parametrize("dtype", FLOAT_TYPES)
-@pytest.mark.parametrize("counter", [(0, 0), (2**64 - 3, 5), (2**64 - 1, 2**64 - 1), (2**32 - 2, 0)], ids=str)
+@sampled(
+    16,
+    op=["StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"],
+    dtype=FLOAT_TYPES,
+    counter=[(0, 0), (2**64 - 3, 5), (2**64 - 1, 2**64 - 1), (2**32 - 2, 0)],
+)
 def test_key_and_counter_with_its_carries(op, dtype, counter):
     inputs = [shape_of(99), np.array([2**64 - 5], np.uint64), np.array(counter, np.uint64)]
     for algorithm in (1, 3):

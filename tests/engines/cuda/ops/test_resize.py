@@ -3,7 +3,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.campaign import examples
+from tests.campaign import examples, sampled
 
 from .harness import BFLOAT16, check, values
 
@@ -17,9 +17,7 @@ def size(*numbers):
     return np.array(numbers, np.int32)
 
 
-@pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
-@pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
-@pytest.mark.parametrize("target", SIZES, ids=str)
+@sampled(18, op=["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"], attrs=PLACEMENTS, target=SIZES)
 def test_resize(op, attrs, target):
     # Places are float32: where two pixels differ, so does the result, a little.
     tolerance = {"ResizeBilinear": 1e-5, "ResizeNearestNeighbor": 0, "ResizeBicubic": 1e-4}[op]
@@ -39,11 +37,12 @@ def test_resize_between_any_sizes(op, source, target, attrs):
     check(op, [values((1, *source, 1)), size(*target)], attrs, atol=tolerance)
 
 
-@pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
-@pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64", "float16", BFLOAT16, "float64"], ids=str
+@sampled(
+    27,
+    op=["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"],
+    dtype=["uint8", "int8", "int16", "uint16", "int32", "int64", "float16", BFLOAT16, "float64"],
+    attrs=PLACEMENTS,
 )
-@pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
 def test_resize_dtypes(op, dtype, attrs):
     check(op, [values((2, 5, 7, 3), dtype, low=-99, high=99), size(8, 4)], attrs, atol=1e-3)
 

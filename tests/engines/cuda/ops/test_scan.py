@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import sampled
 
 from .harness import FLOATS, check, run_lowering, values
 
@@ -11,9 +12,9 @@ CASES = [((5,), 0), ((3, 4), 0), ((3, 4), -1), ((2, 3, 4), 1), ((1,), 0), ((0, 3
 DIRECTIONS = [{"exclusive": exclusive, "reverse": reverse} for exclusive in (False, True) for reverse in (False, True)]
 
 
-@pytest.mark.parametrize("op", ["Cumsum", "Cumprod"])
-@pytest.mark.parametrize("dtype", [*FLOATS, "float64", "int8", "int32", "int64", "complex64"], ids=str)
-@pytest.mark.parametrize("attrs", DIRECTIONS, ids=str)
+@sampled(
+    24, op=["Cumsum", "Cumprod"], dtype=[*FLOATS, "float64", "int8", "int32", "int64", "complex64"], attrs=DIRECTIONS
+)
 def test_running_sums_and_products(op, dtype, attrs):
     for shape, axis in CASES:
         check(

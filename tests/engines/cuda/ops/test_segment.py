@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import sampled
 
 from .harness import FLOATS, check, run_lowering, values
 
@@ -13,9 +14,7 @@ SPARSE = ["SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"]
 DTYPES = [*FLOATS, "float64", "int32", "int64"]
 
 
-@pytest.mark.parametrize("op", SORTED)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("index", ["int32", "int64"])
+@sampled(20, op=SORTED, dtype=DTYPES, index=["int32", "int64"])
 def test_rising_ids(op, dtype, index):
     for ids in ([0, 0, 1, 1, 1], [0, 2, 2, 3, 7], [1, 1, 1, 1, 1], [0, 1, 2, 3, 4]):
         for inner in [(), (3,), (2, 3)]:
@@ -23,9 +22,7 @@ def test_rising_ids(op, dtype, index):
     check(op, [values((0, 3), dtype), np.array([], index)])
 
 
-@pytest.mark.parametrize("op", UNSORTED)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("index", ["int32", "int64"])
+@sampled(24, op=UNSORTED, dtype=DTYPES, index=["int32", "int64"])
 def test_ids_in_any_order(op, dtype, index):
     for ids in ([3, 0, 3, 1, 0], [0, 0, 0, 0, 0], [-1, 2, -5, 2, 1]):
         for inner in [(), (3,), (2, 3)]:

@@ -3,6 +3,7 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.registry import Unsupported
+from tests.campaign import sampled
 from tests.engines.cuda.cases import assert_equals_tensorflow
 from tests.engines.cuda.test_control import graph_of_function
 
@@ -11,9 +12,12 @@ from .harness import BFLOAT16, check, run_lowering, values
 pytestmark = pytest.mark.tf
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int64, np.bool_, np.complex64])
-@pytest.mark.parametrize("start", [(1, 2, 0), (-3, 9, 1), (2, 3, -1)], ids=str)
-@pytest.mark.parametrize("sizes", [(2, 2, 5), (3, 4, 5), (1, 1, 1), (0, 4, 2)], ids=str)
+@sampled(
+    20,
+    dtype=[np.float32, BFLOAT16, np.int64, np.bool_, np.complex64],
+    start=[(1, 2, 0), (-3, 9, 1), (2, 3, -1)],
+    sizes=[(2, 2, 5), (3, 4, 5), (1, 1, 1), (0, 4, 2)],
+)
 def test_a_slice_from_a_place_that_only_the_run_knows(sizes, start, dtype):
     x, place = values((3, 4, 5), dtype), np.array(start, np.int32)
     check("XlaDynamicSlice", [x, place, np.array(sizes, np.int32)])
