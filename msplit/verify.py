@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,33 +53,67 @@ def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
     Returns:
         The defects, by graph, then by check, then by node. Each text names its node.
     """
-    defects: list[Defect] = []
     seen: set[str] = set()
-    waiting = [(where, graph)]
-    for name, body in waiting:  # grows while it is walked
-        defects += _verify_one(body, name, is_body=body is not graph)
+    found = [(where, graph)]
+    dangling: list[list[Defect]] = []
+    for name, body in found:  # grows while it is walked
+        dangling.append([])
         for node, called in body.calls():
             if not called or called in seen:
                 continue
             if called not in body.functions:
                 text = f"calls function {called!r}, which the library does not have"
-                defects.append(_defect("function", body, node, text, name))
+                dangling[-1].append(_defect("function", body, node, text, name))
                 continue
             seen.add(called)
-            waiting.append((f"function {called}", body.functions[called].body))
+            found.append((f"function {called}", body.functions[called].body))
+    defects = [*_of_graph(graph, where), *_of_edges(graph, where), *_colocation(graph, where), *dangling[0]]
+    sound = _sound([body for _, body in found[1:]])
+    for (name, body), calls in zip(found[1:], dangling[1:], strict=True):
+        # A body may carry groups of the graph that it was traced in; TensorFlow ignores them, and so does this.
+        defects += _of_graph(body, name, is_body=True)
+        defects += [] if sound else _of_edges(body, name)
+        defects += calls
     return defects
 
 
-def _verify_one(graph: Graph, where: str | None, *, is_body: bool = False) -> Iterator[Defect]:
+def _sound(bodies: Sequence[Graph]) -> bool:
+    """Whether no function has a defect of `_of_edges`, found in one graph of them all: a function has few nodes, a model many functions."""
+    if not bodies:
+        return True
+    sizes = [len(body) for body in bodies]
+    shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
+    shift = np.repeat(shifts, [len(body.edges) for body in bodies])
+    edges = [np.concatenate([getattr(body.edges, name) for body in bodies]) for name in ("src", "port", "dst", "slot")]
+    whole = Graph(
+        names=[name for body in bodies for name in body.names],
+        ops=[op for body in bodies for op in body.ops],
+        devices=(),
+        attrs=[attrs for body in bodies for attrs in body.attrs],
+        edges=Edges(edges[0] + shift, edges[1], edges[2] + shift, edges[3]),
+        functions=bodies[0].functions,
+        broken_inputs=tuple(
+            replace(broken, node=broken.node + first)
+            for body, first in zip(bodies, shifts.tolist(), strict=True)
+            for broken in body.broken_inputs
+            if broken.node >= 0
+        ),
+    )
+    return next(_of_edges(whole, None), None) is None
+
+
+def _of_graph(graph: Graph, where: str | None, *, is_body: bool = False) -> Iterator[Defect]:
+    """What is wrong with inputs and names."""
     yield from _broken_inputs(graph, where)
     yield from _names(graph, where, _BODY_NAME if is_body else _NAME)
+
+
+def _of_edges(graph: Graph, where: str | None) -> Iterator[Defect]:
+    """What is wrong between nodes. Two graphs side by side have the defects of both, and no others."""
     numbered = _op_numbers(graph)
     yield from _ports(graph, where, numbered)
     yield from _arity(graph, where, numbered)
     yield from _cycles(graph, where)
-    if not is_body:
-        # A body may carry groups of the graph that it was traced in; TensorFlow ignores them.
-        yield from _colocation(graph, where)
 
 
 def _defect(kind: str, graph: Graph, node: int, text: str, where: str | None) -> Defect:
