@@ -13,6 +13,7 @@ from msplit.cost.gpus import data_sheet
 from msplit.dag import Dag, distinct
 from msplit.flatten.flat import FlatGraph
 from msplit.graph import CONTROL, Ints
+from msplit.memory import remembered
 from msplit.schedule.machine import Machine
 from msplit.schedule.order import topological, upward_rank
 from msplit.schedule.problem import Problem
@@ -72,6 +73,10 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
         flat: The graph.
         costs: Static or measured costs of its nodes; where shapes are unknown they are guesses, and so are the bounds.
     """
+    return remembered(flat, "bounds", (costs,), lambda: _bounds(flat, costs))
+
+
+def _bounds(flat: FlatGraph, costs: Costs) -> Bounds:
     sheet = data_sheet(costs.gpu)
     span, path = critical_path(flat.graph, costs.time_us)
     bandwidth = float(costs.bytes.sum()) / sheet.bytes_per_us
