@@ -155,8 +155,12 @@ def _frontier(dag: Dag, lanes: _Lanes) -> tuple[NDArray[np.int64], Ints]:
     for node in lanes.order[lanes.stream[lanes.order] < 0].tolist():
         needed: dict[int, int] = {}
         for producer in src[start[node] : start[node + 1]]:
-            passed_on = {lane[producer]: producer} if lane[producer] >= 0 else found[producer]
-            for other, last in passed_on.items():
+            other = lane[producer]
+            if other >= 0:
+                if other not in needed or position[needed[other]] < position[producer]:
+                    needed[other] = producer
+                continue
+            for other, last in found[producer].items():
                 if other not in needed or position[needed[other]] < position[last]:
                     needed[other] = last
         found[node] = needed

@@ -202,9 +202,9 @@ class Problem:
         start, dst = (column.tolist() for column in self.consumers)
         work = self.work_us.tolist()
         rank = [0.0] * len(self)
+        of = rank.__getitem__
         for node in range(len(self) - 1, -1, -1):
-            following = dst[start[node] : start[node + 1]]
-            rank[node] = work[node] + (max([rank[consumer] for consumer in following]) if following else 0.0)
+            rank[node] = work[node] + max(map(of, dst[start[node] : start[node + 1]]), default=0.0)
         return np.asarray(rank)
 
     @cached_property
