@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -24,6 +24,15 @@ REFINED = "refined"
 
 TIE = 0.01
 """One stream is kept unless something else is faster by more than this share."""
+
+MORE_MEMORY = 1.5
+"""How many times one stream's memory a plan may take."""
+
+MEMORY_FLOOR = 1_000_000
+"""Bytes below which memory is no matter."""
+
+SLOWER = 0.02
+"""Share by which a plan may be slower in the simulator to take less memory."""
 
 EFFORT = 600_000
 """Blocks and edges between them that may be scheduled in all, candidate by candidate: a limit in work, so that results do not depend on
@@ -239,6 +248,31 @@ def _candidate(name: str, found: Evaluation) -> Candidate:
         streams=len(np.unique(found.plan.stream[found.plan.stream >= 0])),
         score_us=found.score_us,
     )
+
+
+def leanest(candidates: Sequence[Candidate], peak_bytes: Callable[[Candidate], int]) -> Candidate:
+    """The best, or, where it takes much more memory than one stream, what takes less and is hardly slower.
+
+    Much is more than `MORE_MEMORY` times one stream's, above `MEMORY_FLOOR`. Hardly slower is at most `SLOWER`: of those candidates the
+    fastest that keeps to it is taken, else, where none does, the one with the least memory.
+
+    Args:
+        candidates: From `choose`.
+        peak_bytes: Memory of a candidate's values at its highest. Asked for few of them.
+    """
+    winner = best(candidates)
+    one = next(candidate for candidate in candidates if candidate.name == ONE)
+    if winner is one or (taken := peak_bytes(winner)) <= (most := max(MEMORY_FLOOR, MORE_MEMORY * peak_bytes(one))):
+        return winner
+    found = winner
+    for candidate in sorted(candidates, key=lambda candidate: candidate.score_us):
+        if candidate.skipped is None and candidate.score_us <= winner.score_us * (1 + SLOWER):
+            asked = peak_bytes(candidate)
+            if asked < taken:
+                found, taken = candidate, asked
+            if taken <= most:
+                break
+    return found
 
 
 def _skip(name: str, reason: str) -> Candidate:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.lanes import arrange
 from msplit.engines.cuda.step_costs import estimated
 from msplit.engines.cuda.trials import OPTIONS, Arm, arms
 from msplit.graph import Ints
 from msplit.schedule.candidates import ONE
-from msplit.schedule.choose import TIE, Candidate, best, choose
+from msplit.schedule.choose import TIE, Candidate, best, choose, leanest
 from msplit.schedule.evaluate import evaluate
 from msplit.schedule.machine import Machine
 from msplit.schedule.search import Trial, trial_of
@@ -43,9 +45,19 @@ class Way:
         return self.arm.name
 
     @property
-    def best(self) -> Candidate:
+    def fastest(self) -> Candidate:
         """The fastest in the simulator; one stream unless that is clearly slower."""
         return best(self.candidates)
+
+    @cached_property
+    def best(self) -> Candidate:
+        """The fastest, unless that takes much memory and another one does not and is hardly slower; see `leanest`."""
+        return leanest(self.candidates, self.peak_bytes)
+
+    def peak_bytes(self, candidate: Candidate) -> int:
+        """Memory for values at its highest, of a candidate that was tried."""
+        trial = trial_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
+        return arrange(self.arm.prepared.program, self.arm.plan(trial)).peak_bytes
 
     @property
     def one(self) -> Candidate:
@@ -75,7 +87,7 @@ class Ways:
         """The fastest in the simulator. Larger kernels are taken only where they gain more than `TIE` over simpler ones."""
         taken, *rest = self.ways.values()
         for way in rest:
-            if way.best.score_us < taken.best.score_us * (1 - TIE):
+            if way.fastest.score_us < taken.fastest.score_us * (1 - TIE):
                 taken = way
         return taken
 
