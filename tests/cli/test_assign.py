@@ -42,7 +42,9 @@ def test_every_sample_is_assigned(model: str, rules: str, tmp_path: Path) -> Non
     assert only_contents(tmp_path / "once") == only_contents(tmp_path / "twice")
 
 
-@pytest.mark.parametrize("model", ["feature_columns", "towers_small.pb"])
+@pytest.mark.parametrize(
+    "model", ["two_signatures", "towers_small.pb", pytest.param("feature_columns", marks=campaign)]
+)
 def test_bytes_do_not_depend_on_the_hash_seed(model: str, tmp_path: Path) -> None:
     found: dict[str, list[object]] = {}
     for seed in ("0", "1", "4242"):

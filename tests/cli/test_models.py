@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, unchanged
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 SAVED_MODELS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
 
 
-@pytest.fixture(scope="module", params=["InceptionV3", "MobileNetV2"])
+@pytest.fixture(scope="module", params=[pytest.param("InceptionV3", marks=campaign), "MobileNetV2"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Keras application in full size, exported now, with random weights."""
     import keras
