@@ -19,8 +19,8 @@ import table
 
 from msplit import api
 from msplit.analysis.colocation import groups
-from msplit.api.kernels import job_of
-from msplit.engines.cuda.ways import Ways, ways
+from msplit.decide.kernels import job_of
+from msplit.engines.cuda.search.kernel_modes import Ways, ways
 
 LAYERS = {"1 stream": "plain", "streams": "plain", "fused": "fused", "fused and grouped": "fused and grouped"}
 """Layer of the report -> way to make kernels."""

@@ -25,11 +25,11 @@ import itertools
 import models
 
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.environment import environment
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.environment import environment
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 
 STREAMS = {"lstm": 10}
 ROUNDS = 15

@@ -32,23 +32,23 @@ import models
 
 from msplit import api
 from msplit.analysis.colocation import groups
-from msplit.api.profile import ProfileRequest, profile
 from msplit.cost import profile_file
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Constants, Profile, apply
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for
-from msplit.engines.cuda.step_costs import estimated as estimated_steps
+from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
+from msplit.measure.profile import ProfileRequest, profile
 from msplit.report import jsonio
 from msplit.report.profile import estimated
 from msplit.schedule.breakdown import breakdown
-from msplit.schedule.choose import REFINING, best, choose
-from msplit.schedule.evaluate import evaluate
 from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import REFINING, best, choose
+from msplit.schedule.search.evaluate import evaluate
 
 DEFAULT = "mmoe:1,towers:1,deepfm:1,dlrm:1,inception_v3:1,googlenet:1,nasnet_mobile:1,squeezenet:1,bert:1"
 RUNS = 25

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit import api
-from msplit.measure.result import Settings
+from msplit.measure.results import Settings
 from msplit.report import benchmark, jsonio, render
 
 

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 
 MODELS = "deepfm:1,deepfm:128,deepfm:1024,dlrm:1,dlrm:128,dlrm:1024,towers:128,mmoe:128,columns_50:256,bert:1"
 STREAMS = 8
@@ -67,13 +67,13 @@ def main() -> None:
 
 def choices() -> dict[Any, str]:
     """All that was decided about products so far: what it is about, and a line about it."""
-    from msplit.engines.cuda import batched, products
+    from msplit.engines.cuda.autotune import batched_matmul, matmul
 
     found: dict[Any, str] = {}
-    for key, choice in products.chosen().items():
+    for key, choice in matmul.chosen().items():
         taken = f"{choice.tile or 'library'}{', turned' * choice.turned}"
         found[key] = f"{key[0]} {key[1] or ''} {key[2]} x {key[3]} => {taken}: {listed(choice.times)}"
-    for key, (taken, times) in batched.chosen().items():
+    for key, (taken, times) in batched_matmul.chosen().items():
         found[key] = f"{1 << key[0]} of {key[4]}, {key[3]} => {taken}: {listed(times)}"
     return found
 
@@ -136,14 +136,14 @@ def clock(call: Any, runs: int) -> list[float]:
     return found
 
 
-def list_kernels(launch: Any) -> list[str]:
+def list_kernels(embedding_launch: Any) -> list[str]:
     """Kernels of a step, those that take the longest first: how many, µs each."""
     from torch.profiler import ProfilerActivity, profile
 
     steps = 10
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(steps):
-            launch()
+            embedding_launch()
     times: dict[str, list[float]] = defaultdict(list)
     for event in found.events():
         if event.device_time > 0:
@@ -156,8 +156,8 @@ def try_tiles(job: Job, feeds: dict[str, Any]) -> None:
     """The kernel of all columns alone."""
     import torch
 
-    from msplit.engines.cuda import contest
-    from msplit.engines.cuda.columns import describe, launch
+    from msplit.engines.cuda.autotune import tuner
+    from msplit.engines.cuda.kernels import embedding_launch, embedding_tables
     from msplit.engines.cuda.ops.columns import empty_outputs
 
     program = ENGINE.prepared(job, torch.device("cuda")).program
@@ -175,24 +175,31 @@ def try_tiles(job: Job, feeds: dict[str, Any]) -> None:
 
         def call(spec: Any = spec, inputs: Any = inputs) -> None:
             outputs = empty_outputs(spec, inputs[0].device)
-            launch.fill(spec, inputs, outputs)
+            embedding_launch.fill(spec, inputs, outputs)
 
-        before = describe.PROGRAMS, describe.TILE, describe.MOST_BLOCK, describe.LEAST_BLOCK
+        before = (
+            embedding_tables.PROGRAMS,
+            embedding_tables.TILE,
+            embedding_tables.MOST_BLOCK,
+            embedding_tables.LEAST_BLOCK,
+        )
         for programs in (66, 132, 264, 528, 1056):
             for tile, block in ((512, 512), (1024, 1024), (2048, 2048)):
-                describe.PROGRAMS, describe.TILE, describe.MOST_BLOCK = programs, tile, block
-                launch.forget()
+                embedding_tables.PROGRAMS, embedding_tables.TILE, embedding_tables.MOST_BLOCK = programs, tile, block
+                embedding_launch.forget()
                 call()
-                tables = launch.made(spec)[-1]
-                micros = contest.milliseconds(call) * 1e3 / contest.CALLS
-                beside = contest.milliseconds(call, contest.LANES) * 1e3 / contest.CALLS / contest.LANES
+                tables = embedding_launch.made(spec)[-1]
+                micros = tuner.milliseconds(call) * 1e3 / tuner.CALLS
+                beside = tuner.milliseconds(call, tuner.LANES) * 1e3 / tuner.CALLS / tuner.LANES
                 shape = [f"{one.rows}x{one.ids}x{one.width}" for one in tables.tiles if one.rows]
                 what = f"block {tables.block} of {tables.vector}, tiles {' '.join(shape)}, programs {tables.programs}"
                 print(
                     f"      at least {programs:4}, tile {tile:4}: {micros:5.2f} us, side by side {beside:5.2f}: {what}"
                 )
-        describe.PROGRAMS, describe.TILE, describe.MOST_BLOCK, describe.LEAST_BLOCK = before
-        launch.forget()
+        embedding_tables.PROGRAMS, embedding_tables.TILE, embedding_tables.MOST_BLOCK, embedding_tables.LEAST_BLOCK = (
+            before
+        )
+        embedding_launch.forget()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from msplit.engines.cuda.lanes import values_of
-from msplit.engines.cuda.program import Program
-from msplit.schedule.plan import Plan
+from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.runtime.stream_program import values_of
+from msplit.schedule.plan.plan import Plan
 
 _LARGEST = 1 << 30
 """Flows are counted with 32 bits."""

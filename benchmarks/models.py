@@ -91,7 +91,8 @@ def fill(folder: Path, into: Path, name: str, batch: int) -> Path:
     """Puts the weights back and writes the whole graph, once."""
     target = into / file_name(name, batch)
     if not target.exists():
-        from msplit import proto, samples
+        from msplit import samples
+        from msplit.opset import proto
 
         graph = proto.graph_pb2.GraphDef.FromString((folder / file_name(name, batch)).read_bytes())
         into.mkdir(parents=True, exist_ok=True)

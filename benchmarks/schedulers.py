@@ -31,15 +31,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit import api
-from msplit.api.tune import TuneSettings, tune
+from msplit.decide.environment import environment
 from msplit.engines.base import Job
-from msplit.engines.cuda import trials
-from msplit.measure import stats
-from msplit.measure.environment import environment
-from msplit.measure.inputs import make_inputs
-from msplit.schedule.candidates import ONE
-from msplit.schedule.choose import best, choose
-from msplit.schedule.search import Trial, single, trial_of
+from msplit.engines.cuda.search import measurement
+from msplit.inputs.make import make_inputs
+from msplit.measure import statistics
+from msplit.measure.tuning import TuneSettings, tune
+from msplit.schedule.algorithms import ONE
+from msplit.schedule.search.choose import best, choose
+from msplit.schedule.search.search import Trial, single, trial_of
 
 ROUNDS = 9
 HEAT = 6
@@ -127,12 +127,14 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
             found = api.assign(flat, models.RULES[name], streams=streams, priced=(sizes, costs))
             rules.append((f"rules-{streams}", found.ids))
     settings = TuneSettings(
-        arguments.seconds, arguments.max_memory, ("plain",) if arguments.kernels == "plain" else tuple(trials.OPTIONS)
+        arguments.seconds,
+        arguments.max_memory,
+        ("plain",) if arguments.kernels == "plain" else tuple(measurement.OPTIONS),
     )
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     arms = tuned.arms
     arm = arms["plain"]
-    device = trials.make_trials(arms, torch.device(arguments.device))
+    device = measurement.make_trials(arms, torch.device(arguments.device))
     plain: list[tuple[str, Trial]] = []
     skipped = {}
     candidates = choose(arm.problem, arguments.streams)
@@ -151,7 +153,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     one_bytes = device.peak_bytes(one)
     results = []
     for (label, trial), (ours, theirs) in zip(plain, times, strict=True):
-        ratio = stats.ratio(theirs, ours, over=ONE, clock="device")
+        ratio = statistics.ratio(theirs, ours, over=ONE, clock="device")
         us = median(value for build in ours for value in build) * 1e6
         needed = needed_bytes(arms[trial.arm].prepared.program, arms[trial.arm].plan(trial))
         results.append(

@@ -16,7 +16,7 @@ class Nodes:
     """Adds nodes to a GraphDef, or to one of its functions."""
 
     def __init__(self) -> None:
-        from msplit import proto
+        from msplit.opset import proto
 
         self.graph_def = proto.graph_pb2.GraphDef()
         self.graph_def.versions.producer = 1882

@@ -38,10 +38,10 @@ def build(graphs: Path, name: str) -> tuple[dict[tuple[str, int], Any], dict[str
     import models
 
     from msplit import api, rules
-    from msplit.api.model import price
+    from msplit.decide.model import price
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import CudaEngine
-    from msplit.measure.inputs import make_inputs
+    from msplit.inputs.make import make_inputs
 
     flat = api.load(models.fill(graphs, Path(tempfile.gettempdir()) / "msplit-models", name, 1))
     sizes, costs = price(flat, batch=1)
@@ -86,9 +86,10 @@ def clock(name: str, runs: dict[tuple[str, int], Any]) -> None:
 
 def kernels() -> None:
     """What was measured and chosen in this process."""
-    from msplit.engines.cuda import convolutions, sibling_contest
+    from msplit.engines.cuda.autotune import conv
+    from msplit.engines.cuda.passes import merged_conv
 
-    for key, times in sibling_contest.measured().items():
+    for key, times in merged_conv.measured().items():
         shape, window, widths = key[:3]
         if times is None:
             print(f"siblings {shape} {window} {widths}: none right")
@@ -97,7 +98,7 @@ def kernels() -> None:
             f"siblings {shape} {window} {widths}: {tuple(times.tiles)} {times.merged:.1f}/{times.loaded:.1f}, one by one "
             f"{times.one_by_one:.1f}/{times.one_by_one_loaded:.1f}, beside {times.beside:.1f}{' MERGED' if times.wins() else ''}"
         )
-    chosen = Counter(tuple(tiles) if tiles else "library" for tiles in convolutions._chosen.values())
+    chosen = Counter(tuple(tiles) if tiles else "library" for tiles in conv._chosen.values())
     print("chosen:", chosen.most_common())
 
 

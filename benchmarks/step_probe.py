@@ -29,12 +29,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
-from msplit.engines.cuda import copy_kernel, delivery, executable, host_copy
 from msplit.engines.cuda.engine import CudaEngine, executable_for, plan_for
-from msplit.engines.cuda.replay import Replay
-from msplit.measure.inputs import make_inputs
+from msplit.engines.cuda.kernels import copy
+from msplit.engines.cuda.runtime import executable, memcpy, output_staging
+from msplit.engines.cuda.runtime.graph_exec import Replay
+from msplit.inputs.make import make_inputs
 
 MODELS = "towers:128:1,mmoe:128:1,deepfm:1:8"
 GPU = torch.device("cuda")
@@ -133,16 +134,16 @@ def numbers() -> None:
     for count, size in ((1, 4), (1, 4000), (2, 512), (4, 512), (5, 512), (1, 400_000), (2, 400_000)):
         sources = [torch.zeros(size // 4, device=GPU) for _ in range(count)]
         hosts = [torch.zeros(size // 4).pin_memory() for _ in range(count)]
-        seen = [copy_kernel.seen_by(GPU, host) for host in hosts]
+        seen = [copy.seen_by(GPU, host) for host in hosts]
         addresses = [source.data_ptr() for source in sources]
 
         def copied(sources: Any = sources, seen: Any = seen) -> None:
             some.add_(1)
             for source, host in zip(sources, seen, strict=True):
-                copy_kernel.copy(source, host)
+                copy.copy(source, host)
 
         plain = captured(copied)
-        given = copy_kernel.Delivery([size] * count, [host.data_ptr() for host in hosts], GPU)
+        given = copy.Delivery([size] * count, [host.data_ptr() for host in hosts], GPU)
         graph = captured(lambda given=given, addresses=addresses: (some.add_(1), given.issue(addresses)))
         given.aim(addresses)
         torch.cuda.synchronize()
@@ -154,7 +155,7 @@ def numbers() -> None:
         show(f"kernel and {count} x {size} B out", race(ways, 6))
 
 
-def watcher(graph: Replay, given: copy_kernel.Delivery) -> Step:
+def watcher(graph: Replay, given: copy.Delivery) -> Step:
     """Replays and looks until the number rises."""
 
     def step() -> None:
@@ -175,8 +176,8 @@ def host_copies() -> None:
         source, target = np.ones(megabytes << 20, np.uint8), np.zeros(megabytes << 20, np.uint8)
         ways: dict[str, Step] = {
             "one thread": lambda source=source, target=target: np.copyto(target, source),
-            "ours": lambda source=source, target=target: host_copy.copy(source, target),
-            "read": lambda source=source: host_copy.copy_of(source),
+            "ours": lambda source=source, target=target: memcpy.copy(source, target),
+            "read": lambda source=source: memcpy.copy_of(source),
         }
         show(f"{megabytes} MB on the host", race(ways, 3, 10))
 
@@ -218,7 +219,7 @@ class OldInputs(executable.Inputs):
                 return
 
 
-class OldOutputs(delivery.Outputs):
+class OldOutputs(output_staging.Outputs):
     """A kernel per output, and CUDA waits."""
 
     def deliver(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -227,7 +228,7 @@ class OldOutputs(delivery.Outputs):
             start = self._block.starts[name]
             if place.nbytes:
                 target = memory[start : start + place.nbytes].view(tensors[name].dtype)
-                copy_kernel.copy(tensors[name].contiguous(), copy_kernel.seen_by(GPU, target))
+                copy.copy(tensors[name].contiguous(), copy.seen_by(GPU, target))
 
     def aim(self) -> None:
         """Nothing to aim."""
@@ -243,7 +244,7 @@ def step_of(made: Any, feeds: Any, *, direct: bool = True, poll: bool = True, ol
 
     def step() -> Any:
         graph._executable = handle if direct else None
-        delivery._CAN_POLL = poll
+        output_staging._CAN_POLL = poll
         made._inputs.old = old_fill
         return made.step(feeds)
 
@@ -267,8 +268,8 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
     built: dict[str, Any] = {}
     kinds: dict[str, tuple[type, type]] = {
         "old": (OldInputs, OldOutputs),
-        "new": (OldInputs, delivery.Outputs),
-        "ahead": (executable.Inputs, delivery.Outputs),
+        "new": (OldInputs, output_staging.Outputs),
+        "ahead": (executable.Inputs, output_staging.Outputs),
     }
     wanted: dict[str, Any] = {}
     for kind, pair in kinds.items():
@@ -312,7 +313,7 @@ def model(arguments: argparse.Namespace, name: str, batch: int, streams: int) ->
 def busy(step: Step, seconds: float = 1.5) -> dict[str, float]:
     """µs of a step while as many other processes as there are processors never stop."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    delivery._CAN_POLL = True
+    output_staging._CAN_POLL = True
     times = []
     try:
         time.sleep(0.5)
@@ -333,7 +334,7 @@ def parts(made: Any, feeds: Any, *, direct: bool = True, old_fill: bool = False)
     graph, outputs = made._graphs[True], made._outputs
     made._inputs.old = old_fill
     handle, graph._executable = graph._executable, graph._executable if direct else None
-    delivery._CAN_POLL = True
+    output_staging._CAN_POLL = True
     marks = []
     for _ in range(300):
         times = [time.perf_counter()]

@@ -1,4 +1,4 @@
-"""Writes msplit/data/ops.json from the installed TensorFlow: what msplit knows about ops without importing TensorFlow.
+"""Writes msplit/opset/data/ops.json from the installed TensorFlow: what msplit knows about ops without importing TensorFlow.
 
     python scripts/make_op_table.py
 
@@ -27,7 +27,7 @@ from tensorflow.core.framework import attr_value_pb2, kernel_def_pb2, op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import kernels
 
-TARGET = Path(__file__).parent.parent / "msplit" / "data" / "ops.json"
+TARGET = Path(__file__).parent.parent / "msplit" / "opset" / "data" / "ops.json"
 # Attributes that say nothing about what a node computes.
 NOISE = {"container", "shared_name", "executor_type", "config_proto", "_class"}
 
@@ -45,7 +45,7 @@ def dtype_names() -> dict[int, str]:
 
 
 def argument(arg: op_def_pb2.OpDef.ArgDef, names: dict[int, str]) -> str:
-    """An argument as the text that `msplit.optable` decodes."""
+    """An argument as the text that `msplit.opset.schema` decodes."""
     if arg.type_list_attr:
         spec = f"[{arg.type_list_attr}]"
     else:

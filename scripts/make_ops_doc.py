@@ -1,4 +1,4 @@
-"""Writes docs/ops.md and msplit/data/lowered.json from the cuda engine's table of lowerings.
+"""Writes docs/ops.md and msplit/opset/data/lowered.json from the cuda engine's table of lowerings.
 
     python scripts/make_ops_doc.py
 
@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from msplit.engines.cuda.coverage import BY_THE_ENGINE
-from msplit.engines.cuda.registry import Lowering, table
+from msplit.engines.cuda.frontend.partition import BY_THE_ENGINE
+from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.seeds import DRAWN_ON_DEVICE
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "ops.md"
-LISTED = ROOT / "msplit" / "data" / "lowered.json"
+LISTED = ROOT / "msplit" / "opset" / "data" / "lowered.json"
 
 HEAD = """# Ops of the cuda engine
 
@@ -40,7 +40,7 @@ HEAD = """# Ops of the cuda engine
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: TensorFlow runs them on the CPU, before the device starts where
 they depend on inputs only, else with all that depends on them when the device is done. Work for the device may not depend
 on those. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
-`msplit/engines/cuda/registry.py`.
+`msplit/engines/cuda/ir/lowering.py`.
 
 | op | file | static inputs | dynamic | what it computes |
 | --- | --- | --- | --- | --- |

@@ -1,9 +1,9 @@
-"""Writes msplit/data/tensorflow_protos.binpb from the installed TensorFlow: its messages, for where TensorFlow is not installed.
+"""Writes msplit/opset/data/tensorflow_protos.binpb from the installed TensorFlow: its messages, for where TensorFlow is not installed.
 
     python scripts/make_protos.py
 
 Run it when the range of supported TensorFlow versions moves, and commit what changes. The file is a serialized
-google.protobuf.FileDescriptorSet: the files that `msplit.proto` names, and those that they import, in an order in which
+google.protobuf.FileDescriptorSet: the files that `msplit.opset.proto` names, and those that they import, in an order in which
 each comes after what it imports.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2
 
-from msplit import proto
+from msplit.opset import proto
 
-DATA = Path(__file__).parent.parent / "msplit" / "data"
+DATA = Path(__file__).parent.parent / "msplit" / "opset" / "data"
 NOTICE = """\
 tensorflow_protos.binpb holds descriptors of messages, compiled from .proto files of TensorFlow {version}
 (https://github.com/tensorflow/tensorflow) and, for google/protobuf/*, of Protocol Buffers.

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.graph import CONTROL, Edges, Graph, TensorValue
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph, Region, Tensor
 from msplit.formats.model import Format, Model
-from msplit.graph import CONTROL, Edges, Graph, TensorValue
 
 FREE = {
     *("Placeholder", "Const", "Identity", "NoOp", "VarHandleOp", "ReadVariableOp", "VariableV2", "KvVarHandleOp"),

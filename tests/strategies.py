@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from msplit import proto
-from msplit.graph import CONTROL, Edges, Graph
+from msplit.core.graph import CONTROL, Edges, Graph
+from msplit.opset import proto
 
 FLOAT = 1
 BOOL = 10

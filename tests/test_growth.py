@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit import api, proto
+from msplit import api
 from msplit.checks import ms013_too_many_crossings as ms013
-from msplit.dag import Dag, distinct
+from msplit.core.dag import Dag, distinct
 from msplit.formats import write
-from msplit.schedule.candidates import list_schedule as module
+from msplit.opset import proto
+from msplit.schedule.algorithms import list_schedule as module
 from msplit.schedule.problem import Problem
 from tests.graphs import parse
 

@@ -21,8 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from msplit import proto
 from msplit.formats.sniffer import main_file, sniff
+from msplit.opset import proto
 from tests.cli.runner import ROOT, SAMPLES, msplit
 
 REQUIREMENTS = ROOT / "docs" / "ci-example" / "requirements.txt"
@@ -254,7 +254,7 @@ def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
 
 def test_both_kinds_live_in_one_process(light: Path) -> None:
     code = (
-        "from msplit import proto; ours = proto._of_msplit(proto.MODULES['graph_pb2']).GraphDef();"
+        "from msplit.opset import proto; ours = proto._of_msplit(proto.MODULES['graph_pb2']).GraphDef();"
         "ours.node.add(name='a', op='NoOp'); theirs = proto.graph_pb2.GraphDef();"
         "theirs.ParseFromString(ours.SerializeToString()); assert type(theirs) is not type(ours); print(theirs.node[0].op)"
     )

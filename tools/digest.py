@@ -100,10 +100,10 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
 
 
 def _compiled(flat: Any, ids: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
-    from msplit.api.model import price
+    from msplit.decide.model import price
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
-    from msplit.measure.inputs import make_inputs
+    from msplit.inputs.make import make_inputs
 
     _, costs = price(flat, batch=batch)
     feeds = make_inputs(flat, {}, batch=batch, seed=0)

@@ -4,11 +4,11 @@ sys.path.insert(0, "benchmarks")
 from pathlib import Path
 import models
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda import contest, convolutions
-from msplit.measure.inputs import make_inputs
+from msplit.engines.cuda.autotune import tuner as contest, convolutions
+from msplit.inputs.make import make_inputs
 
 graphs = Path(sys.argv[1])
 ms = contest.milliseconds

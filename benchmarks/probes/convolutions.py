@@ -5,12 +5,12 @@ from pathlib import Path
 import torch, models, numpy as np
 from convolution_kernel import conv, CONFIGS
 from msplit import api
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
-from msplit.engines.cuda.executable import precision
-from msplit.engines.cuda.registry import Node
-from msplit.engines.cuda.windows import spatial, windows
-from msplit.measure.inputs import make_inputs
+from msplit.engines.cuda.runtime.executable import precision
+from msplit.engines.cuda.ir.lowering import Node
+from msplit.engines.cuda.ir.windows import spatial, windows
+from msplit.inputs.make import make_inputs
 
 
 def gtime(body, reps=20, lanes=1):
@@ -54,8 +54,8 @@ for name in sys.argv[2].split(","):
     feeds = make_inputs(flat, {}, batch=1, seed=0)
     job = Job(flat=flat, ids=np.zeros(len(flat), np.int32), streams=1, feeds=feeds, costs=costs)
     with torch.no_grad(), precision(False):
-        from msplit.engines.cuda.lower import lower
-        from msplit.engines.cuda.trace import trace
+        from msplit.engines.cuda.compile import lower
+        from msplit.engines.cuda.passes.specialize import trace
 
         low = lower(flat, feeds, dev)
         seen = {}

@@ -3,11 +3,11 @@ sys.path.insert(0, "benchmarks")
 from pathlib import Path
 import models, torch
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda import contest, convolutions, in_place, sibling_contest
-from msplit.measure.inputs import make_inputs
+from msplit.engines.cuda.autotune import tuner as contest, convolutions, in_place, sibling_contest
+from msplit.inputs.make import make_inputs
 graphs = Path(sys.argv[1])
 write = in_place.write_in_place
 new = convolutions._winner

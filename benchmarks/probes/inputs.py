@@ -24,8 +24,8 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from step_probe import captured
 
-from msplit.engines.cuda import copy_kernel, host_copy, staging
-from msplit.engines.cuda.streams import check, runtime
+from msplit.engines.cuda.kernels import copy as copy_kernel, host_copy, staging
+from msplit.engines.cuda.device.stream_pool import check, runtime
 
 GPU = torch.device("cuda")
 PIECE = 1 << 18
@@ -103,7 +103,7 @@ def ways(source: Any, host: torch.Tensor) -> dict[str, Callable[[], float]]:
     last = captured(lambda: (copy_kernel.copy(seen[ends[-1][0] :], target[ends[-1][0] :]), some.add_(1)))
     told[0] = size
     behind = captured(lambda: (follow[(48,)](words, wide, size // 8, progress_seen, BLOCK=1024), some.add_(1)))
-    from msplit.engines.cuda.sending import Sender
+    from msplit.engines.cuda.runtime.async_copy import Sender
 
     send = Sender(host, target).send
 

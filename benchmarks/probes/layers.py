@@ -4,10 +4,10 @@ sys.path.insert(0, "benchmarks")
 from pathlib import Path
 import models
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 import numpy as np
 
 graphs = Path(sys.argv[1])

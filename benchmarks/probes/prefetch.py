@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np, torch, cupy
 import models
 from msplit import api, rules
-from msplit.api.model import price
+from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda import executable as ex
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 SRC=r'''
 extern "C" __global__ void fetch(const unsigned long long* table, int n, long long clocks, long long total) {
   long long t0 = clock64(); unsigned long long done = 0;

@@ -4,7 +4,7 @@ import sys, re, ast, time, itertools, statistics, os, json
 import torch, triton
 sys.path[:0]=['.']
 import old_tile, new_tile
-from msplit.engines.cuda import contest, tickets
+from msplit.engines.cuda.autotune import tuner as contest, tickets
 OUTS=sys.argv[1]
 SHAPES=[]
 for name in ('inception_v3','googlenet'):

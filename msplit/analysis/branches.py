@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.contract import Blocks, Kernels
+from msplit.analysis.blocks import Blocks, Kernels
 from msplit.analysis.order import canonical
-from msplit.cost.costs import Costs, Floats
+from msplit.core.graph import Floats, Ints
+from msplit.core.memory import remembered
+from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
-from msplit.memory import remembered
 
 
 @dataclass(frozen=True, eq=False)

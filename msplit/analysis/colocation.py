@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.core.graph import CONTROL, Ints
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Ints
 
 CLASS = "_class"
 LOCATION = "loc:@"

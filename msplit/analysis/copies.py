@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit import optable
 from msplit.analysis.colocation import Groups
-from msplit.cost.costs import Floats
-from msplit.disjoint import DisjointSets
+from msplit.core.graph import CONTROL, Floats, FunctionRef, Ints, TensorValue
+from msplit.core.memory import remembered
+from msplit.core.union_find import DisjointSets
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
-from msplit.graph import CONTROL, FunctionRef, Ints, TensorValue
-from msplit.memory import remembered
+from msplit.opset import schema
 
 _CONSTANTS = ("Const", "HostConst")
 _COMMUTATIVE = frozenset(
@@ -154,7 +153,7 @@ def _own(flat: FlatGraph, fixed: NDArray[np.bool_] | None) -> list[Hashable | No
 
 
 def _kind(op: str, attrs: Mapping[str, Any], node: int) -> Hashable | None:
-    info = optable.lookup(op)
+    info = schema.lookup(op)
     if info is None or op in _NEVER or op.startswith("Inplace") or "Queue" in op:
         return None
     if op not in _ALWAYS and (info.stateful or any(argument.is_ref for argument in info.inputs)):

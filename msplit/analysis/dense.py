@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.cost.shapes import Shapes
-from msplit.cost.shapes.registry import known
+from msplit.core.graph import CONTROL, Graph, TensorValue
 from msplit.errors import LoadError
-from msplit.graph import CONTROL, Graph, TensorValue
+from msplit.shapes import Shapes
+from msplit.shapes.registry import known
 
 Mask = NDArray[np.bool_]
 

@@ -9,11 +9,11 @@ from importlib import resources
 
 import yaml
 
-from msplit.cost.shapes.registry import plain_shape
+from msplit.core.graph import CONTROL, Graph, TensorValue
+from msplit.core.memory import remembered
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Graph, TensorValue
-from msplit.memory import remembered
+from msplit.shapes.registry import plain_shape
 
 _MAX_STEPS = 1000
 """Nodes between a lookup and its tables; more is not a lookup."""

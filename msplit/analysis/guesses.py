@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.dense import proved
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
-from msplit.cost.shapes.registry import known
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
+from msplit.shapes import Shapes
+from msplit.shapes.registry import known
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from msplit.analysis.structure import colours
 from msplit.analysis.symmetry import Cells
-from msplit.cost.costs import Floats
+from msplit.core.graph import Floats, Ints
+from msplit.core.memory import remembered
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
-from msplit.memory import remembered
 
 
 def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[np.generic]) -> Ints:

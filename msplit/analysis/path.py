@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.graph import Graph, Ints
+from msplit.core.graph import Graph, Ints
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from msplit.analysis.colocation import groups
-from msplit.cost.costs import Floats
+from msplit.core.graph import Floats
 from msplit.flatten.flat import FlatGraph
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.columns import Column
+from msplit.analysis.embedding_columns import Column
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
+from msplit.core.hashing import Hashes, mixed
 from msplit.flatten.flat import FlatGraph
-from msplit.hashes import Hashes, mixed
 
 BUDGET = 100_000
 """Links that may be looked at on trial for one graph: a limit in work, so that results do not depend on the machine."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.analysis.blocks import Kernels
 from msplit.analysis.branches import Branches
-from msplit.analysis.contract import Kernels
-from msplit.graph import Ints
+from msplit.core.graph import Ints
 
 MAX_BLOCKS = 50_000
 """Largest contracted graph, in blocks, for which the largest antichain is computed."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msplit.api.analysis import Analysis, analyze
-from msplit.api.assignment import Assigned, StreamLoad, assign
-from msplit.api.emission import EMITS, check_places, emit
-from msplit.api.model import load, price, save, strip
+from msplit.decide.analysis import Analysis, analyze
+from msplit.decide.assignment import Assigned, StreamLoad, assign
+from msplit.decide.export import EMITS, check_places, emit
+from msplit.decide.model import load, price, save, strip
 
 if TYPE_CHECKING:
-    from msplit.api.benchmark import Bench, bench
-    from msplit.api.comparison import Compared, compare
-    from msplit.api.execution import Runner, prepare
-    from msplit.api.request import BenchRequest
-    from msplit.api.tune import Tuned, TuneSettings
-    from msplit.measure.result import Settings
+    from msplit.measure.benchmark import Bench, bench
+    from msplit.measure.comparison import Compared, compare
+    from msplit.measure.execution import Runner, prepare
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.results import Settings
+    from msplit.measure.tuning import Tuned, TuneSettings
 
 __all__ = [
     "EMITS",
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 _LATER = {
-    "Bench": "msplit.api.benchmark",
-    "bench": "msplit.api.benchmark",
-    "Compared": "msplit.api.comparison",
-    "compare": "msplit.api.comparison",
-    "Runner": "msplit.api.execution",
-    "prepare": "msplit.api.execution",
-    "BenchRequest": "msplit.api.request",
-    "Tuned": "msplit.api.tune",
-    "TuneSettings": "msplit.api.tune",
-    "Settings": "msplit.measure.result",
+    "Bench": "msplit.measure.benchmark",
+    "bench": "msplit.measure.benchmark",
+    "Compared": "msplit.measure.comparison",
+    "compare": "msplit.measure.comparison",
+    "Runner": "msplit.measure.execution",
+    "prepare": "msplit.measure.execution",
+    "BenchRequest": "msplit.measure.request",
+    "Tuned": "msplit.measure.tuning",
+    "TuneSettings": "msplit.measure.tuning",
+    "Settings": "msplit.measure.results",
 }
 """What runs a model, by where it is: commands that only decide start without it, in a fifth less time."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from msplit.engines.cuda.triton_here import c_compiler
+from msplit.engines.cuda.kernels.toolchain import c_compiler
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
 
 _NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
@@ -183,7 +183,7 @@ def _kernels() -> list[Finding]:
     """Where compiled kernels are kept; nothing is said where there is no PyTorch, and so nothing to keep."""
     if importlib.util.find_spec("torch") is None:
         return []
-    from msplit.engines.cuda.fusion import cache
+    from msplit.engines.cuda.kernels import cache
 
     unsafe = cache.refused()
     if unsafe:

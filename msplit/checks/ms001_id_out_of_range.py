@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes, verb
+from msplit.core.graph import Graph
 from msplit.formats import STREAM_ID
-from msplit.graph import Graph
 
 MAX_STREAMS = 1024
 """Ids from here on are out of range even where nobody says how many streams there are: no GPU runs as many kernels at once."""

@@ -10,10 +10,10 @@ from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
 from msplit.checks.subject import ABSENT, Subject, stated
 from msplit.checks.wanted import wanted
 from msplit.checks.words import nodes, verb
+from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError
-from msplit.flatten.sides import host_nodes
+from msplit.flatten.placement import host_nodes
 from msplit.formats import graph_hash
-from msplit.graph import CONTROL, Graph
 from msplit.rules.auto import NOT_CHOSEN
 
 _FIX = "run `msplit assign` with the rules again and commit what it writes"

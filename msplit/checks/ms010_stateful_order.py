@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit import optable
 from msplit.checks.base import Check, Finding, Severity
 from msplit.checks.paths import Paths
 from msplit.checks.subject import Subject
 from msplit.checks.words import listed
+from msplit.core.graph import CONTROL
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL
+from msplit.opset import schema
 
 READERS = frozenset({
     "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "KvResourceGather",
@@ -94,7 +94,7 @@ def resources(flat: FlatGraph) -> dict[str, dict[int, bool]]:
 
 def _kind(op: str) -> str | None:
     """Whether an op makes a handle ("resource") or a reference ("ref") that it was not given."""
-    info = optable.lookup(op)
+    info = schema.lookup(op)
     if op == "KvVarHandleOp":
         return "resource"
     if info is None or not info.stateful:
@@ -110,10 +110,10 @@ def _writes(flat: FlatGraph, user: int, slot: int, kind: str) -> bool:
     op = flat.graph.ops[user]
     if op in READERS:
         return False
-    info = optable.lookup(op)
+    info = schema.lookup(op)
     if kind == "ref" and info is not None:
         # An op that does not ask for the reference gets the value.
-        dtypes = optable.input_dtypes(op, flat.graph.attrs[user])
+        dtypes = schema.input_dtypes(op, flat.graph.attrs[user])
         return bool(dtypes and slot < len(dtypes) and (dtypes[slot] or "").endswith("_ref"))
     return True
 

@@ -10,9 +10,9 @@ import numpy as np
 from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
 from msplit.checks.subject import ABSENT, Subject
 from msplit.checks.words import nodes, verb
-from msplit.dag import Dag
-from msplit.schedule.check import check
-from msplit.schedule.plan import Plan
+from msplit.core.dag import Dag
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.plan import Plan
 
 _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 

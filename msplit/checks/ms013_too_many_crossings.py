@@ -10,9 +10,9 @@ import numpy as np
 
 from msplit.checks.base import Check, Finding, Severity, Skip
 from msplit.checks.subject import Longs, Mask, Subject
+from msplit.core.graph import CONTROL
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL
 
 
 def find(subject: Subject) -> Iterator[Finding]:

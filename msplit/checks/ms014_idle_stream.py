@@ -9,8 +9,7 @@ import numpy as np
 from msplit.checks.base import Check, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import listed
-from msplit.cost.costs import Floats
-from msplit.graph import Ints
+from msplit.core.graph import Floats, Ints
 
 _TINY_US = 1e-6
 """Overlap that rounding may make."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.flatten.control_flow import Frames, all_frames
-from msplit.graph import CONTROL, Edges, Graph, Ints
 
 _AT_ONCE = 512
 """Nodes whose ancestors are found in one pass over the graph: a set of them is an integer of so many bits."""

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msplit.api.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.api.model import opened, priced
-from msplit.api.shown import Facts, Shown
 from msplit.checks.base import Check, Finding, Severity, Skip
 from msplit.checks.registry import chosen
 from msplit.checks.settings import CheckSettings
 from msplit.checks.subject import Subject
 from msplit.cost import profile_file
+from msplit.decide.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
+from msplit.decide.model import opened, priced
+from msplit.decide.shown import Facts, Shown
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 from msplit.formats.model import Model
 from msplit.progress import phase
 from msplit.rules import RuleSet
 from msplit.rules import load as load_rules
-from msplit.schedule.planfile import PlanFile
-from msplit.schedule.planfile import load as load_plan
+from msplit.schedule.plan.planfile import PlanFile
+from msplit.schedule.plan.planfile import load as load_plan
 
 MOST_FINDINGS = 100
 """Findings of one code that are told; the others are counted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msplit.arguments import MAX_STREAMS, whole
 from msplit.checks.base import Severity
+from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.schedule.judge import MUCH, WORTH
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from msplit.checks.subject import Subject
 from msplit.checks.words import listed
-from msplit.graph import Ints
+from msplit.core.graph import Ints
 
 
 def splits(subject: Subject, of: Ints) -> Iterator[tuple[int, Ints, str]]:

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
-from msplit.api.basis import Basis
 from msplit.checks.base import NODES_SHOWN, Skip
 from msplit.checks.settings import CheckSettings
+from msplit.core.graph import Graph
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
+from msplit.decide.basis import Basis
 from msplit.errors import AssignError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
-from msplit.graph import Graph
 from msplit.rules import Outcome, Remark, RuleSet, patterns
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan import Plan
-from msplit.schedule.planfile import PlanFile
+from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan.planfile import PlanFile
 from msplit.schedule.predict import Prediction, predict
+from msplit.shapes import Shapes
 
 Longs = NDArray[np.int64]
 Mask = NDArray[np.bool_]

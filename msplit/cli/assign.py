@@ -106,7 +106,7 @@ def command(
         api.check_places(flat, places, force=force)
     compared = None
     if compare:
-        from msplit.api.comparison import compare as side_by_side
+        from msplit.measure.comparison import compare as side_by_side
 
         with progress.reporting() as tell:
             compared = side_by_side(

@@ -13,8 +13,8 @@ from msplit.cli import comparing, options, progress
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
-    from msplit.api.request import BenchRequest
     from msplit.flatten.flat import FlatGraph
+    from msplit.measure.request import BenchRequest
 
 
 @click.command()
@@ -155,11 +155,11 @@ def command(
 
     What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model.
     """
-    from msplit.api.benchmark import bench
-    from msplit.api.emission import check_places
-    from msplit.api.request import BenchRequest
-    from msplit.api.tune import TuneSettings, write
-    from msplit.measure.result import Settings
+    from msplit.decide.export import check_places
+    from msplit.measure.benchmark import bench
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.results import Settings
+    from msplit.measure.tuning import TuneSettings, write
     from msplit.report import benchmark
 
     others = {
@@ -252,7 +252,7 @@ def command(
 
 def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:
     """Finds the node at which outputs begin to differ. Exit code 1 where there is one."""
-    from msplit.api import bisect
+    from msplit.measure import bisect
     from msplit.report import bisect as report
 
     with progress.reporting() as show:

@@ -116,10 +116,10 @@ def command(
     """
     from msplit import checks, formats
     from msplit import rules as rule_sets
-    from msplit.api.basis import GIVEN
     from msplit.checks import baseline as baselines
     from msplit.checks.registry import chosen
-    from msplit.schedule import planfile
+    from msplit.decide.basis import GIVEN
+    from msplit.schedule.plan import planfile
 
     if len(models) > 1 and (plan is not None or against is not None):
         option = "--plan" if plan is not None else "--against"

@@ -15,11 +15,11 @@ from msplit.cli import output, progress
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
-    from msplit.api.benchmark import Bench
-    from msplit.api.request import BenchRequest
-    from msplit.api.sweep import Sweep
     from msplit.flatten.flat import FlatGraph
     from msplit.measure.baseline import Baseline
+    from msplit.measure.benchmark import Bench
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.sweep import Sweep
     from msplit.report.document import Document
 
 
@@ -125,10 +125,10 @@ def refuse(then: Baseline | None, request: BenchRequest, limit: float | None, fl
     Raises:
         MsplitError: There is a limit, and the baseline is of another engine, GPU or processor.
     """
-    from msplit.api.request import as_recorded
-    from msplit.api.variants import choose_engine
+    from msplit.decide.environment import environment
     from msplit.measure import baseline
-    from msplit.measure.environment import environment
+    from msplit.measure.request import as_recorded
+    from msplit.measure.variants import choose_engine
 
     if then is None or limit is None:
         return
@@ -148,7 +148,7 @@ def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
 
 def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int]) -> Sweep:
     """Measures each batch; see `api.sweep`."""
-    from msplit.api.sweep import sweep as measure
+    from msplit.measure.sweep import sweep as measure
 
     with progress.reporting() as tell:
         return measure(flat, request, batches, progress=tell)

@@ -50,8 +50,8 @@ def command(
     Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
     from msplit import rules
-    from msplit.api.basis import Given, settle
-    from msplit.api.model import priced
+    from msplit.decide.basis import Given, settle
+    from msplit.decide.model import priced
     from msplit.report import difference
     from msplit.report.compare import Side, compare
 

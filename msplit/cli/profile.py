@@ -48,8 +48,8 @@ def command(
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the profile.")
     from msplit import api, formats
-    from msplit.api.profile import ProfileRequest, profile
     from msplit.cost import profile_file
+    from msplit.measure.profile import ProfileRequest, profile
     from msplit.report import profile as report
 
     flat = options.load(model, tags, signature, inputs, outputs)

@@ -65,10 +65,10 @@ def command(
     """
     from msplit import formats
     from msplit import rules as rule_sets
-    from msplit.api.basis import Given, settle
-    from msplit.api.emission import check_places
-    from msplit.api.model import priced
     from msplit.cost import DEFAULT_GPU
+    from msplit.decide.basis import Given, settle
+    from msplit.decide.export import check_places
+    from msplit.decide.model import priced
     from msplit.report.html import build, render, runs
 
     profile = options.profile(profile_path)

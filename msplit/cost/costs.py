@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import Floats
+
 if TYPE_CHECKING:
     from msplit.cost.profile import Constants
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.graph import CONTROL, Graph, Ints
+from msplit.core.hashing import Hashes, mixed
 from msplit.cost.costs import Mask
-from msplit.graph import CONTROL, Graph, Ints
-from msplit.hashes import Hashes, mixed
 
 
 def duplicates(graph: Graph, able: Mask) -> Ints:

@@ -22,23 +22,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from msplit.core.graph import Floats, Graph, Ints
 from msplit.cost.classes import CHOICES, CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
-from msplit.cost.costs import Costs, Floats, Mask
+from msplit.cost.costs import Costs, Mask
 from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
+from msplit.cost.fused_into import find_riders
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
 from msplit.cost.host_kernels import carry, on_device
-from msplit.cost.prepared import prepared
-from msplit.cost.riders import find_riders
-from msplit.cost.shapes.dtypes import output_dtypes
-from msplit.cost.shapes.infer import Shapes
-from msplit.cost.shapes.registry import Node
-from msplit.cost.shapes.walk import FUNCTIONAL
+from msplit.cost.precomputed import prepared
 from msplit.cost.tensors import Tensors, tensors_of
 from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
-from msplit.flatten.sides import host_nodes, stateful_nodes
-from msplit.graph import Graph, Ints
+from msplit.flatten.placement import host_nodes, stateful_nodes
+from msplit.shapes.dtypes import output_dtypes
+from msplit.shapes.infer import Shapes
+from msplit.shapes.registry import Node
+from msplit.shapes.walk import FUNCTIONAL
 
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""

@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from msplit.cost.shapes.dtypes import is_float, itemsize
-from msplit.cost.shapes.matmul import einsum_sizes, matrix_sizes
-from msplit.cost.shapes.nn import layout
-from msplit.cost.shapes.registry import MAX_RANK, Node, Shape
 from msplit.cost.tensors import elements
 from msplit.cost.timing import (
     COLUMN,
@@ -30,6 +26,10 @@ from msplit.cost.timing import (
     WINDOW_STEP,
     halvings,
 )
+from msplit.shapes.dtypes import is_float, itemsize
+from msplit.shapes.matmul import einsum_sizes, matrix_sizes
+from msplit.shapes.nn import layout
+from msplit.shapes.registry import MAX_RANK, Node, Shape
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit import optable
-from msplit.cost.costs import Floats, Mask
-from msplit.graph import CONTROL, Graph, Ints
+from msplit.core.graph import CONTROL, Floats, Graph, Ints
+from msplit.cost.costs import Mask
+from msplit.opset import schema
 
 _NO_TENSOR = frozenset({"string", "string_ref", "resource", "variant"})
 _MANY = 64
@@ -48,8 +48,8 @@ def on_device(graph: Graph, host: Mask) -> Mask:
 
 
 def _runs(graph: Graph, node: int) -> bool:
-    info = optable.lookup(graph.ops[node])
-    if info is None or graph.ops[node] not in optable.lowered():
+    info = schema.lookup(graph.ops[node])
+    if info is None or graph.ops[node] not in schema.lowered():
         return False
     attrs = info.filled(graph.attrs[node])
     found = (arg.dtypes(attrs, _MANY) or () for arg in (*info.inputs, *info.outputs))

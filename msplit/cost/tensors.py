@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.cost.costs import Floats
-from msplit.cost.shapes.dtypes import is_float, itemsize, output_dtypes
-from msplit.cost.shapes.infer import Shapes
-from msplit.cost.shapes.registry import Shape, known
-from msplit.graph import CONTROL, Ints
+from msplit.core.graph import CONTROL, Floats, Ints
+from msplit.shapes.dtypes import is_float, itemsize, output_dtypes
+from msplit.shapes.infer import Shapes
+from msplit.shapes.registry import Shape, known
 
 UNNAMED_ITEMSIZE = 4
 """Bytes of an element of a type that the graph does not say (an output of a custom op)."""

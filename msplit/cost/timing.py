@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.cost.costs import Floats
+from msplit.core.graph import Floats
 from msplit.cost.gpus import SM_BYTES_PER_CYCLE, Gpu
 
 ACCESS = 430.0

@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
 
 Arrays = Mapping[str, NDArray[Any]]
 

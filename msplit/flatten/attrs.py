@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from msplit.graph import Ints
+from msplit.core.graph import Ints
 
 _COLOCATION = "_class"
 _LOCATION = "loc:@"

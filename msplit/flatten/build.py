@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import CONTROL, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.attrs import PickedAttrs
 from msplit.flatten.calls import Body, acting, bodies, body_of, check_arity, find_calls, split
 from msplit.flatten.control_flow import check_acyclic, cut_back_edges
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.flatten.inline import Inlined, inline
-from msplit.flatten.needed import fed_entirely, restricted, without_inputs
+from msplit.flatten.placement import host_nodes, stateful_nodes
+from msplit.flatten.reachable import fed_entirely, restricted, without_inputs
 from msplit.flatten.regions import find_regions
-from msplit.flatten.sides import host_nodes, stateful_nodes
 from msplit.formats.model import Model
-from msplit.graph import CONTROL, FunctionRef, Graph, Ints
 
 
 def flatten(model: Model) -> FlatGraph:

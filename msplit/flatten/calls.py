@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit import optable
+from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.needed import has_effect, is_stateful
-from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
+from msplit.flatten.reachable import has_effect, is_stateful
+from msplit.opset import schema
 
 MAX_NODES = 20_000_000
 """Most nodes that a flat graph may have. Functions that call each other twice over grow exponentially."""
@@ -140,7 +140,7 @@ def _unknown_controls(function: Function, functions: Mapping[str, Function]) -> 
     """Control results of custom ops: the only sign that such a node does something."""
     ops = function.body.ops
     return [
-        node for node in function.control_results if optable.lookup(ops[node]) is None and ops[node] not in functions
+        node for node in function.control_results if schema.lookup(ops[node]) is None and ops[node] not in functions
     ]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.disjoint import DisjointSets
+from msplit.core.graph import CONTROL, Edges, Graph, Ints
+from msplit.core.union_find import DisjointSets
 from msplit.errors import GraphError
-from msplit.graph import CONTROL, Edges, Graph, Ints
 
 _NEXT = frozenset({"NextIteration", "RefNextIteration"})
 _MERGE = frozenset({"Merge", "RefMerge", "_XlaMerge"})

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import Edges, Graph, Ints
 from msplit.escape import html, line
 from msplit.formats.model import Model
-from msplit.graph import Edges, Graph, Ints
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import Graph, Ints
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
 from msplit.formats.record import Nodes
-from msplit.graph import Graph, Ints
 
 OriginalNode = tuple[str | None, str]
 """Function (None for the top-level graph) and name of a node there."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from msplit import optable
-from msplit.disjoint import DisjointSets
+from msplit.core.graph import CONTROL, Graph, Ints
+from msplit.core.union_find import DisjointSets
 from msplit.flatten.control_flow import conds, frames
 from msplit.flatten.flat import Region
-from msplit.graph import CONTROL, Graph, Ints
+from msplit.opset import schema
 
 _VARIABLES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
 
@@ -59,7 +59,7 @@ def _variables(graph: Graph) -> Iterable[tuple[str, list[int]]]:
         stack = [variable]
         while stack:
             node = stack.pop()
-            dtypes = optable.output_dtypes(graph.ops[node], graph.attrs[node]) or ()
+            dtypes = schema.output_dtypes(graph.ops[node], graph.attrs[node]) or ()
             for edge in graph.out_edges(node).tolist():
                 port = int(edges.port[edge])
                 consumer = int(edges.dst[edge])

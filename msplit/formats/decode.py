@@ -15,8 +15,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import FunctionRef, TensorValue
 from msplit.errors import LoadError
-from msplit.graph import FunctionRef, TensorValue
 
 _MAX_EXPANDED_BYTES = 2**31
 """Most bytes that a constant may grow to when the values that it leaves out are filled in."""
@@ -84,7 +84,7 @@ def shape_tuple(shape: Any) -> tuple[int | None, ...] | None:
 
 
 def plain(value: Any) -> Any:
-    """An AttrValue as a plain value; see `msplit.graph.Graph.attrs`."""
+    """An AttrValue as a plain value; see `msplit.core.graph.Graph.attrs`."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msplit import optable
+from msplit.core.graph import Graph
 from msplit.errors import LoadError
 from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
-from msplit.graph import Graph
+from msplit.opset import schema
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
 
@@ -103,7 +103,7 @@ def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option:
                 where=where,
                 fix=f"did you mean {', '.join(near)}?" if near else "list the nodes with: msplit analyze --show nodes",
             )
-        count = optable.output_count(graph.ops[index], graph.attrs[index])
+        count = schema.output_count(graph.ops[index], graph.attrs[index])
         if count is not None and port >= max(count, 1):
             raise LoadError(
                 f"{option} names {name!r}, but {node!r} ({graph.ops[index]}) has {count} output{'s' * (count != 1)}",
@@ -121,7 +121,7 @@ def endpoint(graph: Graph, node: int, port: int, name: str | None = None) -> End
 def endpoints_of(graph: Graph, node: int, ports: range, name: str | None = None) -> list[Endpoint]:
     """Endpoints for some ports of a node: what its attributes say is looked up once for all."""
     attrs, op, node_name = graph.attrs[node], graph.ops[node], graph.names[node]
-    dtypes = optable.output_dtypes(op, attrs, ports.stop) or ()
+    dtypes = schema.output_dtypes(op, attrs, ports.stop) or ()
     own = attrs.get("dtype") or ""
     fed = attrs.get("shape") if op in PLACEHOLDERS else None
     inferred = attrs.get("_output_shapes")
@@ -138,4 +138,4 @@ def endpoints_of(graph: Graph, node: int, ports: range, name: str | None = None)
 
 def has_outputs(graph: Graph, node: int) -> bool:
     """Whether a node gives a tensor, as far as its op is known."""
-    return optable.output_count(graph.ops[node], graph.attrs[node]) != 0
+    return schema.output_count(graph.ops[node], graph.attrs[node]) != 0

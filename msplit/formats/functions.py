@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from msplit import optable
+from msplit.core.graph import Argument, BrokenInput, Function, Graph
 from msplit.formats.decode import AttrTable, NodeAttrs, dtype_name
 from msplit.formats.graphdef import connect, interned
-from msplit.graph import Argument, BrokenInput, Function, Graph
+from msplit.opset import schema
 
 
 class Library(Mapping[str, Function]):
@@ -158,10 +158,10 @@ class _Ports:
                 self._results[op] = dict(zip(reversed(arguments), reversed(range(len(arguments))), strict=True))
             first = self._results[op].get(argument)
             return "names an output that its node has not" if first is None else first + position
-        if optable.lookup(op) is not None:
+        if schema.lookup(op) is not None:
             # Kept, because the attributes that say it may be long lists, and a thousand inputs may name one output.
             if (node, argument) not in self._known:
-                self._known[node, argument] = optable.output_ports(op, NodeAttrs(encoded.attr), argument)
+                self._known[node, argument] = schema.output_ports(op, NodeAttrs(encoded.attr), argument)
             ports = self._known[node, argument]
             if ports is None or (ports[1] is not None and position >= ports[1]):
                 return "names an output that its node has not"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.graph import CONTROL, BrokenInput, Edges, Function, Graph
 from msplit.formats.decode import AttrTable
-from msplit.graph import CONTROL, BrokenInput, Edges, Function, Graph
 
 Resolve = Callable[[str], "tuple[int, int] | str"]
 """Producer and port of a data input as written, or what is wrong with it."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from msplit import optable
+from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, TensorValue
 from msplit.formats.endpoints import PLACEHOLDERS, Endpoints, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
-from msplit.graph import CONTROL, Edges, Function, FunctionRef, Graph, TensorValue
+from msplit.opset import schema
 
 MAX_PORTS = 128
 """Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
@@ -145,7 +145,7 @@ def _shown(graph: Graph, node: int) -> list[Endpoint]:
 def _ports_shown(graph: Graph, node: int) -> int:
     if graph.ops[node].startswith(_FIRST_PORT_ONLY):
         return 1
-    return min(optable.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
+    return min(schema.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
 
 
 def _is_handle(end: Endpoint) -> bool:

@@ -75,7 +75,7 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     Raises:
         LoadError: A collection of variables is damaged.
     """
-    from msplit import proto
+    from msplit.opset import proto
 
     found: list[str] = []
     collections = meta.collection_def

@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from msplit.core.graph import Graph
 from msplit.formats.record import AssignmentRecord, Choice
-from msplit.graph import Graph
 
 
 class Format(StrEnum):

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msplit import proto
+from msplit.core.graph import Graph
+from msplit.core.validate import verify
 from msplit.errors import GraphError, LoadError, MsplitError
 from msplit.formats import endpoints, meta
 from msplit.formats import record as records
@@ -21,8 +22,7 @@ from msplit.formats.model import Format, Model
 from msplit.formats.record import AssignmentRecord, Choice
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.source import has_comments, opened, parse_binary, parse_text
-from msplit.graph import Graph
-from msplit.verify import verify
+from msplit.opset import proto
 
 _TEXT = (Format.GRAPH_DEF_TEXT, Format.META_GRAPH_TEXT, Format.SAVED_MODEL_TEXT)
 

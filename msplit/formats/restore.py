@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.errors import LoadError
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.endpoints import split_tensor
 from msplit.formats.model import Model
-from msplit.graph import CONTROL, FunctionRef, Graph, TensorValue
 
 VARIABLE_OPS = ("VarHandleOp", "VariableV2", "Variable")
 _ASSIGN_OPS = ("Assign", "AssignVariableOp")

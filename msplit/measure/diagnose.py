@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.result import VariantResult
+from msplit.measure.results import VariantResult
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import WORTH
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.analysis.alike import NearlyAlike
-from msplit.api.analysis import Analysis
+from msplit.analysis.isomorphic import NearlyAlike
+from msplit.decide.analysis import Analysis
 from msplit.report.document import Name, Table
 from msplit.report.text import count, dimensions, micros, more
 

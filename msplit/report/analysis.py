@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.api.analysis import Analysis
 from msplit.cost.gpus import gpu_title
+from msplit.decide.analysis import Analysis
 from msplit.formats import left_out_text
 from msplit.report import alike
 from msplit.report.document import Document, Name, Table
-from msplit.report.text import (
-    count,
-    dimensions,
-    heading,
-    micros,
-    more,
-    operations,
-    percent,
-    plural,
-    ratio,
-    size,
-)
+from msplit.report.text import count, dimensions, heading, micros, more, operations, percent, plural, ratio, size
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.api.assignment import Assigned, present_ids
+from msplit.decide.assignment import Assigned, present_ids
 from msplit.errors import MsplitError
 from msplit.flatten.origin import Conflict, with_ids
 from msplit.formats import WriteReport

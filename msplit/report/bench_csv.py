@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterable
 
 from msplit import escape
-from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.result import VariantResult
-from msplit.measure.stats import Ratio, Summary
+from msplit.measure.benchmark import Bench
+from msplit.measure.results import VariantResult
+from msplit.measure.statistics import Ratio, Summary
 
 COLUMNS = (
     "model", "batch", "variant", "asked", "engine", "streams", "verified", "skipped",

@@ -6,9 +6,9 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from msplit.api.benchmark import Bench
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.result import VariantResult
+from msplit.measure.benchmark import Bench
+from msplit.measure.results import VariantResult
 from msplit.report import bounds, layers, lookups, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, plural, size

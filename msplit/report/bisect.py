@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.api.bisect import Bisected, Suspect
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.verify import OutputComparison
+from msplit.measure.bisect import Bisected, Suspect
+from msplit.measure.verification import OutputComparison
 from msplit.report.document import Document, Table
 from msplit.report.text import heading, plural
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from msplit.api.limits import Limits
-from msplit.measure.result import VariantResult
+from msplit.measure.limits import Limits
+from msplit.measure.results import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
 from msplit.schedule.breakdown import Breakdown

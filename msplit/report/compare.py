@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from msplit import formats, rules
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among
-from msplit.graph import Ints
 from msplit.rules import RuleSet
 from msplit.schedule.predict import Prediction, predict
 

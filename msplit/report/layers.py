@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msplit.api.benchmark import Bench
-from msplit.api.layers import Layer
-from msplit.measure.result import VariantResult
-from msplit.measure.stats import Ratio
+from msplit.measure.ablation import Layer
+from msplit.measure.benchmark import Bench
+from msplit.measure.results import VariantResult
+from msplit.measure.statistics import Ratio
 from msplit.report.document import Table
 from msplit.report.text import gain, micros, plural
 

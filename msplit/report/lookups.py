@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.measure.hits import Hits
+from msplit.inputs.table_hits import Hits
 from msplit.report.document import Table
 from msplit.report.text import count, percent
 

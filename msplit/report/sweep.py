@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msplit.api.sweep import Line, Sweep, lines
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.result import VariantResult
-from msplit.measure.stats import Ratio, Summary
+from msplit.measure.results import VariantResult
+from msplit.measure.statistics import Ratio, Summary
+from msplit.measure.sweep import Line, Sweep, lines
 from msplit.report import benchmark, plot
 from msplit.report.document import Document, Table
 from msplit.report.text import heading, micros

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from msplit import formats
-from msplit.api.benchmark import Bench, Traced
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
+from msplit.measure.benchmark import Bench, Traced
 from msplit.report.trace import Run, Slice, from_runs, node_args, to_bytes
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.predict import Prediction

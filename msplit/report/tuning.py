@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.api.tune import Tuned
-from msplit.measure.stats import Ratio
+from msplit.measure.statistics import Ratio
+from msplit.measure.tuning import Tuned
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
-from msplit.schedule.search import Found, Heat
+from msplit.schedule.search.search import Found, Heat
 
 SHOWN = 8
 """Candidates in the table; JSON has them all."""

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.assignment import UNASSIGNED, Assignment
-from msplit.graph import Ints
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.rules.base import Context, Placed, Remark
 from msplit.rules.options import Options, nearest
 from msplit.rules.propagate import Propagate
-from msplit.schedule.candidates import ALGORITHMS, ONE
-from msplit.schedule.choose import Candidate, best, choose, is_algorithm
+from msplit.schedule.algorithms import ALGORITHMS, ONE
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import Candidate, best, choose, is_algorithm
 
 PLAIN, BEST = "plain", "best"
 KERNELS = (PLAIN, BEST)

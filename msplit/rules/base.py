@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from msplit.analysis.colocation import groups
 from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
-from msplit.assignment import UNASSIGNED, Assignment
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
-from msplit.graph import Ints
 
 
 @dataclass(frozen=True, eq=False)

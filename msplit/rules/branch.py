@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from msplit.analysis.branches import Branches, branches_of
-from msplit.assignment import UNASSIGNED, Assignment
-from msplit.graph import Ints
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import Options
 from msplit.rules.placement import Unit, place

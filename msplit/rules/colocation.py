@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.assignment import UNASSIGNED, Assignment
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.errors import AssignError
-from msplit.graph import Ints
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import Options
 

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from msplit.analysis.columns import Column, columns
+from msplit.analysis.embedding_columns import Column, columns
 from msplit.analysis.embeddings import default_ops
-from msplit.assignment import UNASSIGNED, Assignment
-from msplit.graph import Ints
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import MAX_STREAMS, Options
 

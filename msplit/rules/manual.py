@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
 from msplit.rules.base import Context, Remark, in_range
 from msplit.rules.options import Options

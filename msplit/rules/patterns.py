@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import re2
 
-from msplit.graph import Ints
+from msplit.core.graph import Ints
 
 _BATCH = 5_000
 """Instructions of the automaton of one pass over the names; patterns that need more are matched alone."""

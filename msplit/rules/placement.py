@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.analysis.branches import Branches
-from msplit.assignment import UNASSIGNED
-from msplit.cost.costs import Floats
-from msplit.dag import distinct
-from msplit.graph import Ints
+from msplit.core.assignment import UNASSIGNED
+from msplit.core.dag import distinct
+from msplit.core.graph import Floats, Ints
 
 _BINS = 4096
 """Most intervals into which time is cut. With fewer different times than that, loads are exact."""

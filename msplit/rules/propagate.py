@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from msplit.analysis.path import finish_times
-from msplit.assignment import UNASSIGNED, Assignment
-from msplit.graph import CONTROL, Graph
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import CONTROL, Graph
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import Options
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from msplit.assignment import Assignment
-from msplit.graph import Ints
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Ints
 from msplit.rules import patterns
 from msplit.rules.base import Context, Remark, in_range
 from msplit.rules.options import Options

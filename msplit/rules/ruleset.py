@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msplit.arguments import whole
+from msplit.core.arguments import whole
 from msplit.errors import RulesError
 from msplit.formats.text import read_text
 from msplit.rules import document

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.arguments import MAX_STREAMS, whole
-from msplit.assignment import UNASSIGNED, Assignment
+from msplit.core.arguments import MAX_STREAMS, whole
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
 from msplit.progress import phase
 from msplit.rules.base import ChoosesKernels, Context, Remark, Rule, in_range
 from msplit.rules.ruleset import RuleSet

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.analysis.path import critical_path
-from msplit.cost.costs import Costs, Floats
+from msplit.core.dag import Dag, distinct
+from msplit.core.graph import CONTROL, Floats, Ints
+from msplit.core.memory import remembered
+from msplit.cost.costs import Costs
 from msplit.cost.estimate import peaks
 from msplit.cost.gpus import data_sheet
-from msplit.dag import Dag, distinct
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Ints
-from msplit.memory import remembered
 from msplit.schedule.machine import Machine
-from msplit.schedule.order import topological, upward_rank
+from msplit.schedule.plan.record_order import topological, upward_rank
 from msplit.schedule.problem import Problem
 
 

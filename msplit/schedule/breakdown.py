@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from msplit.schedule.plan import Plan
+from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import simulate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.dag import Dag
+from msplit.core.dag import Dag
 
 LARGEST = 20_000
 """Nodes. The bit sets of that many take at most 25 MB."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit import contract
-from msplit.cost.costs import Floats
-from msplit.graph import Ints
+from msplit.core import contraction
+from msplit.core.graph import Floats, Ints
 from msplit.schedule.problem import Problem
 
 ROUNDS = 12
@@ -43,7 +42,7 @@ def coarsen(problem: Problem, gate_us: float) -> Ints:
             np.add.at(absorbed, into[moved], problem.time_us[moved])
             problem, group, kept = _regroup(problem, group, into)
             at_fork, at_join = at_fork[kept], at_join[kept]
-        head = contract.chains(problem.dag, problem.labels)
+        head = contraction.chains(problem.dag, problem.labels)
         tail = np.arange(len(problem))
         tail[head] = np.arange(len(problem))  # the last of a chain has the largest number, and is written last
         at_fork = at_fork[tail]

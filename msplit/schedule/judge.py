@@ -9,11 +9,11 @@ from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
+from msplit.schedule.algorithms import LIST, ONE
 from msplit.schedule.bounds import Bounds
-from msplit.schedule.candidates import LIST, ONE
-from msplit.schedule.choose import best, choose
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import best, choose
 
 WORTH = 1.05
 """A gain below this is none: what is predicted and what is measured differ by as much."""

@@ -8,16 +8,16 @@ import numpy as np
 
 from msplit.analysis.copies import copies
 from msplit.analysis.order import canonical
-from msplit.cost.costs import Costs, Floats
-from msplit.dag import distinct
+from msplit.core.dag import distinct
+from msplit.core.graph import Floats, Ints
+from msplit.core.memory import remembered
+from msplit.cost.costs import Costs
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
-from msplit.memory import remembered
-from msplit.schedule.evaluate import Evaluation, evaluate
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan import Plan
+from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.evaluate import Evaluation, evaluate
 from msplit.schedule.simulate import Simulation
 
 MOST_STREAMS = 1024

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from msplit import contract
-from msplit.cost.costs import Costs, Floats
-from msplit.dag import Dag
+from msplit.core import contraction
+from msplit.core.dag import Dag
+from msplit.core.graph import Floats, Ints
+from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Ints
 from msplit.schedule.machine import Machine
-from msplit.schedule.order import topological
+from msplit.schedule.plan.record_order import topological
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,22 +94,22 @@ class Problem:
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
         on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
-        order = contract.topological_numbers(dag) if order is None else order
+        order = contraction.topological_numbers(dag) if order is None else order
         number = np.empty(count, np.int32)
         number[order] = np.arange(count, dtype=np.int32)
         sorted_dag = dag if bool((order[1:] > order[:-1]).all()) else _renumber(dag, number)
-        bypassed, kept = contract.bypass(sorted_dag, ~on_gpu[order])
+        bypassed, kept = contraction.bypass(sorted_dag, ~on_gpu[order])
         ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
         left = int(kept.sum())
-        small = contract.quotient(bypassed, ids, left)
+        small = contraction.quotient(bypassed, ids, left)
         nodes = order[kept]
         # What launches nothing has no stream, and what is tied to nothing else that launches is free.
         tied, pinned, working = _several(np.where(on_gpu, ties, -1)[nodes]), pins[nodes], on_gpu[nodes]
         head = np.arange(left, dtype=np.int32)
         if contracted:
             # A chain is cut between two groups, not where one begins: what leads to a tied kernel goes where that goes.
-            tied = contract.along_chains(small, tied, _labels(pinned, working))
-            head = contract.chains(small, _labels(tied, pinned, working))
+            tied = contraction.along_chains(small, tied, _labels(pinned, working))
+            head = contraction.chains(small, _labels(tied, pinned, working))
         heads, block_of_left = np.unique(head, return_inverse=True)
         blocks = len(heads)
         work = np.where(on_gpu, times, 0.0)[nodes]
@@ -118,7 +118,7 @@ class Problem:
         block = np.full(count, -1, np.int32)
         block[nodes] = np.where(on_gpu[nodes], block_of_left, -1)
         return Problem(
-            dag=contract.quotient(small, block_of_left.astype(np.int32), blocks),
+            dag=contraction.quotient(small, block_of_left.astype(np.int32), blocks),
             time_us=total,
             share=np.divide(area, total, out=np.full(blocks, 1e-6), where=total > 0),
             bytes=_sum(block_of_left, moved[nodes], blocks),
@@ -158,7 +158,7 @@ class Problem:
             return Problem.of(
                 dag, **columns, **labels, launches=launches, order=order, machine=machine, contracted=contracted
             )
-        piece, small = contract.pieces(dag, found)
+        piece, small = contraction.pieces(dag, found)
         whole = Problem.of(
             small,
             **_whole(piece, len(small), launches, columns, labels),
@@ -236,7 +236,7 @@ class Problem:
         first = np.full(count, len(self), np.int64)
         np.minimum.at(first, group, np.arange(len(self)))
         return Problem(
-            dag=contract.quotient(self.dag, group, count),
+            dag=contraction.quotient(self.dag, group, count),
             time_us=total,
             share=np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
             bytes=_sum(group, self.bytes, count),
@@ -255,7 +255,7 @@ class Problem:
         """
         if not (self.tie >= 0).any():
             return np.arange(len(self), dtype=np.int32), self
-        group = contract.merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
+        group = contraction.merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
         return group, self.grouped(group)
 
     @cached_property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.dag import Dag
-from msplit.graph import Ints
+from msplit.core.dag import Dag
+from msplit.core.graph import Ints
 
 
 def cuts(dag: Dag) -> NDArray[np.bool_]:

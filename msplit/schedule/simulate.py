@@ -15,9 +15,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from msplit.cost.costs import Floats
-from msplit.graph import Ints
-from msplit.schedule.plan import Plan, make_plan
+from msplit.core.graph import Floats, Ints
+from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.problem import Problem
 
 

@@ -3,12 +3,12 @@ import itertools
 import numpy as np
 from hypothesis import given
 
+from msplit.analysis.blocks import Blocks, Kernels
 from msplit.analysis.branches import find
-from msplit.analysis.census import branches_that_matter
-from msplit.analysis.contract import Blocks, Kernels
-from tests.analysis.test_contract import graphs
+from msplit.analysis.inventory import branches_that_matter
+from tests.analysis.test_blocks import graphs
 from tests.graphs import build, parse
-from tests.shapes import inception, lstm
+from tests.model_shapes import inception, lstm
 
 
 def branches_of(graph):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msplit import rules
 from msplit.analysis.colocation import Groups
 from msplit.analysis.copies import _COMMUTATIVE, LITTLE, copies, with_copies
+from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
-from msplit.graph import TensorValue
 from tests.graphs import by_name, parse
 
 

@@ -7,7 +7,7 @@ import pytest
 from msplit.analysis.dense import proved
 from msplit.analysis.guesses import guesses
 from msplit.cost import estimate, infer
-from tests.cost.small import Builder
+from tests.shapes.small import Builder
 
 
 def buckets(shift: str = "AddV2", by: int = 0, least: int = 0) -> tuple[list[str], float]:
@@ -40,8 +40,8 @@ def test_what_may_be_negative_proves_nothing(shift: str, by: int, least: int) ->
 def test_whatever_is_called_dense_is_dense_to_the_engine() -> None:
     pytest.importorskip("torch", reason="PyTorch, the cuda engine's kernel library, is not installed")
     from tests.engines.cuda.cases import CPU, job, prepare
-    from tests.engines.cuda.columns.models import feeds_of, flat_columns
-    from tests.engines.cuda.columns.test_prove import COLUMNS
+    from tests.engines.cuda.passes.embedding.models import feeds_of, flat_columns
+    from tests.engines.cuda.passes.embedding.test_densify import COLUMNS
 
     dense = set()
     for name, (make, feature) in COLUMNS.items():

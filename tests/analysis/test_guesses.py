@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msplit.analysis.guesses import guesses
 from msplit.cost import estimate, infer
-from tests.cost.small import Builder
+from tests.shapes.small import Builder
 
 
 def test_an_input_of_open_shape_is_named_where_a_guess_depends_on_it() -> None:

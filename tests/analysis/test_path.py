@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.analysis.path import critical_path, finish_times, tails
-from msplit.graph import Edges, Graph
+from msplit.core.graph import Edges, Graph
 from tests.strategies import graphs
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from msplit.analysis.columns import columns
+from msplit.analysis.embedding_columns import columns
 from msplit.analysis.suggest import suggest
 from msplit.rules import available
 from tests.graphs import parse
-from tests.shapes import inception, lstm, mmoe
+from tests.model_shapes import inception, lstm, mmoe
 
 TWO_COLUMNS = (
     "".join(f"{n}:Const[value=9x4]; {n}g:GatherV2({n})@9us; {n}m:MatMul({n}g)@9us;" for n in "abc")

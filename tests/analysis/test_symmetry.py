@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msplit.analysis.order import canonical
 from msplit.analysis.structure import colours
 from msplit.analysis.symmetry import Cells
-from msplit.graph import CONTROL
+from msplit.core.graph import CONTROL
 from tests.campaign import examples
 from tests.graphs import build, parse
 

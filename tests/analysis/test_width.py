@@ -4,12 +4,12 @@ import networkx
 import pytest
 from hypothesis import given
 
+from msplit.analysis.blocks import Blocks, Kernels
 from msplit.analysis.branches import find
-from msplit.analysis.contract import Blocks, Kernels
 from msplit.analysis.width import level_width, max_antichain
-from tests.analysis.test_contract import graphs
+from tests.analysis.test_blocks import graphs
 from tests.graphs import build, parse
-from tests.shapes import inception, lstm, mmoe
+from tests.model_shapes import inception, lstm, mmoe
 
 
 def both(graph, **named):

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from msplit.api import load
-from msplit.api.benchmark import bench
-from msplit.api.request import BenchRequest
-from msplit.measure.result import Settings
+from msplit.measure.benchmark import bench
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Settings
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from tests.formats import foreign as graphs
 from tests.formats.foreign import built
-from tests.measure import foreign
+from tests.inputs import foreign
 
 pytestmark = pytest.mark.tf
 REQUEST = BenchRequest(

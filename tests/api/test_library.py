@@ -11,9 +11,9 @@ import pytest
 
 import msplit
 from msplit import api, formats
-from msplit.api.assignment import present_ids
-from msplit.api.variants import assignments_for, choose_engine
+from msplit.decide.assignment import present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
+from msplit.measure.variants import assignments_for, choose_engine
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
@@ -108,7 +108,7 @@ def test_what_crosses_is_counted_once_per_reading_stream_and_where_the_kernels_a
         e:Relu(x)[_stream_id=2]
         f:AddN(b,d,e,a)[_stream_id=2]
     """)
-    from msplit.api.assignment import _crossing
+    from msplit.decide.assignment import _crossing
 
     ids = present_ids(flat)
     edges, moved, unknown = _crossing(flat, costs, ids)
@@ -162,7 +162,7 @@ def test_emit_writes_every_form(kind: str, towers: msplit.Assigned, tmp_path: Pa
 
 
 def test_an_emitted_plan_is_the_plan(towers: msplit.Assigned, tmp_path: Path) -> None:
-    from msplit.schedule import planfile
+    from msplit.schedule.plan import planfile
 
     msplit.emit(towers, "plan", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == planfile.dump(towers.plan, towers.flat)

@@ -3,13 +3,13 @@
 import numpy as np
 
 from msplit.checks import CheckSettings, Limits, Subject, examine
+from msplit.core.dag import Dag
 from msplit.cost import estimate, infer
-from msplit.dag import Dag
 from msplit.flatten import flatten
 from msplit.rules import parse as parse_rules
-from msplit.schedule import planfile
-from msplit.schedule.order import record_order
-from msplit.schedule.plan import make_plan
+from msplit.schedule.plan import planfile
+from msplit.schedule.plan.plan import make_plan
+from msplit.schedule.plan.record_order import record_order
 from tests.flatten import graphdefs
 from tests.graphs import parse
 

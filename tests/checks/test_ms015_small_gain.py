@@ -1,5 +1,5 @@
 from tests.checks.harness import found, plan_of
-from tests.shapes import mmoe
+from tests.model_shapes import mmoe
 
 
 def test_finds_a_chain_on_two_streams():

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from msplit.schedule.planfile import Group
+from msplit.schedule.plan.planfile import Group
 from tests.checks.harness import found, plan_of, skipped
 from tests.graphs import parse
 

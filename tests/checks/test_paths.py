@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msplit.checks.paths import Paths
+from msplit.core.graph import Edges, Graph
 from msplit.flatten.control_flow import cut_back_edges
-from msplit.graph import Edges, Graph
 from tests.checks.harness import found, read
 
 LOOP = """

@@ -18,7 +18,7 @@ from tests.cli.runner import ALL, ROOT, SAMPLES, contents, fine, msplit, only_co
 from tests.rules import nvidia_reader
 
 DEAR = {"training.meta", "training_resource.meta"}
-"""`auto` searches them for seconds; tests/api/test_assign_check.py assigns the first by it in every run."""
+"""`auto` searches them for seconds; tests/decide/test_assign_check.py assigns the first by it in every run."""
 
 
 @pytest.mark.parametrize(

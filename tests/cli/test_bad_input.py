@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit import proto
 from msplit.formats import atomic
+from msplit.opset import proto
 from tests.cli.runner import SAMPLES, msplit, unchanged
 
 MMOE = SAMPLES / "mmoe_small.pb"

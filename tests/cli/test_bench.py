@@ -37,7 +37,7 @@ def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
 def test_wrong_outputs_are_told_with_the_tolerance_that_would_pass_and_exit_code_1(tmp_path: Path) -> None:
     import numpy as np
 
-    from msplit.measure.reference import Reference, load_reference, save_reference
+    from msplit.inputs.reference import Reference, load_reference, save_reference
 
     short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--streams", "2", "--engine", "tensorflow")
     path = tmp_path / "reference.npz"

@@ -78,7 +78,7 @@ def test_tensorflow_runs_what_assign_wrote_and_gives_equal_bits(name: str, tmp_p
     import tensorflow as tf
 
     import msplit
-    from msplit.measure.inputs import make_inputs
+    from msplit.inputs.make import make_inputs
 
     tag = ("--tag", "serve") if name == "two_tags" else ()
     fine("assign", SAMPLES / name, *tag, "-o", tmp_path / "out")
@@ -112,7 +112,7 @@ GRAPHS = sorted(
 def test_tensorflow_runs_graphs_that_assign_wrote_and_gives_equal_bits(name: str, tmp_path: Path) -> None:
     import msplit
     from msplit import formats, samples
-    from msplit.measure.inputs import make_inputs
+    from msplit.inputs.make import make_inputs
 
     fine("assign", SAMPLES / name, "--rules", "auto", "--streams", "3", "-o", tmp_path / "out")
     flat = msplit.load(SAMPLES / name)

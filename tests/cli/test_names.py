@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from msplit import proto
 from msplit.cli import main
+from msplit.opset import proto
 from tests.cli.runner import ROOT, SAMPLES, msplit
 from tests.fuzz import names
 from tests.hostile import HIDDEN, NAMES

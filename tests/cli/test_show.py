@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msplit import formats, proto
+from msplit import formats
+from msplit.opset import proto
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msplit.core.graph import Argument, Function, FunctionRef
 from msplit.cost import data_sheet, estimate, gpu_names, infer
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import SM_BYTES_PER_CYCLE
@@ -14,9 +15,8 @@ from msplit.cost.timing import ACCESS, REACHED, TILE_SETUP
 from msplit.errors import MsplitError
 from msplit.flatten import FlatGraph, flatten
 from msplit.formats import read
-from msplit.graph import Argument, Function, FunctionRef
-from tests.cost import tf_graphs
-from tests.cost.small import Builder
+from tests.shapes import tf_graphs
+from tests.shapes.small import Builder
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

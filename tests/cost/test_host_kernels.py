@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from msplit.cost import estimate, infer
 from msplit.cost.host_kernels import carry, on_device
-from msplit.flatten.sides import host_nodes
-from tests.cost.small import Builder
+from msplit.flatten.placement import host_nodes
+from tests.shapes.small import Builder
 
 IDS = {"T": "int32"}
 

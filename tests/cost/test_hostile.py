@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from msplit.core.graph import Argument, Function, FunctionRef
 from msplit.cost import estimate, infer
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Argument, Function, FunctionRef
-from tests.cost.small import Builder
+from msplit.shapes import Shapes
 from tests.fuzz.limits import limited
+from tests.shapes.small import Builder
 
 
 def priced(flat: FlatGraph, seconds: float = 1.0, megabytes: float = 300.0) -> tuple[Shapes, Costs]:

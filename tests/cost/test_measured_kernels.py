@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.core.graph import Floats
 from msplit.cost import estimate, infer
-from msplit.cost.costs import Floats
 from msplit.schedule.machine import Machine
-from tests.cost.small import Builder
+from tests.shapes.small import Builder
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "schedulers" / "costs.json.gz"
 PLAIN = ("Relu", "Square", "Sigmoid", "Softmax", "AddV2", "Mul", "Sub", "BatchMatMulV2")

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit import api, formats, proto
+from msplit import api, formats
 from msplit.cost import profile_file
 from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
 from msplit.errors import MsplitError
+from msplit.opset import proto
 from msplit.schedule.bounds import bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict

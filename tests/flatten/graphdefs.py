@@ -7,9 +7,9 @@ Nodes are one a line or separated by ";": ``name:Op(inputs)@device[key=value, ..
 import re
 from pathlib import Path
 
-from msplit import proto
 from msplit.formats import Model, read
 from msplit.formats.decode import _DTYPES
+from msplit.opset import proto
 
 TYPES = {name: number for number, name in _DTYPES.items()}
 NODE = re.compile(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from msplit import proto
+from msplit.core.graph import CONTROL
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.graph import CONTROL
+from msplit.opset import proto
 
 pytestmark = pytest.mark.tf
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit import optable
+from msplit.core.graph import CONTROL
 from msplit.errors import GraphError, LoadError
 from msplit.flatten import body, flatten, to_ids
 from msplit.flatten import calls as calls_module
 from msplit.formats import read
-from msplit.graph import CONTROL
+from msplit.opset import schema
 from tests.flatten.graphdefs import function, model
 
 F = "T=float32"
@@ -451,7 +451,7 @@ def test_every_sample_is_a_dag_whose_nodes_come_from_the_file(path):
         assert source.ops[number + offset] == graph.ops[node] or graph.ops[node] in ("NoOp", "Identity")
         assert graph.names[node].endswith(source.names[number + offset]) or graph.ops[node] in ("NoOp", "Identity")
     for edge in range(len(graph.edges)):
-        count = optable.output_count(graph.ops[graph.edges.src[edge]], graph.attrs[graph.edges.src[edge]])
+        count = schema.output_count(graph.ops[graph.edges.src[edge]], graph.attrs[graph.edges.src[edge]])
         assert count is None or graph.edges.port[edge] < count
     to_ids(view, [0] * len(view))
 

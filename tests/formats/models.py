@@ -5,8 +5,9 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from msplit import formats, proto
+from msplit import formats
 from msplit.formats import Endpoint, Model
+from msplit.opset import proto
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit import formats, proto
+from msplit import formats
 from msplit.errors import GraphError, LoadError, MsplitError
+from msplit.opset import proto
 from tests.formats.models import SAMPLES, graph, read
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit import proto
 from msplit.errors import LoadError, MsplitError
 from msplit.formats.bundle import Checkpoint
+from msplit.opset import proto
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msplit import proto
+from msplit.core.graph import FunctionRef, TensorValue
 from msplit.errors import LoadError
 from msplit.formats import decode
-from msplit.graph import FunctionRef, TensorValue
+from msplit.opset import proto
 
 
 def tensor(dtype: int, shape: list[int], **fields: Any) -> TensorValue:

@@ -4,7 +4,7 @@ import pytest
 
 from msplit.flatten import flatten
 from msplit.formats import left_out_text
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 from tests.formats.foreign import WANTED, built
 from tests.formats.models import FLOAT, PLACEHOLDER, graph, names, read
 

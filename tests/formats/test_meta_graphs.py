@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from msplit import formats, proto
+from msplit import formats
 from msplit.errors import LoadError
 from msplit.formats import Endpoint
+from msplit.opset import proto
 from tests.formats.models import FLOAT, PLACEHOLDER, SAMPLES, meta_graph, names, read, save, signatures
 
 

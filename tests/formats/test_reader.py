@@ -10,8 +10,8 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 
 from msplit import formats
+from msplit.core.graph import CONTROL
 from msplit.errors import GraphError
-from msplit.graph import CONTROL
 from tests import strategies
 from tests.formats.models import SAMPLES, graph, read
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit import formats, proto
+from msplit import formats
 from msplit.errors import LoadError
 from msplit.formats import Format, source, wire
 from msplit.formats.sniffer import main_file
+from msplit.opset import proto
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

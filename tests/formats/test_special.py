@@ -20,8 +20,8 @@ from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats import atomic, folder_copy, special
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.text import read_file
-from msplit.measure.inputs import load_input
-from msplit.measure.reference import Reference, load_reference, save_reference
+from msplit.inputs.make import load_input
+from msplit.inputs.reference import Reference, load_reference, save_reference
 from tests.cli.runner import SAMPLES, msplit
 
 MODEL = SAMPLES / "mmoe_small.pb"

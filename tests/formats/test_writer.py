@@ -11,9 +11,10 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit import formats, proto
+from msplit import formats
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats import STREAM_ID, Format, Model, writer
+from msplit.opset import proto
 from tests import strategies
 from tests.campaign import examples
 from tests.cli.runner import msplit

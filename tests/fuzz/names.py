@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 import yaml
 from markdown_it import MarkdownIt  # comes with rich
 
-from msplit import proto
 from msplit.cli import main
+from msplit.opset import proto
 from tests.fuzz.case import Result
 from tests.hostile import COMMAND, HIDDEN, NAMES
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from msplit import proto
 from msplit.cli import main
+from msplit.opset import proto
 from tests.fuzz.case import Result
 from tests.fuzz.damage import damaged
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from msplit import optable, proto
 from msplit.formats.decode import NodeAttrs
+from msplit.opset import proto, schema
 from tests.fuzz.case import Case
 
-OPS: list[str] = sorted(json.loads((Path(optable.__file__).parent / "data" / "ops.json").read_bytes())["ops"])
+OPS: list[str] = sorted(json.loads((Path(schema.__file__).parent / "data" / "ops.json").read_bytes())["ops"])
 COMMON = [
     "Const", "Placeholder", "Identity", "Relu", "AddV2", "MatMul", "Conv2D", "Reshape", "Pack", "Unpack", "Split", "SplitV", "ConcatV2",
     "StridedSlice", "Tile", "Fill", "Range", "OneHot", "GatherV2", "Shape", "Size", "Prod", "Sum", "Transpose", "Pad", "ExpandDims",
@@ -175,7 +175,7 @@ class Maker:
             if kind < 0.9
             else [*self.functions, "Acme>Custom", ""][:-1]
         )
-        info = optable.lookup(node.op)
+        info = schema.lookup(node.op)
         counts: dict[str, int] = {}
         if info is not None:
             for argument in (*info.inputs, *info.outputs):
@@ -228,12 +228,12 @@ class Maker:
             if not self.clean and self.random.random() < 0.05:
                 node.name = self.random.choice(NAMES)
             self.node(node, names if self.random.random() < 0.995 or self.clean else later, inside)
-            count = optable.output_count(node.op, NodeAttrs(node.attr))
+            count = schema.output_count(node.op, NodeAttrs(node.attr))
             if self.clean and count == 0:
                 continue  # nothing can read it
             names.append(node.name)
             self.counts[node.name] = min(count or 1, 9)
-            info = optable.lookup(node.op)
+            info = schema.lookup(node.op)
             first = (
                 info.outputs[0].name
                 if info is not None and info.outputs

@@ -86,8 +86,8 @@ def test_the_first_case_is_not_charged_with_imports() -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("msplit.schedule.check._recorded_late", "waits for what is recorded later"),
-        ("msplit.schedule.check._compare", "does not wait for"),
+        ("msplit.schedule.plan.check._recorded_late", "waits for what is recorded later"),
+        ("msplit.schedule.plan.check._compare", "does not wait for"),
         ("msplit.checks.ms011_unordered_plan.loose_ends", "the step"),
     ],
 )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from msplit import proto
 from msplit.cli import main
+from msplit.opset import proto
 from tests.fuzz.case import Case, run
 
 RULES = "version: 1\nstreams: 4\nrules:\n"

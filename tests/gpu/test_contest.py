@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msplit.engines.cuda import contest
+from msplit.engines.cuda.autotune import tuner
 
 pytestmark = pytest.mark.gpu
 
@@ -14,7 +14,7 @@ def test_large_results_are_not_all_kept() -> None:
     data = torch.ones(1 << 28, device="cuda")  # 1 GiB; all results of all streams would be 80
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    assert contest.milliseconds(lambda: data + 1, contest.LANES) > 0
+    assert tuner.milliseconds(lambda: data + 1, tuner.LANES) > 0
     assert torch.cuda.max_memory_allocated() - before < 20 << 30
 
 
@@ -24,13 +24,13 @@ def test_what_fails_in_a_capture_is_told_and_harms_no_later_one() -> None:
 
     def fails() -> torch.Tensor:
         calls[0] += 1
-        if calls[0] > contest.LANES + 3:
+        if calls[0] > tuner.LANES + 3:
             raise ValueError("in the middle")
         return data + 1
 
     with pytest.raises(ValueError, match="in the middle"):
-        contest.milliseconds(fails, contest.LANES)
-    assert contest.milliseconds(lambda: data + 1) > 0
+        tuner.milliseconds(fails, tuner.LANES)
+    assert tuner.milliseconds(lambda: data + 1) > 0
 
 
 def test_one_contest_after_the_other_takes_no_more_memory() -> None:
@@ -38,7 +38,7 @@ def test_one_contest_after_the_other_takes_no_more_memory() -> None:
     data = torch.ones(1 << 28, device="cuda")
     before = torch.cuda.memory_reserved()
     for _ in range(12):
-        assert contest.milliseconds(lambda: data + 1) > 0
+        assert tuner.milliseconds(lambda: data + 1) > 0
     assert torch.cuda.memory_reserved() - before < 8 << 30
 
 
@@ -50,6 +50,6 @@ def test_weights_take_turns() -> None:
         seen.append(weights.data_ptr())
         return data @ weights
 
-    turns = contest.Turns(run, data, contest.copies(weights), ())
-    assert contest.milliseconds(turns, contest.LANES, cold=True) > 0
-    assert len(set(seen)) == contest.CALLS * contest.LANES
+    turns = tuner.Turns(run, data, tuner.copies(weights), ())
+    assert tuner.milliseconds(turns, tuner.LANES, cold=True) > 0
+    assert len(set(seen)) == tuner.CALLS * tuner.LANES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 import msplit
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.measure.inputs import make_inputs
-from msplit.measure.verify import compare
+from msplit.inputs.make import make_inputs
+from msplit.measure.verification import compare
 from tests.engines.cuda.cases import flat_of, scattered
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 
@@ -67,8 +67,8 @@ def test_a_group_is_one_launch():
 def test_special_values():
     import torch
 
-    from msplit.engines.cuda.fusion.body import Body, Call
-    from msplit.engines.cuda.fusion.compiler import Compiler, Kernel, layout
+    from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
+    from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout
 
     x, y = (-1, 0), (-1, 1)
     binary = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.registry import Node, table
-from msplit.engines.cuda.tensors import to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.ir.lowering import Node, table
 
 pytestmark = pytest.mark.gpu
 

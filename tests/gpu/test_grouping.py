@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda import batched
-from msplit.engines.cuda.batched import Layer, Work
+from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.autotune.batched_matmul import Layer, Work
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.executable import Torture
-from msplit.measure.verify import compare
+from msplit.engines.cuda.runtime.executable import Torture
+from msplit.measure.verification import compare
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 
@@ -41,14 +41,14 @@ def test_whatever_is_chosen_is_right(rows, shared):
     x = normal(rows, 96) if shared else normal(10, rows, 96)
     weights = normal(96, 10, 64).permute(1, 0, 2) if shared else normal(10, 96, 64)
     work = Work(Layer(x, weights, normal(10, 64)), "Relu")
-    torch.testing.assert_close(batched.run(work), batched.by_library(work), rtol=1e-4, atol=1e-4)
-    chosen, times = batched.chosen()[work.key()]
+    torch.testing.assert_close(batched_matmul.run(work), batched_matmul.by_library(work), rtol=1e-4, atol=1e-4)
+    chosen, times = batched_matmul.chosen()[work.key()]
     assert chosen in times
     assert len(times) > 1
 
 
 def test_a_wrong_id_gives_zeros_from_its_own_table():
-    from msplit.engines.cuda.registry import Node, table
+    from msplit.engines.cuda.ir.lowering import Node, table
 
     rows = torch.arange(12, dtype=torch.float32, device="cuda").reshape(6, 2) + 1
     ids = torch.tensor([[0, 3, -1], [2, 0, 5]], dtype=torch.int32, device="cuda")

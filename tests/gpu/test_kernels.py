@@ -9,12 +9,12 @@ import pytest
 
 from msplit import api, rules
 from msplit.api import BenchRequest, bench
-from msplit.api.comparison import compare
-from msplit.api.kernels import job_of
-from msplit.api.plans import runs_as_stored, stored_job
+from msplit.decide.kernels import job_of
+from msplit.decide.plans import runs_as_stored, stored_job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.reference import Reference, save_reference
-from msplit.schedule import planfile
+from msplit.inputs.reference import Reference, save_reference
+from msplit.measure.comparison import compare
+from msplit.schedule.plan import planfile
 
 pytestmark = pytest.mark.gpu
 

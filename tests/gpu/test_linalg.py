@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from msplit import proto
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.registry import Node, table
+from msplit.engines.cuda.ir.lowering import Node, table
 from msplit.errors import EngineError
+from msplit.opset import proto
 from tests.engines.cuda.cases import flat_of
 
 pytestmark = pytest.mark.gpu

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda import batched, products
-from msplit.engines.cuda.build import as_tuple, call
+from msplit.engines.cuda.autotune import batched_matmul, matmul
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.executable import Torture, precision
-from msplit.engines.cuda.program import Op
-from msplit.engines.cuda.registry import table
+from msplit.engines.cuda.ir.interpret import as_tuple, call
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.runtime.executable import Torture, precision
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
@@ -25,7 +25,7 @@ CLOSE = 4e-3
 
 @pytest.fixture(autouse=True)
 def _time_to_measure(monkeypatch):
-    monkeypatch.setattr(batched, "_spent", [0.0])
+    monkeypatch.setattr(batched_matmul, "_spent", [0.0])
 
 
 def lowered(op):
@@ -75,7 +75,7 @@ def test_chosen_kernels_in_a_captured_step(rows, ieee, options):
             most = np.abs(expected[name]).max()
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=(1e-5 if ieee else CLOSE) * max(most, 1))
     executable.close()
-    for key, choice in products.chosen().items():
+    for key, choice in matmul.chosen().items():
         assert choice.tile is None or choice.tile.exact or key[6], key  # the seventh: whether TF32 is allowed
 
 
@@ -86,11 +86,11 @@ def test_batched_products_of_small_matrices(dtype, members, rows, inner):
     op = Op(3, "n", "BatchMatMulV2", {"adj_y": True}, [(1, 0), (2, 0)], [3])
     expected = x.double() @ x.double().mT
     with precision(ieee=False):
-        chosen, same = products.choose(op, [x, x], lowered, movable=False)
+        chosen, same = matmul.choose(op, [x, x], lowered, movable=False)
         assert same is x
-        tried = products._tiles(op, [x, x])
+        tried = matmul._tiles(op, [x, x])
         assert tried
-        for one in (chosen, *(products._tiled(op, tile) for tile in tried)):
+        for one in (chosen, *(matmul._tiled(op, tile) for tile in tried)):
             (found,) = lowered(one)(x, x)
             assert found.shape == expected.shape
             assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
@@ -100,4 +100,4 @@ def test_batch_axes_that_are_no_single_axis_in_memory_are_left_to_the_library():
     x = torch.randn(3, 20, 4, 16, device="cuda").permute(0, 2, 1, 3)
     op = Op(3, "n", "BatchMatMulV2", {"adj_y": True}, [(1, 0), (2, 0)], [3])
     with precision(ieee=False):
-        assert products.choose(op, [x, x], lowered, movable=False)[0] is op
+        assert matmul.choose(op, [x, x], lowered, movable=False)[0] is op

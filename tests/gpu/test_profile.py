@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.profile import ProfileRequest, profile
 from msplit.cost import profile_file
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
+from msplit.measure.profile import ProfileRequest, profile
 from tests.cli.runner import SAMPLES, fine, msplit
 
 pytestmark = pytest.mark.gpu

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit import proto
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.executable import Torture
+from msplit.engines.cuda.runtime.executable import Torture
+from msplit.opset import proto
 from tests.engines.cuda.cases import flat_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from msplit import proto
 from msplit.engines.base import Job
-from msplit.engines.cuda import delivery, registry
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.ir import lowering
+from msplit.engines.cuda.runtime import output_staging
 from msplit.errors import EngineError
+from msplit.opset import proto
 from tests.engines.cuda.cases import flat_of
 
 pytestmark = pytest.mark.gpu
@@ -150,9 +151,9 @@ def test_a_large_input_is_whole_in_every_step(rows):
 @pytest.mark.parametrize("way", ["patience", "processor"])
 def test_a_host_that_does_not_look_for_long_lets_cuda_wait(build, monkeypatch, way):
     if way == "patience":
-        monkeypatch.setattr(delivery, "_PATIENCE", 0)
+        monkeypatch.setattr(output_staging, "_PATIENCE", 0)
     else:
-        monkeypatch.setattr(delivery, "_CAN_POLL", False)
+        monkeypatch.setattr(output_staging, "_CAN_POLL", False)
     executable = build()
     for seed in range(20):
         check(executable, seed)
@@ -198,7 +199,7 @@ def test_a_step_that_waits_for_the_device_is_named_when_it_is_captured(monkeypat
         assert tensor.isfinite().all().item()
         return -tensor
 
-    monkeypatch.setitem(registry.table(), "Neg", replace(registry.table()["Neg"], function=peeks))
+    monkeypatch.setitem(lowering.table(), "Neg", replace(lowering.table()["Neg"], function=peeks))
     flat, feeds = graph(["b_neg"]), {"b": np.ones(1, np.float32)}
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds)
     eager = CudaEngine().build(replace(job, options={"capture": False}))

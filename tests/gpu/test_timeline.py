@@ -10,8 +10,8 @@ import pytest
 import msplit
 from msplit.engines.base import HasTimeline, Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.measure.inputs import make_inputs
-from msplit.measure.result import Settings
+from msplit.inputs.make import make_inputs
+from msplit.measure.results import Settings
 from msplit.report import timelines
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints

@@ -11,14 +11,14 @@ import pytest
 
 from msplit import api
 from msplit.api import BenchRequest, bench
-from msplit.api.comparison import compare
-from msplit.api.tune import TuneSettings, write
 from msplit.engines.base import Job
-from msplit.engines.cuda import trials
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.inputs import make_inputs
-from msplit.measure.reference import Reference, save_reference
-from msplit.schedule.search import proposals, single
+from msplit.engines.cuda.search import measurement
+from msplit.inputs.make import make_inputs
+from msplit.inputs.reference import Reference, save_reference
+from msplit.measure.comparison import compare
+from msplit.measure.tuning import TuneSettings, write
+from msplit.schedule.search.search import proposals, single
 
 pytestmark = pytest.mark.gpu
 
@@ -86,9 +86,9 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
 def test_trials_are_cheap_and_agree_with_the_engine() -> None:
     """A trial of a plan takes the time that the engine's own executable of it takes."""
     job = job_of("mmoe_small.pb", batch=128)
-    arms = trials.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
+    arms = measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
     arm = arms["plain"]
-    device = trials.GpuTrials(arms)
+    device = measurement.GpuTrials(arms)
     candidates, _ = proposals(arm.problem, "plain", 8)
     runners = [single(arm.problem, "plain"), *candidates[:5]]
     device.times(runners, 1)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 from msplit.measure.rounding import computed_in
-from msplit.measure.verify import compare
-from tests.measure.graphs import flat_of
+from msplit.measure.verification import compare
+from tests.inputs.graphs import flat_of
 
 
 def graph(dtype, outputs=("y", "z")):

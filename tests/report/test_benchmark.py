@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msplit.api.benchmark import Bench
-from msplit.api.layers import Layer
-from msplit.measure.result import BenchResult, Check, Settings, VariantResult
-from msplit.measure.stats import Ratio, Summary
-from msplit.measure.verify import compare
+from msplit.measure.ablation import Layer
+from msplit.measure.benchmark import Bench
+from msplit.measure.results import BenchResult, Check, Settings, VariantResult
+from msplit.measure.statistics import Ratio, Summary
+from msplit.measure.verification import compare
 from msplit.report import benchmark
 from msplit.report.render import to_markdown, to_terminal
 from tests.graphs import flat

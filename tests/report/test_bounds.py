@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.limits import limits
 from msplit.engines.base import Job
-from msplit.engines.cuda import trials
+from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
-from msplit.measure.inputs import make_inputs
-from msplit.measure.result import VariantResult
-from msplit.measure.stats import summarize
+from msplit.inputs.make import make_inputs
+from msplit.measure.limits import limits
+from msplit.measure.results import VariantResult
+from msplit.measure.statistics import summarize
 from msplit.report import bounds
 from msplit.schedule.breakdown import SWITCHES, Breakdown
 from msplit.schedule.machine import Machine
@@ -56,8 +56,8 @@ def test_where_kernels_can_not_be_timed_the_data_sheet_bounds_them(problem, foun
             raise problem
         return real(job, ids, names, **options)
 
-    real = trials.arms
-    monkeypatch.setattr(trials, "arms", arms)
+    real = measurement.arms
+    monkeypatch.setattr(measurement, "arms", arms)
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api.benchmark import bench
-from msplit.api.comparison import compare
-from msplit.api.limits import limits
-from msplit.api.request import BenchRequest
-from msplit.api.tune import TuneSettings
 from msplit.engines.base import Job
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
+from msplit.measure.benchmark import bench
+from msplit.measure.comparison import compare
+from msplit.measure.limits import limits
+from msplit.measure.request import BenchRequest
+from msplit.measure.tuning import TuneSettings
 from msplit.report import benchmark, candidates, jsonio
-from tests.api.test_kernels import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
+from tests.decide.test_kernels import QUICK
 
 FOLDER = files("msplit") / "data" / "schemas"
 SCHEMAS = {entry.name.removesuffix(".json"): json.loads(entry.read_text("utf-8")) for entry in FOLDER.iterdir()}
@@ -132,7 +132,7 @@ def test_a_bench_with_everything() -> None:
         compare_tensorflow=False,
         tune=TuneSettings(0.5),
     )
-    from tests.api.test_tune import _reference
+    from tests.measure.test_tuning import _reference
 
     found = bench(flat, replace(request, reference=_reference(flat)))
     _, costs = api.price(flat, batch=2)
@@ -145,7 +145,7 @@ def test_a_bench_with_everything() -> None:
 
 def test_candidates_that_were_measured() -> None:
     pytest.importorskip("torch")
-    from msplit.engines.cuda.trials import SimulatedTrials
+    from msplit.engines.cuda.search.measurement import SimulatedTrials
 
     found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedTrials)
     validate("assign", json.loads(jsonio.dumps("assign", candidates.payload(found))))

@@ -11,7 +11,7 @@ import pytest
 import msplit
 from msplit.engines.base import Span, Timeline
 from msplit.errors import EngineError
-from msplit.measure.result import Settings
+from msplit.measure.results import Settings
 from msplit.report import timelines, trace
 from msplit.report.trace import Run, Slice
 from tests.cli.runner import SAMPLES

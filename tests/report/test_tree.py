@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.dag import Dag
+from msplit.core.dag import Dag
 from msplit.report.html.tree import KINDS, MOST_CHILDREN, Tree, contract
 
 

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
 from msplit.rules import parse as parse_rules
 from msplit.rules.base import Context
 from msplit.rules.branch import Branch
 from tests.graphs import build, by_name, nodes, parse
-from tests.shapes import inception, lstm, mmoe, towers
+from tests.model_shapes import inception, lstm, mmoe, towers
 
 
 def apply(graph, streams=4, claims=(), rule=None, **named):

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from msplit import proto, rules
+from msplit import rules
 from msplit.analysis.order import canonical
 from msplit.analysis.structure import colours
 from msplit.cost import estimate, infer
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
+from msplit.opset import proto
 from tests.campaign import examples
 from tests.strategies import graph_defs
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from msplit import rules
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
 from tests.graphs import by_name, parse
 

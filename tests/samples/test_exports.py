@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit import proto, samples
+from msplit import samples
+from msplit.opset import proto
 from msplit.samples import exports
 from msplit.samples.__main__ import main
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit import proto, samples
+from msplit import samples
+from msplit.opset import proto
 from msplit.samples.weights import ATTRIBUTE, Recipe, generate, kernel
 
 DT = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
@@ -143,7 +144,7 @@ def test_a_type_without_a_generator_is_an_error_that_names_the_node():
 
 def test_filling_needs_no_tensorflow():
     code = (
-        "import sys; from msplit import proto, samples; g = proto.graph_pb2.GraphDef(); samples.fill(samples.strip(g));"
+        "import sys; from msplit.opset import proto, samples; g = proto.graph_pb2.GraphDef(); samples.fill(samples.strip(g));"
         "sys.exit('tensorflow' in sys.modules and hasattr(sys.modules['tensorflow'], 'constant') or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Edges
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import Edges
 from msplit.rules.auto import Auto
 from msplit.rules.base import Context
 from msplit.rules.run import verify

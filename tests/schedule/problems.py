@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from msplit.dag import Dag
+from msplit.core.dag import Dag
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
 

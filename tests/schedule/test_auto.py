@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.assignment import UNASSIGNED, Assignment
-from msplit.dag import Dag
+from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.dag import Dag
 from msplit.errors import RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules import ruleset
 from msplit.rules.auto import Auto
 from msplit.rules.base import Context, Remark
 from msplit.rules.run import assign, verify
-from msplit.schedule.check import check
-from msplit.schedule.choose import choose
-from msplit.schedule.evaluate import evaluate, node_order
-from msplit.schedule.plan import make_plan
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.plan import make_plan
 from msplit.schedule.predict import predict
+from msplit.schedule.search.choose import choose
+from msplit.schedule.search.evaluate import evaluate, node_order
 from tests.graphs import by_name, parse
 from tests.schedule.large import seconds
 

@@ -12,7 +12,7 @@ from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.bounds import bounds, gain_at_most
 from tests import graphs
-from tests.cost.small import Builder
+from tests.shapes.small import Builder
 from tests.strategies import graphs as plain_graphs
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.dag import Dag
+from msplit.core.dag import Dag
 from msplit.schedule.breakdown import SWITCHES, breakdown
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.dag import Dag
-from msplit.schedule import candidates as package
-from msplit.schedule import choose as choosing
-from msplit.schedule import refine as refining
-from msplit.schedule.candidates import ALGORITHMS, ONE, Skipped
-from msplit.schedule.candidates.staged import staged
-from msplit.schedule.check import check
-from msplit.schedule.choose import Candidate, best, choose, constrain
+from msplit.core.dag import Dag
+from msplit.schedule import algorithms as package
+from msplit.schedule.algorithms import ALGORITHMS, ONE, Skipped
+from msplit.schedule.algorithms.matching import maximum_matching, members
+from msplit.schedule.algorithms.staged import staged
 from msplit.schedule.closure import LARGEST, ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
-from msplit.schedule.evaluate import evaluate
-from msplit.schedule.fold import canonical, fold, merge_idle
 from msplit.schedule.machine import Machine
-from msplit.schedule.matching import maximum_matching, members
+from msplit.schedule.plan.check import check
 from msplit.schedule.problem import Problem
-from msplit.schedule.refine import refine
+from msplit.schedule.search import choose as choosing
+from msplit.schedule.search import refine as refining
+from msplit.schedule.search.choose import Candidate, best, choose, constrain
+from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search.pack_streams import canonical, fold, merge_idle
+from msplit.schedule.search.refine import refine
 from msplit.schedule.simulate import plan_of, simulate
 from tests.schedule.problems import FREE, Builder, experts, inception, lstm, problems, towers
 
@@ -406,7 +406,7 @@ def test_an_empty_problem_has_an_answer():
 
 SCRIPT = """
 import hashlib
-from msplit.schedule.choose import choose
+from msplit.schedule.search.choose import choose
 from tests.schedule.problems import experts, inception, lstm, towers
 digest = hashlib.sha256()
 for problem in (lstm(4, 12), experts(), towers(), inception()):

@@ -13,9 +13,9 @@ from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import foresee, judge
 from msplit.schedule.predict import predict
 from tests import graphs
+from tests.model_shapes import lstm, mmoe
 from tests.schedule.test_bounds import priced
 from tests.schedule.test_problem import LOOPS
-from tests.shapes import lstm, mmoe
 
 BRANCHES = "x:Placeholder; " + "; ".join(f"a{i}:MatMul(x)@30us; b{i}:Relu(a{i})@9us" for i in range(4))
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.schedule.candidates import ONE
-from msplit.schedule.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Candidate, best, leanest
+from msplit.schedule.algorithms import ONE
+from msplit.schedule.search.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Candidate, best, leanest
 
 NONE = np.zeros(0, np.int32)
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from msplit.dag import Dag
-from msplit.schedule.check import check
-from msplit.schedule.lane_order import keep_lanes
-from msplit.schedule.order import record_order
-from msplit.schedule.plan import Plan, make_plan
+from msplit.core.dag import Dag
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.lane_order import keep_lanes
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import record_order
 from tests.campaign import campaign
 from tests.schedule.problems import random_dag
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit import contract
 from msplit.analysis.order import canonical
-from msplit.dag import Dag
+from msplit.core import contraction
+from msplit.core.dag import Dag
 from msplit.schedule.closure import ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.problem import Problem
@@ -151,7 +151,7 @@ def test_a_wide_fork_of_tiny_branches_stays_wide():
 def test_cuts_are_the_nodes_that_everything_is_before_or_behind(seed, count, density):
     dag = random_dag(seed, count, density)
     number = np.empty(count, np.int32)
-    number[contract.topological_numbers(dag)] = np.arange(count)
+    number[contraction.topological_numbers(dag)] = np.arange(count)
     dag = Dag.of(count, number[dag.src], number[dag.dst()])
     matrix = reach(dag)
     assert cuts(dag).tolist() == (matrix | matrix.T).all(axis=0).tolist()
@@ -164,7 +164,7 @@ def test_the_transitive_reduction_is_networkx(seed, count, density):
 
     dag = random_dag(seed, count, density)
     number = np.empty(count, np.int32)
-    number[contract.topological_numbers(dag)] = np.arange(count)
+    number[contraction.topological_numbers(dag)] = np.arange(count)
     dag = Dag.of(count, number[dag.src], number[dag.dst()])
     graph = networkx.DiGraph(list(zip(dag.src.tolist(), dag.dst().tolist(), strict=True)))
     reduced = transitive_reduction(dag, ancestors(dag))
@@ -189,7 +189,7 @@ def test_what_leaves_a_loop_waits_for_all_of_it() -> None:
     block = dict(zip(flat.graph.names, problem.block.tolist(), strict=True))
     assert block["b"] == block["c"]
     assert {block[name] for name in "xemsnq"} == {-1}
-    for order in (canonical(flat, costs.time_us), contract.topological_numbers(Dag.from_graph(flat.graph))):
+    for order in (canonical(flat, costs.time_us), contraction.topological_numbers(Dag.from_graph(flat.graph))):
         assert Problem.from_flat(flat, costs, order=order).bound_us() == 65
 
 

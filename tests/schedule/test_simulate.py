@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.dag import Dag
-from msplit.schedule.choose import best, choose
-from msplit.schedule.evaluate import evaluate, node_order
+from msplit.core.dag import Dag
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan import Plan, make_plan
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.timed_order import timed_order
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import best, choose
+from msplit.schedule.search.evaluate import evaluate, node_order
 from msplit.schedule.simulate import plan_of, simulate
-from msplit.schedule.timed_order import timed_order
 from tests.schedule.problems import FREE, Builder, lstm, problems
 
 

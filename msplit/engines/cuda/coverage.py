@@ -1,57 +1,35 @@
-"""What of a graph the cuda engine can run, known before anything runs.
-
-Three kinds of nodes: those with a lowering, which run on the device; host nodes (strings, tables, parsing), which TensorFlow runs on
-the CPU, before the device starts where they depend on inputs only, else behind it, together with all that depends on them; and what can
-not run at all. Host nodes that work for the device depends on can run neither before nor behind it.
-"""
+"""What of a graph the cuda engine can run, known before anything runs."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msplit import optable
-from msplit.cost.shapes import Shapes, infer
-from msplit.engines.cuda.control import FUNCTIONAL, LISTS, Bodies
-from msplit.engines.cuda.control.frames import Raised, raise_control
-from msplit.engines.cuda.control.inside import Inside
-from msplit.engines.cuda.needed import needed
-from msplit.engines.cuda.program import Key
-from msplit.engines.cuda.registry import listed
-from msplit.engines.seeds import DRAWN_ON_DEVICE, DRAWS
-from msplit.errors import EngineError, MsplitError
-from msplit.flatten.flat import FlatGraph, Tensor
-from msplit.formats import VARIABLE_OPS
-from msplit.graph import TensorValue
-
-READS_A_VARIABLE = ("ReadVariableOp",)
-BY_THE_ENGINE = frozenset(
-    {"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
-)
-"""Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
+from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
+from msplit.engines.cuda.frontend.partition import Division, by_op, divide, effects_of, missing_by_op
+from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.ir.functions import FUNCTIONAL
+from msplit.engines.cuda.ir.lowering import listed
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.shapes import Shapes, infer
 
 OPS_TOLD = 8
 """Ops that a sentence lists."""
 
+
 MOST_BUILT = 10_000
 """Nodes of a graph that is built where nobody has asked for it: a millisecond each."""
+
 
 MOST_FOLLOWED = 3_000
 """Ops that its loops may become there."""
 
+
 LEAST_ADDRESS_SPACE = 1 << 33
 """Bytes: PyTorch maps several GB where it is loaded, and may end the process where it can not."""
-
-_NO_TENSOR = ("string", "variant", "resource")
-_HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
-"""Work for the device: what depends on it is in the middle of the model, not in front of it."""
-_WRITES = re.compile(
-    r"Assign\w*|Resource(Sparse)?Apply\w+|(Sparse)?Apply\w+|Resource\w*Scatter\w+|Scatter(?!Nd$)\w+|\w*CountUpTo"
-)
-"""Ops that change a variable."""
 
 
 @dataclass(frozen=True)
@@ -108,213 +86,6 @@ def _some_of(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-@dataclass(frozen=True, eq=False)
-class Division:
-    """Who runs which of the needed nodes.
-
-    Attributes:
-        device: Nodes with a lowering, in topological order; constants and variables that they read included.
-        host: Nodes that run before, in topological order.
-        frontier: Values that the host makes and the device reads.
-        fetched: Outputs that the host makes, by name.
-        behind: Nodes that the host runs when the device is done, in topological order.
-        handed: Values that the device makes and these nodes read.
-        late: Outputs that they make, by name.
-        missing: Nodes that nobody can run.
-        stuck: Host nodes that depend on the device, and that work for the device depends on.
-        inside: What loops, conds and calls run.
-    """
-
-    device: tuple[int, ...]
-    host: tuple[int, ...]
-    frontier: tuple[Key, ...]
-    fetched: Mapping[str, Key]
-    behind: tuple[int, ...]
-    handed: tuple[Key, ...]
-    late: Mapping[str, Key]
-    missing: tuple[int, ...]
-    stuck: tuple[int, ...]
-    inside: Inside
-
-    def handed_outputs(self) -> tuple[Tensor, ...]:
-        """What the device is to hand back, as outputs."""
-        return tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in self.handed)
-
-
-def wanted(flat: FlatGraph) -> list[Key]:
-    """The values that are fetched."""
-    return [(tensor.node, tensor.port) for tensor in flat.outputs]
-
-
-def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
-    """Divides what the outputs need between the host and the device.
-
-    Args:
-        flat: The graph, loops of TensorFlow 1 raised to nodes.
-        bodies: Its functions; those of the model if None.
-    """
-    outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
-    nodes = needed(flat.graph, wanted(flat), outside)
-    inputs = {node: flat.graph.inputs(node) for node in nodes}
-    inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside)
-    for node in nodes:
-        kinds.visit(node)
-    behind, handed = kinds.behind_it()
-    late = {
-        tensor.name: key
-        for tensor in flat.outputs
-        if (key := (tensor.node, tensor.port)) not in outside and key[0] in behind
-    }
-    roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in late] + list(handed)
-    nodes = needed(flat.graph, roots, outside)
-    before = set(nodes)
-    forced = [node for node in kinds.forced if node in before]
-    for node, port in roots:
-        # A string that is an output as it is: a constant, or an input handed on.
-        if (node, port) in kinds.no_tensor and (node, port) not in outside and flat.graph.ops[node] == "Const":
-            forced.append(node)
-    host = _with_ancestors(forced, inputs, outside)
-    constants = {node for node in host if flat.graph.ops[node] == "Const"}
-    on_device = _device_nodes(roots, inputs, host - constants, outside)
-    frontier: dict[Key, None] = {}
-    for node in nodes:
-        if node in on_device:
-            frontier |= {key: None for key in inputs[node] if key[0] in host - constants and key not in outside}
-    fetched = {}
-    for tensor in flat.outputs:
-        key = (tensor.node, tensor.port)
-        made_here = key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in late
-        if made_here or (key in outside and key in kinds.no_tensor):
-            fetched[tensor.name] = key
-    behind_it = tuple(needed(flat.graph, late.values(), {*outside, *handed}))
-    missing = [node for node in kinds.missing if node in before]
-    missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
-    return Division(
-        device=tuple(node for node in nodes if node in on_device),
-        host=tuple(node for node in nodes if node in host),
-        frontier=tuple(frontier),
-        fetched=fetched,
-        behind=behind_it,
-        handed=tuple(handed),
-        late=late,
-        missing=tuple(missing),
-        stuck=() if behind else tuple(kinds.in_the_way()),
-        inside=inside,
-    )
-
-
-def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
-    """Whether a node draws numbers that depend on how often it has run.
-
-    The host part has run before the first step, to learn its shapes, and serves several executables: it can not draw as TensorFlow does.
-    """
-    return flat.graph.ops[node] in DRAWS or any(op in DRAWS for op in inside.of(node).ops)
-
-
-class _Kinds:
-    """What can run where: tell it of each node in topological order.
-
-    Attributes:
-        no_tensor: Values that are no tensor of the device's.
-        forced: Nodes of the host that depend on no work for the device.
-        stuck: Nodes of the host that do.
-        missing: Nodes without a lowering that are none of the host's.
-    """
-
-    def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
-        self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
-        self._listed = listed()
-        self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
-        self.forced: list[int] = []
-        self.stuck: list[int] = []
-        self.missing: list[int] = []
-        self._after_work: set[int] = set()  # work for the device, and what depends on it
-        self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
-        self._between: list[int] = []  # work for the device among those
-
-    def visit(self, node: int) -> None:
-        """Says of a node what it is."""
-        op, within = self._flat.graph.ops[node], self._inside.of(node)
-        covered = (op in BY_THE_ENGINE or op in self._listed) and not within.missing
-        heavy = op in VARIABLE_OPS or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
-        made = [key for key in self._inputs[node] if key not in self._outside]
-        late = any(key[0] in self._after_work for key in made)
-        follows = any(key[0] in self._behind for key in made)
-        if op == "Const":
-            value = self._flat.graph.attrs[node].get("value")
-            if isinstance(value, TensorValue) and value.dtype == "string":
-                self.no_tensor.add((node, 0))
-        elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
-            keys = [(node, port) for port in range(_outputs(self._flat, node))]
-            self.no_tensor.update(key for key in keys if _dtype(self._flat, key) in _NO_TENSOR)
-            if not covered and not self._flat.host[node]:
-                self.missing.append(node)
-            elif late:
-                self.stuck.append(node)
-                follows = True
-            else:
-                self.forced.append(node)
-        if heavy or late:
-            self._after_work.add(node)
-        if follows:
-            self._behind[node] = None
-            if heavy:
-                self._between.append(node)
-
-    def behind_it(self) -> tuple[set[int], dict[Key, None]]:
-        """The nodes that the host runs when the device is done, and what they read of the device; none where that does not work."""
-        handed = {
-            key: None
-            for node in self._behind
-            for key in self._inputs[node]
-            if key not in self._outside and key[0] not in self._behind and key[0] in self._after_work
-        }
-        if self._between or any(key in self.no_tensor for key in handed):
-            return set(), {}
-        return set(self._behind), handed
-
-    def in_the_way(self) -> list[int]:
-        """The nodes of the host because of which nothing runs behind: those that work for the device depends on, where there is such."""
-        if not self._between:
-            return self.stuck
-        before = _with_ancestors(self._between, self._inputs, self._outside)
-        return [node for node in self.stuck if node in before]
-
-
-def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:
-    found, stack = set(roots), list(roots)
-    while stack:
-        for key in inputs[stack.pop()]:
-            if key not in outside and key[0] not in found:
-                found.add(key[0])
-                stack.append(key[0])
-    return found
-
-
-def _device_nodes(roots: Iterable[Key], inputs: Mapping[int, list[Key]], host: set[int], outside: set[Key]) -> set[int]:
-    """What some values need when the walk stops at the host's values."""
-    found: set[int] = set()
-    stack = [key[0] for key in roots if key not in outside and key[0] not in host]
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        stack.extend(key[0] for key in inputs[node] if key not in outside and key[0] not in host)
-    return found
-
-
-def _dtype(flat: FlatGraph, key: Key) -> str | None:
-    attrs = flat.graph.attrs[key[0]]
-    found = optable.output_dtype(flat.graph.ops[key[0]], attrs, key[1]) or attrs.get("dtype")
-    return found if isinstance(found, str) else None
-
-
-def _outputs(flat: FlatGraph, node: int) -> int:
-    return optable.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
-
-
 def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = None) -> Coverage:
     """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
 
@@ -328,7 +99,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     raised = raise_control(flat)
     flat = raised.flat
     division = divide(flat, raised.bodies)
-    effects = _effects(flat, division)
+    effects = effects_of(flat, division)
     controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in division.device)
     refused: dict[str, list[str]] = {}
     unbuilt = ""
@@ -350,11 +121,11 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,
-        _missing_by_op(flat, division),
+        missing_by_op(flat, division),
         dynamic,
-        _by_op(flat, tuple(node for node in division.host if node not in unable)),
-        _by_op(flat, division.behind),
-        _by_op(flat, division.stuck),
+        by_op(flat, tuple(node for node in division.host if node not in unable)),
+        by_op(flat, division.behind),
+        by_op(flat, division.stuck),
         effects,
         refused,
         unbuilt,
@@ -371,7 +142,7 @@ def _built(raised: Raised, division: Division, sizes: Shapes, always: bool) -> t
     if limit is not None and limit < LEAST_ADDRESS_SPACE and "torch" not in sys.modules:
         return [], f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
     try:
-        from msplit.engines.cuda.rehearsal import rehearse
+        from msplit.engines.cuda.passes.rehearse import rehearse
     except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
         return (
             [],
@@ -391,67 +162,3 @@ def _address_space() -> int | None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _effects(flat: FlatGraph, division: Division) -> list[str]:
-    """Nodes that are run for what they do: targets, and what writes variables."""
-    found = [flat.graph.names[node] for node in flat.targets]
-    found += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    return found + [name for node in division.device for name in division.inside.of(node).named(_WRITES)]
-
-
-def _by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
-    result: dict[str, list[str]] = {}
-    for node in nodes:
-        result.setdefault(flat.graph.ops[node], []).append(flat.graph.names[node])
-    return result
-
-
-def _missing_by_op(flat: FlatGraph, division: Division) -> dict[str, list[str]]:
-    """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
-    result: dict[str, list[str]] = {}
-    on_host = {*division.host, *division.behind}
-    for node in division.missing:
-        name, op = flat.graph.names[node], flat.graph.ops[node]
-        if node in on_host and _draws(flat, division.inside, node):
-            op = f"{op} on the host"
-        for within, names in (division.inside.of(node).missing or {op: [name]}).items():
-            result.setdefault(within, []).extend(names)
-    return result
-
-
-def refuse(flat: FlatGraph, division: Division) -> None:
-    """Raises what stands in the way of running a graph, if anything does.
-
-    Raises:
-        EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
-    """
-    running = _effects(flat, division)
-    if running:
-        names = ", ".join(running[:3])
-        raise EngineError(
-            f"the graph has steps that are run for their effect ({names}): the cuda engine runs inference only",
-            fix="use --engine tensorflow, or name the tensors to compute with --outputs",
-        )
-    lines = []
-    if division.missing:
-        lines += ["it has no lowering for:", *_lines(_missing_by_op(flat, division))]
-    if division.stuck:
-        lines += [
-            "these run on the host only, depend on what the device computes, and have work for it depend on them,",
-            "so that they can run neither before it nor behind it:",
-            *_lines(_by_op(flat, division.stuck)),
-        ]
-    if lines:
-        raise EngineError(
-            "the cuda engine can not run this model",
-            details=lines,
-            fix="use --engine tensorflow, or cut the model with --inputs and --outputs so that these nodes are outside",
-        )
-
-
-def _lines(nodes: Mapping[str, list[str]]) -> list[str]:
-    return [
-        f"  {op}: {len(names)} node{'s' if len(names) > 1 else ''}, such as {names[0]}"
-        for op, names in sorted(nodes.items())
-    ]

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
-from msplit.engines.cuda.step_costs import estimated
+from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.schedule.check import check
-from msplit.schedule.evaluate import evaluate, node_order
-from msplit.schedule.lane_order import keep_lanes
 from msplit.schedule.machine import Machine
-from msplit.schedule.order import record_order
-from msplit.schedule.plan import Plan, make_plan
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.lane_order import keep_lanes
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.search.evaluate import evaluate, node_order
 
 if TYPE_CHECKING:
     import torch
 
-    from msplit.engines.cuda.lower import Lowered
-    from msplit.engines.cuda.program import Program
+    from msplit.engines.cuda.compile import Lowered
+    from msplit.engines.cuda.ir.program import Program
 
 LAYOUT_RUNS = 30
 """Replays that decide between two memory layouts."""
@@ -121,11 +121,11 @@ def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
 
 
 def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
-    from msplit.engines.cuda.executable import precision
-    from msplit.engines.cuda.grouping import group_facts
-    from msplit.engines.cuda.lower import lower
+    from msplit.engines.cuda.compile import lower
     from msplit.engines.cuda.ops.conv import FILTERS
-    from msplit.engines.cuda.trace import trace
+    from msplit.engines.cuda.passes.horizontal_fusion import group_facts
+    from msplit.engines.cuda.passes.specialize import trace
+    from msplit.engines.cuda.runtime.executable import precision
 
     with precision(job.ieee):
         lowered = lower(
@@ -156,9 +156,9 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
 
 def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
     """A lowered graph with convolutions of the same data as one where that is faster on the device. On a CPU nothing is measured."""
-    from msplit.engines.cuda.fusion import copy_of
-    from msplit.engines.cuda.sibling_contest import decide_on
-    from msplit.engines.cuda.siblings import merge_siblings
+    from msplit.engines.cuda.passes.merge_convolutions import merge_siblings
+    from msplit.engines.cuda.passes.merged_conv import decide_on
+    from msplit.engines.cuda.passes.pointwise_fusion import copy_of
 
     if device.type != "cuda":
         return lowered
@@ -169,9 +169,9 @@ def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
 
 def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
-    from msplit.engines.cuda.executable import precision
-    from msplit.engines.cuda.fusion import copy_of, fuse
-    from msplit.engines.cuda.trace import trace
+    from msplit.engines.cuda.passes.pointwise_fusion import copy_of, fuse
+    from msplit.engines.cuda.passes.specialize import trace
+    from msplit.engines.cuda.runtime.executable import precision
 
     lowered = replace(plain.lowered, source=copy_of(plain.lowered.source))
     nchw, held = plain.layout == "nchw", plain.program.constants
@@ -201,7 +201,7 @@ def one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> fl
 
 def plan_of_job(program: Program, job: Job) -> Plan:
     """The plan that the job brings, where it was made for this program; else one made for its ids."""
-    from msplit.engines.cuda.steps import restore
+    from msplit.engines.cuda.runtime.plan_binding import restore
 
     stored = job.options.get("plan")
     plan = restore(program, stored) if stored is not None else None
@@ -238,9 +238,9 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
     """The executable, its host part in front of it where there is one."""
-    from msplit.engines.cuda.host import WithHost
-    from msplit.engines.cuda.program import STEPS
-    from msplit.engines.cuda.wrapped import Counting
+    from msplit.engines.cuda.ir.program import STEPS
+    from msplit.engines.cuda.runtime.host import WithHost
+    from msplit.engines.cuda.runtime.wrapped import Counting
 
     executable = _device_executable(job, prepared, plan, device, capture)
     if STEPS in prepared.program.feeds:
@@ -269,10 +269,10 @@ def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: boo
 def _device_executable(
     job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool, *, timing_only: bool = False
 ) -> Executable:
-    from msplit.engines.cuda.executable import CudaExecutable
-    from msplit.engines.cuda.lanes import arrange
-    from msplit.engines.cuda.simulated import SimulatedExecutable
-    from msplit.engines.cuda.tensors import to_torch
+    from msplit.engines.cuda.ir.dtypes import to_torch
+    from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+    from msplit.engines.cuda.runtime.executable import CudaExecutable
+    from msplit.engines.cuda.runtime.stream_program import arrange
 
     program = prepared.program
     if capture and program.dynamic:
@@ -304,7 +304,7 @@ def _device_executable(
 
 def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
     """What the report says about a plan."""
-    from msplit.engines.cuda.lanes import arrange
+    from msplit.engines.cuda.runtime.stream_program import arrange
 
     one = make_plan(
         program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))

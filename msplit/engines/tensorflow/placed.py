@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from msplit import optable
-from msplit.disjoint import DisjointSets
+from msplit.core.graph import CONTROL, Edges, Ints
+from msplit.core.union_find import DisjointSets
 from msplit.engines.seeds import DRAWS, seeds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Edges, Ints
+from msplit.opset import schema
 
 CLONE_LIMIT = 1 << 20
 """Bytes up to which a constant is copied to every stream that reads it."""
@@ -236,9 +236,9 @@ def binding_edges(flat: FlatGraph) -> list[tuple[int, int]]:
 
 def _binds(flat: FlatGraph, node: int, port: int) -> bool:
     op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
-    if optable.lookup(op) is None:
+    if schema.lookup(op) is None:
         return bool(flat.stateful[node]) and "shared_name" in attrs  # a custom op that makes a resource
-    dtype = optable.output_dtype(op, attrs, port)
+    dtype = schema.output_dtype(op, attrs, port)
     return dtype is not None and (dtype == "resource" or dtype.endswith("_ref"))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit import optable
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import unplaced
@@ -17,6 +16,7 @@ from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
+from msplit.opset import schema
 
 _HOLDERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
@@ -109,7 +109,7 @@ def _why(error: BaseException) -> str:
 
 def _first_of_strings(flat: FlatGraph) -> str | None:
     for node in np.flatnonzero(flat.host).tolist():
-        if "string" in (optable.output_dtypes(flat.graph.ops[node], flat.graph.attrs[node]) or ()):
+        if "string" in (schema.output_dtypes(flat.graph.ops[node], flat.graph.attrs[node]) or ()):
             return flat.graph.names[node]
     return None
 

@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from msplit import rules
-from msplit.analysis.columns import columns
+from msplit.analysis.embedding_columns import columns
 from msplit.analysis.guesses import guesses
 from msplit.analysis.suggest import suggest
-from msplit.api.basis import Basis
-from msplit.assignment import Assignment
 from msplit.checks import Subject, examine
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
+from msplit.decide.basis import Basis
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among
 from msplit.formats import STREAM_ID
-from msplit.graph import Ints
 from msplit.progress import phase
 from msplit.report.compare import annotated_ids
 from msplit.report.html.page import Candidate, Finding, Page
@@ -27,14 +26,15 @@ from msplit.report.html.runs import MOST_BARS, Measured, Run
 from msplit.report.text import count, micros, plural
 from msplit.rules import Context, RuleSet
 from msplit.rules.auto import Auto
+from msplit.schedule.algorithms import ONE
 from msplit.schedule.bounds import bounds
-from msplit.schedule.candidates import ONE
-from msplit.schedule.choose import REFINED, best, choose
-from msplit.schedule.choose import Candidate as Simulated
-from msplit.schedule.evaluate import evaluate
 from msplit.schedule.judge import judge
 from msplit.schedule.predict import predict, prediction_of
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import REFINED, best, choose
+from msplit.schedule.search.choose import Candidate as Simulated
+from msplit.schedule.search.evaluate import evaluate
+from msplit.shapes import Shapes
 
 CANDIDATE_STREAMS = 8
 """Streams that candidates may use at least, whatever the ids use."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
+from msplit.core.dag import Dag
+from msplit.core.graph import CONTROL, Ints
 from msplit.cost.costs import Costs
-from msplit.cost.shapes import Shapes
-from msplit.dag import Dag
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
-from msplit.graph import CONTROL, Ints
 from msplit.report.html.tree import KINDS, contract
 from msplit.report.text import dimensions
 from msplit.schedule.predict import Prediction
+from msplit.shapes import Shapes
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit._version import __version__
-from msplit.assignment import Assignment
+from msplit.core.assignment import Assignment
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title
-from msplit.cost.shapes import Shapes
 from msplit.escape import html as text
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
@@ -23,6 +22,7 @@ from msplit.report.html.runs import Measured, Run
 from msplit.report.text import count, micros, percent, plural, ratio
 from msplit.schedule.bounds import Bounds
 from msplit.schedule.predict import Prediction
+from msplit.shapes import Shapes
 
 _MOST_OPS = 12
 _MOST_NODES = 4

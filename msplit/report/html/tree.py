@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.contract import chains, quotient
-from msplit.dag import Dag
-from msplit.graph import Ints
+from msplit.core.contraction import chains, quotient
+from msplit.core.dag import Dag
+from msplit.core.graph import Ints
 
 SHOWN = 300
 """Boxes on the first view at most."""

@@ -14,7 +14,7 @@ from msplit.engines.cuda.engine import ENGINE, prepare
 from msplit.engines.tensorflow.engine import reference
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.verify import compare
+from msplit.measure.verification import compare
 
 SAMPLES = Path(__file__).parents[3] / "sample_graphs"
 CPU = torch.device("cpu")

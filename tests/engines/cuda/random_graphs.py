@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from msplit import proto
+from msplit.opset import proto
 
 FLOAT, INT32 = 1, 3
 

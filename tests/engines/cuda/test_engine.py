@@ -13,8 +13,8 @@ from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.inputs import make_inputs
-from msplit.measure.verify import compare
+from msplit.inputs.make import make_inputs
+from msplit.measure.verification import compare
 from msplit.samples import build, fill
 from tests.campaign import campaign
 from tests.engines.cuda.cases import (
@@ -253,7 +253,7 @@ sys.meta_path.insert(0, Block())
 import numpy as np
 from msplit.formats import read
 from msplit.flatten import flatten
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 

@@ -7,7 +7,7 @@ from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
 from tests.formats import foreign
 from tests.formats.foreign import built
@@ -157,7 +157,7 @@ def test_loops_in_loops():
 @pytest.mark.parametrize("damage", ["input", "attributes", "cycle"])
 def test_damaged_control_flow_is_refused(name, damage):
     """Every node in turn without an input, without attributes, or reading what comes after it."""
-    from msplit import proto
+    from msplit.opset import proto
 
     original = read(SAMPLES / name).graph_def
     last = next(node.name for node in reversed(original.node) if node.op in ("Exit", "Merge"))

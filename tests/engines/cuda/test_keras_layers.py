@@ -2,7 +2,7 @@
 
 import pytest
 
-from msplit.measure.inputs import make_inputs
+from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import assert_equals_tensorflow, exported, program_of
 
 pytestmark = pytest.mark.tf

@@ -1,9 +1,9 @@
-"""docs/ops.md and msplit/data/lowered.json say what the table says."""
+"""docs/ops.md and msplit/opset/data/lowered.json say what the table says."""
 
 import importlib.util
 from pathlib import Path
 
-from msplit.engines.cuda.registry import listed, table
+from msplit.engines.cuda.ir.lowering import listed, table
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def test_the_page_of_ops_is_what_the_table_gives():
 def test_the_list_of_ops_is_what_the_table_gives():
     module = script()
     written = module.LISTED.read_text(encoding="utf-8")
-    assert written == module.listed(table()), "msplit/data/lowered.json is stale: python scripts/make_ops_doc.py"
+    assert written == module.listed(table()), "msplit/opset/data/lowered.json is stale: python scripts/make_ops_doc.py"
     assert set(listed()) == {op for op, lowering in table().items() if not lowering.own}
     for op, entry in listed().items():
         for attrs in ({}, {table()[op].unless: True}):

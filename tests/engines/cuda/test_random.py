@@ -12,7 +12,7 @@ from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.verify import compare
+from msplit.measure.verification import compare
 from tests.engines.cuda.cases import graph_of, job, run, scattered
 
 pytestmark = pytest.mark.tf

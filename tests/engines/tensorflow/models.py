@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit import optable
+from msplit.core.graph import CONTROL, Edges, Graph, TensorValue
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.flatten.flat import FlatGraph, Region, Tensor
 from msplit.formats.model import Endpoint, Format, Model
-from msplit.graph import CONTROL, Edges, Graph, TensorValue
+from msplit.opset import schema
 
 
 def plain(value):
@@ -84,7 +84,7 @@ def flat_of(
         region=np.where(loops, 0, -1).astype(np.int32),
         regions=(Region("loop", "while"),) if any(loops) else (),
         host=np.array([_is_host(node.op, a) for node, a in zip(graph_def.node, attrs, strict=True)]),
-        stateful=np.array([bool(getattr(optable.lookup(node.op), "stateful", False)) for node in graph_def.node]),
+        stateful=np.array([bool(getattr(schema.lookup(node.op), "stateful", False)) for node in graph_def.node]),
         inputs=tuple(tensor(*pair) for pair in inputs),
         outputs=tuple(tensor(*pair) for pair in outputs),
         targets=tuple(index[name] for name in targets),
@@ -95,7 +95,7 @@ LOOP_OPS = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "Loop
 
 
 def _is_host(op, attrs):
-    return optable.lookup(op) is not None and optable.gpu_kernel(op, attrs) is None
+    return schema.lookup(op) is not None and schema.gpu_kernel(op, attrs) is None
 
 
 def towers(count=4, *, rows=50, width=8, seed=0):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from msplit import proto
 from msplit.engines.tensorflow.placed import HOST, place, unplaced
 from msplit.flatten import flatten
 from msplit.formats import read
+from msplit.opset import proto
 
 DEVICES = ["/device:GPU:0", "/device:GPU:1", "/device:GPU:2"]
 CPU = "/device:CPU:0"

@@ -12,11 +12,11 @@ from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.inputs import make_inputs
-from msplit.measure.reference import Reference
-from msplit.measure.result import Settings
-from msplit.measure.run import Variant, bench
-from msplit.measure.verify import compare
+from msplit.inputs.make import make_inputs
+from msplit.inputs.reference import Reference
+from msplit.measure.measure import Variant, bench
+from msplit.measure.results import Settings
+from msplit.measure.verification import compare
 
 pytestmark = pytest.mark.tf
 

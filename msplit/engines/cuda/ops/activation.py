@@ -5,13 +5,11 @@ Sigmoid, Tanh and their gradients are with the other functions of one number, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, lowering
+from msplit.engines.cuda.ir.lowering import Node, lowering
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
@@ -20,32 +18,6 @@ _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 # Above this, softplus(x) and x are the same number in every float type.
 _SOFTPLUS_IS_LINEAR = 40.0
-
-
-def activate(name: str, alpha: float = _LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:
-    """The activation function that Grappler's fused ops call by this name.
-
-    Args:
-        name: Such as ``"Relu"`` or ``"GeluApproximate"``.
-        alpha: The slope of LeakyRelu below zero.
-
-    Raises:
-        KeyError: There is none of that name.
-    """
-    if name == "LeakyRelu":
-        return lambda x: F.leaky_relu(x, alpha)
-    return _ACTIVATIONS[name]
-
-
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Relu": torch.relu,
-    "Relu6": lambda x: x.clamp(0, 6),
-    "Elu": F.elu,
-    "Tanh": torch.tanh,
-    "Sigmoid": torch.sigmoid,
-    "GeluApproximate": lambda x: F.gelu(x, approximate="tanh"),
-    "GeluExact": F.gelu,
-}
 
 
 @lowering("Relu")

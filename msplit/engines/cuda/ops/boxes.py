@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 from msplit.engines.cuda.ops.axes import integer
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
 
 Similarity = Callable[[Tensor], Tensor]
 """From the places of boxes, one of each row, to how much each box of the row overlaps it."""

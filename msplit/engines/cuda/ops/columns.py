@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.columns.spec import LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, lowering
+from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.gather import take
 from msplit.engines.cuda.ops.sort import vector
-from msplit.engines.cuda.registry import Node, lowering
-from msplit.engines.cuda.tensors import torch_dtype
-from msplit.engines.cuda.triton_here import can_compile
 
 
 @lowering("_Columns", own=True)
@@ -118,6 +118,6 @@ def _kernel() -> Callable[[Columns, tuple[Tensor, ...], tuple[Tensor, ...]], Non
     """All of it in one kernel, if Triton is there and can compile it."""
     if not can_compile():
         return None
-    from msplit.engines.cuda.columns.launch import fill
+    from msplit.engines.cuda.kernels.embedding_launch import fill
 
     return fill

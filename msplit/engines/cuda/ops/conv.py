@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.triton_here import can_compile
-from msplit.engines.cuda.windows import (
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import (
     TILES,
     Window,
     channels_first,
@@ -26,6 +25,7 @@ from msplit.engines.cuda.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels.toolchain import can_compile
 
 # Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
 # A 14 by 14 result made 15 by 15 passes, a 7 by 7 one does not.
@@ -40,7 +40,7 @@ def prepare_filter(filter: Tensor, channels_last: bool) -> Tensor:
 
     Args:
         filter: The filter as TensorFlow has it.
-        channels_last: What `msplit.engines.cuda.windows.keeps_channels_last` says of the node.
+        channels_last: What `msplit.engines.cuda.ir.windows.keeps_channels_last` says of the node.
     """
     return _to_weight(in_layout(_from_filter(filter), channels_last))
 
@@ -163,10 +163,10 @@ def convolve(
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
     if tiles is not None and not depthwise and not first and can_compile():
-        from msplit.engines.cuda import conv_kernel
+        from msplit.engines.cuda.kernels import conv
 
-        if conv_kernel.fits(data, filter, frames):
-            return conv_kernel.convolve(data, filter, frames, tiles, bias, side, relu=relu)
+        if conv.fits(data, filter, frames):
+            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)
     if depthwise:
         groups = filter.shape[-2]

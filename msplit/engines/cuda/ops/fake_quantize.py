@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, lowering
+from msplit.engines.cuda.ir.lowering import Node, lowering
 
 
 @lowering("FakeQuantWithMinMaxArgs")

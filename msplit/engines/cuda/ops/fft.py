@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, lowering
 from msplit.engines.cuda.ops.axes import integers
-from msplit.engines.cuda.registry import Node, lowering
 
 
 def _axes(node: Node) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import to_torch, torch_dtype
 
 
 @lowering("Const")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda import batched
-from msplit.engines.cuda.ops.activation import activate
+from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import channels_first
+from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.ops.conv import convolve
 from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.norm import normalize
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.windows import channels_first
 
 # Defaults of attributes, as the float32 numbers that they are.
 _EPSILON = 9.999999747378752e-05
@@ -31,7 +31,7 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     steps = _steps(node)
     a = a.t() if node.get("transpose_a") else a
     b = b.t() if node.get("transpose_b") else b
-    if batched.TILE in node.attrs:
+    if batched_matmul.TILE in node.attrs:
         return product_in_tiles(node, a, b, steps, args)
     if not steps or steps[0] != "BiasAdd":
         return _follow(node, torch.mm(a, b), list(args), steps, first=False)

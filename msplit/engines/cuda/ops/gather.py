@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.axes import axis_within, integer
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.triton_here import can_compile
 
 
 @lowering("Gather")
@@ -141,6 +141,6 @@ def _kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
     """The gather in one kernel, if Triton is there and can compile it: it builds its launchers with a C compiler."""
     if not can_compile():
         return None
-    from msplit.engines.cuda.gather_kernel import gather as kernel
+    from msplit.engines.cuda.kernels.gather import gather as kernel
 
     return kernel

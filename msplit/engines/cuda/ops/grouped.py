@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda import batched
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.triton_here import can_compile
+from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.kernels.toolchain import can_compile
 
 _ALPHA = 0.20000000298023224
 
@@ -29,14 +29,14 @@ def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Ten
     first = int(node.get("first", 0))
     addend = next(operands) if first else None
     second = others[0] if others else None
-    work = batched.Work(
+    work = batched_matmul.Work(
         one, steps, node.get("leakyrelu_alpha", _ALPHA), second, first, addend, bool(node.get("rows_first"))
     )
-    result = batched.run(work)
+    result = batched_matmul.run(work)
     return result[0] if node.get("single") else result
 
 
-def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched.Layer:
+def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched_matmul.Layer:
     """One product: its rows, its part of the stacked weights and, where it has one, of the stacked biases."""
     x, weights = next(operands), next(operands)
     if layer.get("wide"):
@@ -44,11 +44,11 @@ def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched.Laye
     weights = weights.narrow(0, layer["start"], layer["count"])
     weights = weights.mT if layer.get("transpose") else weights
     if "bias" not in layer:
-        return batched.Layer(x, weights)
+        return batched_matmul.Layer(x, weights)
     bias = next(operands)
     if layer["bias"] < 0:
-        return batched.Layer(x, weights, bias.unsqueeze(0))
-    return batched.Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
+        return batched_matmul.Layer(x, weights, bias.unsqueeze(0))
+    return batched_matmul.Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
 
 
 @lowering("_GroupedLookup", own=True)
@@ -80,6 +80,6 @@ def _own(node: Node) -> None:
 def _kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
     if not can_compile():
         return None
-    from msplit.engines.cuda.tables_kernel import lookup
+    from msplit.engines.cuda.kernels.grouped_gather import lookup
 
     return lookup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, lowering
+from msplit.engines.cuda.ir.lowering import Node, lowering
 
 
 @lowering(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import torch_dtype
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 
 
 @lowering("Cholesky")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda import batched
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import torch_dtype
+from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 
 # PyTorch has no products of these; the signed type of the same width gives the same bits, since both wrap around.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -18,14 +18,14 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, each transposed first where the node says so."""
     a = a.t() if node.get("transpose_a") else a
     b = b.t() if node.get("transpose_b") else b
-    return product_in_tiles(node, a, b, (), ()) if batched.TILE in node.attrs else product(a, b)
+    return product_in_tiles(node, a, b, (), ()) if batched_matmul.TILE in node.attrs else product(a, b)
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
     """A product and what follows it in our own kernel, which an engine chose for this node (`batched.TILE`)."""
-    work = batched.dense(a, b, steps, rest)
+    work = batched_matmul.dense(a, b, steps, rest)
     assert work is not None, "internal error: a kernel was chosen that can not do this"
-    return batched.by_kernel(work, node.attrs[batched.TILE])[0]
+    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE])[0]
 
 
 @lowering("BatchMatMul", "BatchMatMulV2")
@@ -33,10 +33,10 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """The product of the last two axes, over batch axes that broadcast; an operand may be adjoint."""
     x = x.mH if node.get("adj_x") else x
     y = y.mH if node.get("adj_y") else y
-    work = batched.members(x, y) if batched.TILE in node.attrs else None
+    work = batched_matmul.members(x, y) if batched_matmul.TILE in node.attrs else None
     if work is None:
         return product(x, y)
-    return batched.by_kernel(work, node.attrs[batched.TILE]).view(*x.shape[:-1], y.shape[-1])
+    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE]).view(*x.shape[:-1], y.shape[-1])
 
 
 @lowering("BatchMatMulV3")

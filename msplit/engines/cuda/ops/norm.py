@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.windows import channels_first
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import channels_first
 
 # Defaults of attributes, as the float32 numbers that they are.
 _EPSILON = 9.999999747378752e-05

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.windows import spatial, windows
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import spatial, windows
 
 
 @lowering("ExtractImagePatches")

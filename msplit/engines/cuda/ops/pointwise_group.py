@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 
 
 @lowering("_FusedPointwise", own=True)

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import torch_dtype
-from msplit.engines.cuda.triton_here import can_compile
-from msplit.engines.cuda.windows import (
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import (
     Window,
     channels_first,
     from_channels_first,
@@ -24,6 +23,7 @@ from msplit.engines.cuda.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels.toolchain import can_compile
 
 _MAX: dict[int, Callable[..., Tensor]] = {2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -101,10 +101,10 @@ def _max_pool(node: Node, data: Tensor, ksize: Sequence[int], strides: Sequence[
 def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: bool) -> Tensor | None:
     """The pool by our kernel, or None where PyTorch's has to do it."""
     if data.is_cuda and not node.nchw and not channels_first(node) and can_compile():
-        from msplit.engines.cuda import pool_kernel
+        from msplit.engines.cuda.kernels import pool
 
-        if pool_kernel.fits(data, frames):
-            return pool_kernel.pool(data, frames, mean=mean)
+        if pool.fits(data, frames):
+            return pool.pool(data, frames, mean=mean)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Stateless random ops: the numbers that TensorFlow gives for the same seed, see `msplit.engines.cuda.philox`."""
+"""Stateless random ops: the numbers that TensorFlow gives for the same seed, see `msplit.engines.cuda.kernels.philox`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.philox import (
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.kernels.philox import (
     Generator,
     bits,
     from_key,
@@ -21,8 +23,6 @@ from msplit.engines.cuda.philox import (
     uniform,
     unsigned_remainder,
 )
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import torch_dtype
 
 # Numbers of the algorithms in TensorFlow's graphs. Where the device may choose, it is Philox on the CPU and the GPU.
 _PHILOX = 1

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 from msplit.engines.cuda.ops.axes import axis_within, integers
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
 
 
 @lowering("Transpose", static=(1,))

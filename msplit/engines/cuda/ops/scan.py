@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, lowering
 from msplit.engines.cuda.ops.axes import axis_within, integer
-from msplit.engines.cuda.registry import Node, lowering
 
 
 @lowering("Cumsum", static=(1,))

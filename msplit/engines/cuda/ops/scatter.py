@@ -11,9 +11,9 @@ import math
 import numpy as np
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, lowering
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.gather import linear_index
-from msplit.engines.cuda.registry import Node, lowering
 
 
 @lowering("ScatterNd", static=(2,))

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import take
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
 
 
 @lowering("SegmentSum", dynamic=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.registry import Node, lowering
+from msplit.engines.cuda.ir.lowering import Node, lowering
 
 
 @lowering("Select")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
+from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import convolve, frames_of
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.triton_here import can_compile
-from msplit.engines.cuda.windows import SIBLINGS, TILES
 
 
 @lowering("_SiblingConv2D", own=True)
@@ -22,11 +22,11 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     relu = "Relu" in node.get("fused_ops", ())
     tiles = node.get(TILES)
     if tiles is not None and data.is_cuda and can_compile():
-        from msplit.engines.cuda import conv_kernel
+        from msplit.engines.cuda.kernels import conv
 
         frames = frames_of(node, data, filter)
-        if conv_kernel.fits(data, filter, frames):
-            return tuple(conv_kernel.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
+        if conv.fits(data, filter, frames):
+            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
     results, start = [], 0
     for size in sizes:
         own = None if bias is None else bias.narrow(0, start, size)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, lowering
 from msplit.engines.cuda.ops.axes import axis_within, integer
-from msplit.engines.cuda.registry import Node, Unsupported, lowering
-from msplit.engines.cuda.tensors import torch_dtype
 
 
 @lowering("TopK")

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.lowering import Node, lowering
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.gather import linear_index, take
-from msplit.engines.cuda.registry import Node, lowering
 
 
 @lowering("SparseToDense", static=(1,))

@@ -23,8 +23,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from msplit.engines.cuda.registry import Lowering, Node, table
-from msplit.engines.cuda.tensors import to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.ir.lowering import Lowering, Node, table
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """NumPy's dtype for bfloat16 arrays: ``array.astype(BFLOAT16)``."""

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ops.activation import activate
-from msplit.engines.cuda.registry import Unsupported
+from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

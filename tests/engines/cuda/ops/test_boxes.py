@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.ir.lowering import Unsupported, table
 from msplit.engines.cuda.ops import boxes as boxes_module
-from msplit.engines.cuda.registry import Unsupported, table
 from tests.campaign import sampled
 
 from .harness import check, run_lowering

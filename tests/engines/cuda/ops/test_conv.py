@@ -4,9 +4,9 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, table
+from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_depthwise_filter, prepare_filter
-from msplit.engines.cuda.registry import Node, Unsupported, table
-from msplit.engines.cuda.windows import keeps_channels_last
 from tests.campaign import examples, sampled
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.registry import Unsupported
-from msplit.engines.cuda.tensors import to_numpy
+from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.ir.lowering import Unsupported
 
 from .harness import FLOATS, check, run_lowering, values
 

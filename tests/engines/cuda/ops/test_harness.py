@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda import registry
-from msplit.engines.cuda.registry import Lowering
+from msplit.engines.cuda.ir import lowering
+from msplit.engines.cuda.ir.lowering import Lowering
 
 from .harness import BFLOAT16, check, compare, run_tensorflow, values
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.tf
 @pytest.fixture
 def lower(monkeypatch):
     """Replaces the lowering of an op for one test."""
-    registry.table()
+    lowering.table()
 
     def replace(op, function, **options):
-        monkeypatch.setitem(registry._TABLE, op, Lowering(op, function, **options))
+        monkeypatch.setitem(lowering._TABLE, op, Lowering(op, function, **options))
 
     return replace
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.registry import Node, table
+from msplit.engines.cuda.ir.lowering import Node, table
 
 from .harness import FLOATS, check, run_lowering, values
 

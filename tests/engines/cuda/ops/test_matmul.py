@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.registry import Unsupported
-from msplit.engines.cuda.tensors import numpy_dtype
+from msplit.engines.cuda.ir.dtypes import numpy_dtype
+from msplit.engines.cuda.ir.lowering import Unsupported
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.lowering import Node
 from msplit.engines.cuda.ops.pool import average_pool, max_pool
-from msplit.engines.cuda.registry import Node
 
 gpu = pytest.mark.gpu
 

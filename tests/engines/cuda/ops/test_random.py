@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.philox import unsigned_remainder
-from msplit.engines.cuda.registry import Unsupported
+from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.kernels.philox import unsigned_remainder
 from tests.campaign import sampled
 
 from .harness import check, run_lowering, run_tensorflow

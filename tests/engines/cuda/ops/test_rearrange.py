@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.registry import Node, Unsupported, table
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, table
 
 from .harness import FLOATS, check, run_lowering, values
 

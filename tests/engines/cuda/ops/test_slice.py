@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.registry import Node, Unsupported, table
+from msplit.engines.cuda.ir.lowering import Node, Unsupported, table
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

@@ -3,7 +3,7 @@ import functools
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.registry import Unsupported
+from msplit.engines.cuda.ir.lowering import Unsupported
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from msplit.engines.cuda.registry import table
+from msplit.engines.cuda.ir.lowering import table
 
 pytestmark = pytest.mark.tf
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.engines.cuda.registry import Unsupported
+from msplit.engines.cuda.ir.lowering import Unsupported
 from tests.campaign import sampled
 from tests.engines.cuda.cases import assert_equals_tensorflow
-from tests.engines.cuda.test_control import graph_of_function
+from tests.engines.cuda.frontend.test_control import graph_of_function
 
 from .harness import BFLOAT16, check, run_lowering, values
 

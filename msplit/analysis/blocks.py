@@ -1,0 +1,139 @@
+"""The graph as analysis sees it: kernels, and blocks of kernels that no schedule gains by cutting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from msplit.analysis.order import canonical
+from msplit.core.contraction import bypass, chains, quotient
+from msplit.core.dag import Dag
+from msplit.core.graph import Floats, Ints
+from msplit.cost.costs import Costs
+from msplit.flatten.flat import FlatGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """The nodes that launch a kernel, and what must come before what.
+
+    Kernels are numbered topologically, in the canonical order. A joint is a node that launches nothing but stays, because it has too
+    many producers and consumers to be replaced by edges (a NoOp that groups control inputs); it costs nothing.
+
+    Attributes:
+        dag: Dependencies, each once.
+        node: Per kernel its node in the flat graph.
+        time_us: Time of each; 0 for joints.
+        share: Share of the GPU that each fills.
+    """
+
+    dag: Dag
+    node: Ints
+    time_us: Floats
+    share: Floats
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    @staticmethod
+    def of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Kernels:
+        """The kernels of a graph: nodes that take time and are no host nodes.
+
+        Args:
+            flat: The graph.
+            costs: Cost of each node.
+            order: Its canonical order, if that is known already.
+        """
+        order = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
+        number = np.empty(len(flat), np.int32)
+        number[order] = np.arange(len(flat), dtype=np.int32)
+        dag = Dag.of(len(flat), number[flat.graph.edges.src], number[flat.graph.edges.dst])
+        launches = ((costs.time_us > 0) & ~flat.host)[order]
+        bypassed, kept = bypass(dag, ~launches)
+        ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        nodes = order[kept]
+        time_us = np.where(launches[kept], costs.time_us[nodes], 0.0)
+        return Kernels(quotient(bypassed, ids, len(nodes)), nodes, time_us, costs.share[nodes])
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Linear chains of kernels: no schedule gains by cutting one.
+
+    Attributes:
+        kernels: What they are made of.
+        dag: Dependencies between blocks, each once; numbered topologically.
+        of: Per kernel its block.
+        first: Per block its first kernel.
+        last: Per block its last kernel.
+        time_us: Time of each block.
+        useful_us: The part of its time that a second block like it could use: all of it for kernels that fill half of the GPU or less, none
+            for kernels that fill it.
+    """
+
+    kernels: Kernels
+    dag: Dag
+    of: Ints
+    first: Ints
+    last: Ints
+    time_us: Floats
+    useful_us: Floats
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+    @staticmethod
+    def from_kernels(kernels: Kernels) -> Blocks:
+        """Contract the chains."""
+        heads, inverse = np.unique(chains(kernels.dag), return_inverse=True)
+        of: Ints = inverse.astype(np.int32)
+        useful = kernels.time_us * np.clip(2 * (1 - kernels.share), 0.0, 1.0)
+        count = len(heads)
+        last = heads.astype(np.int32)
+        np.maximum.at(last, of, np.arange(len(kernels), dtype=np.int32))
+        return Blocks(
+            kernels,
+            quotient(kernels.dag, of, count),
+            of,
+            heads.astype(np.int32),
+            last,
+            _sums(of, kernels.time_us, count),
+            _sums(of, useful, count),
+        )
+
+    @cached_property
+    def finish_us(self) -> Floats:
+        """When each block could end if nothing but its producers held it back."""
+        starts, sources, times = self.dag.start.tolist(), self.dag.src.tolist(), self.time_us.tolist()
+        finish = [0.0] * len(self)
+        for block in range(len(self)):
+            ready = 0.0
+            for producer in sources[starts[block] : starts[block + 1]]:
+                if finish[producer] > ready:
+                    ready = finish[producer]
+            finish[block] = ready + times[block]
+        return np.asarray(finish)
+
+    @cached_property
+    def rank_us(self) -> Floats:
+        """Longest path from each block to the end, its own time included."""
+        starts, sources, times = self.dag.start.tolist(), self.dag.src.tolist(), self.time_us.tolist()
+        behind = [0.0] * len(self)
+        rank = [0.0] * len(self)
+        for block in range(len(self) - 1, -1, -1):
+            own = rank[block] = behind[block] + times[block]
+            for producer in sources[starts[block] : starts[block + 1]]:
+                if own > behind[producer]:
+                    behind[producer] = own
+        return np.asarray(rank)
+
+    @cached_property
+    def consumers(self) -> tuple[Ints, Ints]:
+        """(start, dst): the consumers of block u are ``dst[start[u]:start[u + 1]]``, ascending."""
+        return self.dag.consumers()
+
+
+def _sums(group: Ints, values: Floats, count: int) -> Floats:
+    return np.bincount(group, values, count).astype(np.float64)

@@ -1,0 +1,1 @@
+"""Plain data that everything else works on: graphs as arrays, DAGs, checks of both."""

@@ -1,0 +1,332 @@
+"""Nodes whose work another node's kernel does: what both TensorFlow's optimizer and msplit's engine fuse wherever they find it.
+
+A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
+become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
+ReLU, a ReLU, and for a product GELU by `tanh`. Zeros put around the data of a convolution become its padding, and SpaceToBatchND and
+BatchToSpaceND around it its dilation. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its first
+reduction. Which of these an engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads what
+are looked at, so that a graph of a million nodes costs no more than a walk over its products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.core.graph import CONTROL, Graph, Ints
+from msplit.cost.classes import RESHAPES
+from msplit.cost.costs import Mask
+from msplit.cost.tensors import Tensors
+from msplit.shapes.infer import Shapes
+
+CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv3D"})
+HEADS = CONVOLUTIONS | {"MatMul"}
+"""Ops that take along what follows them."""
+
+IDENTITIES = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "GuaranteeConst"})
+"""Ops that give what they take: who reads them reads what they read."""
+
+SUMS = frozenset({"Add", "AddV2"})
+SCALES = SUMS | {"Mul", "Sub", "RealDiv", "Div"}
+NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+BIASES = frozenset({"BiasAdd", "BiasAddV1"})
+EPILOGUES = frozenset({"Relu"})
+"""Activations that the libraries have as an epilogue, beside the approximate GELU of a product."""
+
+ACTIVATIONS = EPILOGUES | {"Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
+"""Activations that a bias takes along. Only an epilogue saves their kernel."""
+
+CURVES = frozenset({"Erf", "Erfc", "Tanh"})
+"""A GELU has one of them."""
+
+_GELU = CURVES | SCALES | {"Pow", "Square", "Neg"}
+"""What a GELU is made with."""
+
+_ROWS = SCALES | {
+    "Mean", "Sum", "Max", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt", "Reciprocal", "Inv", "Exp",
+}  # fmt: skip
+"""What a layer norm or a softmax is made with."""
+
+_SHORTEST_GELU = 4
+_LARGEST = 24
+"""Ops of a function that is spelled out, and readers of a value that one is looked for behind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Riders:
+    """What rides.
+
+    Attributes:
+        inside: Nodes whose work another node's kernel does.
+        sums: (node that carries, node that it adds to its result) for each shortcut.
+        behind: (node that carries, node whose own kernel runs behind its one) for each activation that is no epilogue, and
+            for the bias of a depthwise convolution.
+    """
+
+    inside: Mask
+    sums: tuple[tuple[int, int], ...]
+    behind: tuple[tuple[int, int], ...] = ()
+
+
+def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints) -> Riders:
+    """Finds the nodes that ride.
+
+    Args:
+        shapes: Those of a DAG.
+        tensors: Its tensors.
+        launches: Which nodes would launch a kernel if each launched its own.
+        prepared: Which are computed once before the first step: constants.
+        fetched: Which have an output of the model among theirs.
+        same: See `duplicates`; of nodes that compute the same, all ride or none.
+    """
+    walk = _Walk(shapes, tensors, launches, prepared, fetched, same)
+    ops = shapes.graph.ops
+    alone = [node for node in range(len(ops)) if walk.launches[node] and walk.same[node] == node]
+    for node in alone:
+        if ops[node] in HEADS:
+            walk.follow(node)
+        elif ops[node] in ("Mean", "Max") and not walk.inside[node]:
+            walk.rows(node)
+    for node in alone:
+        if ops[node] in ("Pad", "PadV2"):
+            walk.pad(node)
+    return Riders(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums), tuple(walk.behind))
+
+
+def _passed_on(graph: Graph) -> Ints:
+    """Per node whose value it gives: that of an identity's input, over identities behind each other; else its own."""
+    result = np.arange(len(graph), dtype=np.int32)
+    alike = np.fromiter((op in IDENTITIES for op in graph.ops), np.bool_, len(graph))
+    for node in graph.topological[alike[graph.topological]].tolist():
+        source = next(iter(graph.inputs(node)), None)
+        if source is not None and source[1] == 0:
+            result[node] = result[source[0]]
+    return result
+
+
+class _Walk:
+    """Plain lists: numpy's single elements are slow."""
+
+    def __init__(
+        self, shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints
+    ) -> None:
+        self.shapes, self.graph, self.ops = shapes, shapes.graph, shapes.graph.ops
+        edges, count = shapes.graph.edges, len(shapes.graph)
+        passed = _passed_on(shapes.graph)
+        data = (edges.port != CONTROL) & (same[edges.dst] == edges.dst) & (passed[edges.dst] == edges.dst)
+        src, dst, slot = same[passed[edges.src[data]]], edges.dst[data], edges.slot[data]
+        fetched = fetched.copy()
+        np.logical_or.at(fetched, passed, fetched)
+        np.logical_or.at(fetched, same, fetched)
+        times = np.bincount(src, minlength=count)
+        only, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        only[src], place[src] = dst, slot
+        alone = (times == 1) & ~fetched
+        first = np.minimum(tensors.start[:-1], max(len(tensors.elements) - 1, 0))
+        sizes = tensors.elements[first] if len(tensors.elements) else np.zeros(count)
+        self.only: list[int] = np.where(alone, only, -1).tolist()
+        """The node that reads a node's results, if it is the only one, reads one of them once, and none is fetched."""
+        self.slot: list[int] = place.tolist()
+        self.readers: list[int] = times.tolist()
+        self.size: list[float] = np.where(np.diff(tensors.start) > 0, sizes, 0.0).tolist()
+        """Elements of a node's first output."""
+        self.launches: list[bool] = launches.tolist()
+        self.prepared: list[bool] = prepared.tolist()
+        self.fetched: list[bool] = fetched.tolist()
+        self.same: list[int] = same.tolist()
+        order = np.argsort(src, kind="stable")
+        self.start: list[int] = np.searchsorted(src[order], np.arange(count + 1)).tolist()
+        self.reading: list[int] = dst[order].tolist()
+        self.taken: list[int] = np.searchsorted(dst, np.arange(count + 1)).tolist()
+        self.sources: list[int] = src.tolist()
+        self.inside = [False] * count
+        self.sums: list[tuple[int, int]] = []
+        self.behind: list[tuple[int, int]] = []
+
+    def follow(self, head: int) -> None:
+        """What rides on a product or a convolution."""
+        weights = self._inputs(head)[1:2]
+        constant = bool(weights) and self.prepared[weights[0]]
+        node, biased, added = self._dilation(head), False, False
+        while (found := self._reader(node)) is not None:
+            reader, slot = found
+            if self.ops[reader] in BIASES and slot == 0 and (constant or not biased):
+                biased = True
+            elif not (constant and self._scales(head, reader, slot)):
+                break
+            added = added or self.ops[reader] not in ("Mul", "RealDiv", "Div")
+            self.inside[reader] = True
+            node = reader
+        if node == head and self.ops[head] == "MatMul":
+            self._behind_sum(head)
+        if added and self.ops[head] == "DepthwiseConv2dNative":
+            self.behind.append((head, node))
+        node = self._shortcut(head, node)
+        found = self._reader(node)
+        if found is not None and self.ops[found[0]] in (ACTIVATIONS if added else EPILOGUES):
+            self.inside[found[0]] = True
+            if self.ops[found[0]] not in EPILOGUES:
+                self.behind.append((head, found[0]))
+        else:
+            self._gelu(head, node, added)
+
+    def _dilation(self, head: int) -> int:
+        """The BatchToSpaceND behind a convolution that is dilated so, whose pixels it then skips itself; otherwise the convolution."""
+        attrs = self.graph.attrs[head]
+        if self.ops[head] not in ("Conv2D", "DepthwiseConv2dNative") or attrs.get("padding") != "VALID":
+            return head
+        before, reader = next(iter(self._inputs(head)), head), self.only[head]
+        if self.ops[before] in RESHAPES and self.only[before] == head:
+            before = next(iter(self._inputs(before)), before)
+        if reader >= 0 and self.ops[reader] in RESHAPES:
+            reader = self.only[reader]
+        if reader < 0 or self.ops[before] != "SpaceToBatchND" or self.ops[reader] != "BatchToSpaceND":
+            return head
+        constant = all(self.prepared[source] for node in (before, reader) for source in self._inputs(node)[1:])
+        if not constant or self.only[before] < 0:
+            return head
+        self.inside[before] = self.inside[reader] = True
+        return reader
+
+    def pad(self, node: int) -> None:
+        """Padding that a convolution does itself."""
+        reader, slot = self.only[node], self.slot[node]
+        constant = all(self.prepared[source] for source in self._inputs(node)[1:])
+        while reader >= 0 and slot == 0 and (self.ops[reader] in RESHAPES or self._dilates(reader)):
+            reader, slot = self.only[reader], self.slot[reader]
+        if reader >= 0 and slot == 0 and constant and self.ops[reader] in CONVOLUTIONS:
+            self.inside[node] = True
+
+    def _dilates(self, node: int) -> bool:
+        return self.ops[node] == "SpaceToBatchND" and self.inside[node]
+
+    def rows(self, first: int) -> None:
+        """A layer norm (two means of the same rows) or a softmax (maximum, exponential, sum), behind its first reduction."""
+        key = next(iter(self._inputs(first)), first)
+        whole, columns = self.size[key], self._channels(key)
+        if self.readers[key] > _LARGEST or self.size[first] * columns != whole:
+            return
+        region = self._region(key, _ROWS, {whole, self.size[first]}, columns)
+        for end in range(len(region), 2, -1):
+            part = region[:end]
+            ops = [self.ops[node] for node in part]
+            norm = ops.count("Mean") == 2 and "Exp" not in ops
+            softmax = ops.count("Max") == 1 and ops.count("Sum") == 1 and "Exp" in ops
+            if (norm or softmax) and first in part and self.size[part[-1]] == whole and self._closed(part):
+                for node in part:
+                    self.inside[node] = node != first and self.launches[node]
+                return
+
+    def _reader(self, node: int) -> tuple[int, int] | None:
+        """The only node that reads a value, behind what passes it on, and the slot that it comes in by."""
+        reader, slot = self.only[node], self.slot[node]
+        while reader >= 0 and slot == 0 and self.ops[reader] in RESHAPES:
+            reader, slot = self.only[reader], self.slot[reader]
+        return (reader, slot) if reader >= 0 and self.launches[reader] and not self.inside[reader] else None
+
+    def _others(self, reader: int, slot: int) -> list[int]:
+        """What a node reads beside the value that comes in by a slot."""
+        return [source for index, source in enumerate(self._inputs(reader)) if index != slot]
+
+    def _channels(self, node: int) -> float:
+        """Length of the axis of a result that its channels, or a row's columns, lie along."""
+        shape = self.shapes.shape(node)
+        if not shape:
+            return 1.0
+        first = str(self.graph.attrs[node].get("data_format", "NHWC")).startswith("NC") and len(shape) > 1
+        size = shape[1 if first else -1]
+        return 1.0 if size is None else float(size)
+
+    def _scales(self, head: int, reader: int, slot: int) -> bool:
+        """Whether an op only scales and shifts the channels of a result."""
+        op, others = self.ops[reader], self._others(reader, slot)
+        if not others or not all(self.prepared[other] for other in others):
+            return False
+        if op in NORMS:
+            return slot == 0 and self.ops[head] != "MatMul" and not self.graph.attrs[reader].get("is_training", True)
+        return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, self._channels(head))
+
+    def _behind_sum(self, head: int) -> None:
+        """Takes a constant bias of the sum that alone reads a product: ``(p + q) + b = (p + b) + q``."""
+        reader, behind = self.only[head], -1
+        if reader >= 0 and self.ops[reader] in SUMS and self.launches[reader]:
+            behind = self.only[reader]
+        if behind < 0 or self.ops[behind] not in BIASES | SUMS or not self.launches[behind]:
+            return
+        others = self._others(behind, self.slot[reader])
+        constant = len(others) == 1 and self.prepared[others[0]]
+        if constant and self.size[others[0]] == self._channels(head) and self.size[behind] == self.size[head]:
+            self.inside[behind] = True
+
+    def _shortcut(self, head: int, node: int) -> int:
+        """Takes the sum of a convolution with something as large, if a ReLU follows."""
+        found = self._reader(node) if self.ops[head] == "Conv2D" else None
+        if found is None or self.ops[found[0]] not in SUMS:
+            return node
+        others, after = self._others(*found), self._reader(found[0])
+        if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[node]:
+            return node
+        beside = self.ops[others[0]] in HEADS | BIASES | NORMS | SCALES and self.only[others[0]] == found[0]
+        if found[1] and beside:
+            return node  # the other convolution takes the sum
+        self.sums.append((head, others[0]))
+        self.inside[found[0]] = True
+        return found[0]
+
+    def _gelu(self, head: int, node: int, added: bool) -> None:
+        """Takes a GELU in any spelling, if a bias or an epilogue takes it."""
+        while self.only[node] >= 0 and self.slot[node] == 0 and self.ops[self.only[node]] in RESHAPES:
+            node = self.only[node]
+        if self.fetched[node] or not 1 < self.readers[node] <= _LARGEST:
+            return
+        region = self._region(node, _GELU, {self.size[node]}, columns=1.0)
+        for end in range(_SHORTEST_GELU, len(region) + 1):
+            curves = CURVES.intersection(self.ops[one] for one in region[:end])
+            if curves and self._closed(region[:end], node):
+                epilogue = curves == {"Tanh"} and self.ops[head] == "MatMul"
+                if epilogue or added:
+                    for one in region[:end]:
+                        self.inside[one] = True
+                    if not epilogue:
+                        self.behind.append((head, region[end - 1]))
+                return
+
+    def _region(self, key: int, ops: frozenset[str], sizes: set[float], columns: float) -> list[int]:
+        """Nodes of these ops and sizes that depend on one value, and on constants alone, in topological order."""
+        inside, found = {key}, list[int]()
+        waiting = list(dict.fromkeys(self._consumers(key)))
+        while waiting and len(found) < _LARGEST:
+            node = next((one for one in waiting if self._belongs(one, ops, sizes, inside, columns)), None)
+            if node is None:
+                break
+            waiting.remove(node)
+            inside.add(node)
+            found.append(node)
+            if self.readers[node] <= _LARGEST:
+                waiting += [one for one in self._consumers(node) if one not in inside and one not in waiting]
+        return found
+
+    def _belongs(self, node: int, ops: frozenset[str], sizes: set[float], inside: set[int], columns: float) -> bool:
+        """Whether a node computes from the values inside and from constants that are the same for all rows."""
+        if self.ops[node] not in ops or self.size[node] not in sizes or not self.launches[node]:
+            return False
+        return all(
+            source in inside or (self.prepared[source] and self.size[source] <= columns)
+            for source in self._inputs(node)
+        )
+
+    def _closed(self, part: list[int], key: int | None = None) -> bool:
+        """Whether nothing but the last node's result is wanted outside."""
+        inner = part[:-1] if key is None else [key, *part[:-1]]
+        return all(
+            not self.fetched[node] and self.readers[node] and all(one in part for one in self._consumers(node))
+            for node in inner
+        )
+
+    def _inputs(self, node: int) -> list[int]:
+        """What makes each input of a node; of nodes that compute the same, the first."""
+        return self.sources[self.taken[node] : self.taken[node + 1]]
+
+    def _consumers(self, node: int) -> list[int]:
+        return self.reading[self.start[node] : self.start[node + 1]]

@@ -1,0 +1,146 @@
+"""What is independent in a model, and what streams could gain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from msplit.analysis import inventory, isomorphic
+from msplit.analysis.branches import branches_of
+from msplit.analysis.colocation import groups
+from msplit.analysis.embedding_columns import columns
+from msplit.analysis.guesses import Guesses, guesses
+from msplit.analysis.suggest import Suggestion, suggest
+from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
+from msplit.core.memory import no_collection
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.decide.model import opened, price
+from msplit.decide.shown import Facts, Shown, gain
+from msplit.flatten.flat import FlatGraph
+from msplit.progress import phase
+from msplit.schedule.bounds import Bounds, bounds
+from msplit.schedule.judge import Judgement, foresee, judge
+from msplit.shapes import Shapes
+
+GAIN_STREAMS = (2, 4, 8)
+"""Stream counts that the gain is estimated for."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Analysis(Shown):
+    """What `analyze` finds. Times in µs, on the GPU that `costs` names.
+
+    Attributes:
+        flat: The graph.
+        shapes: Shapes of its tensors.
+        costs: Cost of its nodes.
+        ops: Nodes by op and side.
+        functions: Functions of the library.
+        parameters: Constants and variables.
+        tables: Embedding tables and what their lookups cost.
+        group_sizes: Nodes in each colocation group.
+        regions: Loops, conds and ref variables.
+        level_width: Most kernels on one level.
+        antichain: Largest set of kernels that are all independent of each other.
+        bounds: Work, critical path, and what bounds every schedule.
+        gains: Number of streams -> most they could gain over one.
+        branches: Branches that matter, largest first.
+        likeness: Branches that are alike, or nearly.
+        suggestion: Which shipped rule set fits.
+        guesses: Kernels whose shapes are not known, so that their cost is a guess.
+    """
+
+    flat: FlatGraph
+    shapes: Shapes
+    costs: Costs
+    ops: tuple[inventory.OpCount, ...]
+    functions: tuple[inventory.FunctionSize, ...]
+    parameters: tuple[inventory.Parameter, ...]
+    tables: tuple[inventory.TableUse, ...]
+    group_sizes: tuple[int, ...]
+    regions: tuple[inventory.RegionSize, ...]
+    level_width: LevelWidth
+    antichain: Antichain
+    bounds: Bounds
+    gains: Mapping[int, float]
+    branches: tuple[inventory.BranchSize, ...]
+    likeness: isomorphic.Likeness
+    suggestion: Suggestion
+    guesses: Guesses
+
+    @property
+    def kernels(self) -> int:
+        """Nodes that launch a kernel."""
+        return int(np.count_nonzero(self.costs.time_us > 0))
+
+    def _facts(self) -> Facts:
+        facts = [
+            ("model", str(self.flat.model.path)),
+            ("kernels", f"{self.kernels:,} of {len(self.flat):,} nodes"),
+            ("work", f"{self.bounds.serial_us:,.1f} µs"),
+            ("critical path", f"{self.bounds.critical_path_us:,.1f} µs"),
+            ("gain at most", f"{self.bounds.max_gain:.2f}x"),
+        ]
+        return [*facts, ("predicted", gain(self.judgement))] if "judgement" in vars(self) else facts
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """Whether streams help, by the best assignment that the simulator finds. Worked out when first asked for: it takes about
+        as long as the rest of the analysis."""
+        with phase("simulating streams"), no_collection():
+            gain, streams = foresee(self.flat, self.costs)
+        return judge(self.bounds, gain, streams, guessed=self.guesses.share)
+
+
+def analyze(
+    flat: FlatGraph | str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> Analysis:
+    """Analyzes a graph. Nothing of it is executed.
+
+    Args:
+        flat: From `load`, or where the model is.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
+    """
+    flat = opened(flat)
+    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    with phase("finding branches and embeddings"), no_collection():
+        branches = branches_of(flat, costs)
+        blocks = branches.blocks
+        kernels = blocks.kernels
+        likeness = isomorphic.find(flat, sizes, blocks)
+        found = columns(flat, costs)
+    with phase("bounds"), no_collection():
+        limits = bounds(flat, costs)
+    return Analysis(
+        flat=flat,
+        shapes=sizes,
+        costs=costs,
+        ops=inventory.op_counts(flat, costs),
+        functions=inventory.functions(flat.model),
+        parameters=inventory.parameters(flat.graph),
+        tables=inventory.table_uses(found),
+        group_sizes=tuple(int(size) for size in inventory.group_sizes(groups(flat))),
+        regions=inventory.regions(flat, costs),
+        level_width=level_width(kernels),
+        antichain=max_antichain(branches),
+        bounds=limits,
+        gains={streams: limits.gain_at_most(streams) for streams in GAIN_STREAMS},
+        branches=inventory.branches_that_matter(branches),
+        likeness=likeness,
+        suggestion=suggest(flat, costs, found),
+        guesses=guesses(flat, costs, sizes),
+    )

@@ -1,0 +1,248 @@
+"""What a model is judged with: what was given, else what the record of its assignment says, else defaults; and which is which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msplit import rules
+from msplit._version import __version__
+from msplit.cost import DEFAULT_GPU, data_sheet, profile_file
+from msplit.cost import profile as profiles
+from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.errors import MsplitError, RulesError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules
+from msplit.rules import RuleSet
+
+if TYPE_CHECKING:
+    from msplit.decide.assignment import Assigned
+
+GIVEN = "given"
+RECORDED = "recorded with the model"
+DEFAULT = "default"
+
+ON_COSTS = ("batch", "shapes", "gpu", "profile")
+ON_RULES = ("rules", "streams", *ON_COSTS)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a model is judged with.
+
+    Attributes:
+        workload: What sizes it and prices its nodes.
+        ruleset: The rules that its ids should come from; None where nobody says.
+        said: "rules", "streams", "batch", "shapes", "gpu" and "profile", as far as they play a part -> in words.
+        origin: The same -> `GIVEN`, `RECORDED`, `DEFAULT`, or who else says it.
+        missing: What the record says and can not be had, such as a profile that is not there any more, half a sentence.
+    """
+
+    workload: Workload
+    ruleset: RuleSet | None = None
+    said: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+    missing: str | None = None
+
+    def words(self, keys: tuple[str, ...] = ON_RULES) -> str:
+        """Some of it in words: "rules default (shipped), 4 streams, batch 128 (recorded with the model); gpu h200 (default)".
+
+        What is missing is always said.
+        """
+        groups: dict[str, list[str]] = {}
+        for key in keys:
+            if key in self.said:
+                groups.setdefault(self.origin[key], []).append(self.said[key])
+        said = [f"{', '.join(parts)} ({origin})" for origin, parts in groups.items()]
+        return "; ".join(said if self.missing is None else [*said, self.missing])
+
+    def of_both(self, other: FlatGraph) -> Basis:
+        """The same for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
+        workload, declared = self.workload, {end.name: end.shape for end in other.model.inputs}
+        if self.origin.get("shapes") == RECORDED:
+            fitting = {n: s for n, s in workload.shapes.items() if n in declared and _agree(s, declared[n])}
+            workload = replace(workload, shapes=fitting)
+        if workload.profile is not None and self.origin.get("profile") == RECORDED:
+            try:
+                profiles.check(workload.profile, other)
+            except MsplitError:
+                workload = replace(workload, profile=None)
+        return replace(self, workload=workload, said=_said(self.ruleset, workload))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says, by options or in settings; None or empty where nothing was said.
+
+    Attributes:
+        rules: Rules that are loaded already.
+        streams: Ids are 0..streams-1.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet.
+        profile: Measured costs.
+        origin: "rules" and so on -> who said so, where that is not `GIVEN`.
+    """
+
+    rules: RuleSet | None = None
+    streams: int | None = None
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    gpu: str | None = None
+    profile: Profile | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
+    """What a model is judged with.
+
+    Shapes that are recorded are those of the recorded batch, so a batch that is given sets them aside; so does a GPU that is given a
+    recorded profile. The recorded number of streams goes with the recorded rules.
+
+    Args:
+        flat: The model, with its record if it has one that is its own.
+        given: What the user says.
+    """
+    given = given or Given()
+    record = flat.model.record
+    origin = {key: given.origin.get(key, GIVEN) for key in ON_RULES}
+    ruleset, broken = given.rules, None
+    if record is not None and record.rules is not None and _same_rules(ruleset, record):
+        try:
+            again = rules_of(record, given.streams)
+        except RulesError as error:
+            broken = f"the recorded rules can not be read by this version: {error.what}"
+        else:
+            if ruleset is None:
+                origin["rules"] = RECORDED
+            ruleset = again
+            if given.streams is None:
+                origin["streams"] = RECORDED
+    elif given.streams is None:
+        origin["streams"] = "as these rules say"
+    profile, lost = given.profile, None
+    if record is not None and record.profile is not None and profile is None and given.gpu is None:
+        profile, lost = recorded_profile(record.profile, flat.model.path)
+        origin["profile"] = RECORDED
+    batch, shapes, gpu = given.batch, dict(given.shapes), given.gpu
+    if record is not None and batch is None:
+        if not shapes and record.shapes:
+            origin["shapes"] = RECORDED
+        declared = {end.name: end.shape for end in flat.model.inputs}
+        if all(name in declared and _agree(shape, declared[name]) for name, shape in record.shapes.items()):
+            shapes = {**record.shapes, **shapes}
+        else:
+            broken = broken or "the recorded shapes do not fit the model"
+        batch = record.batch
+        origin["batch"] = RECORDED
+    elif batch is None:
+        origin["batch"] = DEFAULT
+    if gpu is None:
+        gpu, origin["gpu"] = DEFAULT_GPU, DEFAULT
+        if record is not None:
+            try:
+                data_sheet(record.gpu)
+                gpu, origin["gpu"] = record.gpu, RECORDED
+            except MsplitError:
+                broken = broken or f"assign went by the data sheet '{record.gpu}', which is not there: give --gpu"
+    workload = Workload(batch, shapes, gpu, profile)
+    return Basis(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
+
+
+def _same_rules(ruleset: RuleSet | None, record: AssignmentRecord) -> bool:
+    """Whether rules that were given, if any were, are those of the record."""
+    assert record.rules is not None
+    return ruleset is None or (ruleset.text == record.rules.text and dict(ruleset.files) == dict(record.rules.files))
+
+
+def rules_of(record: AssignmentRecord, streams: int | None = None) -> RuleSet:
+    """The rules of a record. Nothing but the record is read.
+
+    Raises:
+        RulesError: They have mistakes.
+    """
+    found = record.rules
+    assert found is not None
+    return rules.parse(found.text, found.source, streams=streams or record.streams, wrap=record.wrap, files=found.files)
+
+
+def recorded_profile(recorded: RecordedProfile, model: Path) -> tuple[Profile | None, str | None]:
+    """The profile that a record names: where it was then, or beside the model. Otherwise why there is none."""
+    name = recorded.path
+    why = "is not there"
+    for path in (Path(name), Path(os.path.realpath(model)).parent / Path(name).name):
+        try:
+            if not path.is_file():
+                continue
+            profile = profile_file.load(path)
+        except (MsplitError, OSError, ValueError):
+            why = "can not be read"
+            continue
+        if profile_file.hash_of(profile) == recorded.hash:
+            return profile, None
+        why = "has changed since"
+    return None, f"assign went by the profile '{name}', which {why}: give --profile"
+
+
+def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:
+    said = {}
+    if ruleset is not None:
+        said["rules"] = f"rules {ruleset.source}"
+        said["streams"] = f"{ruleset.streams} stream{'s' * (ruleset.streams != 1)}"
+    profile = workload.profile
+    if workload.batch is not None or not (workload.shapes or profile):
+        said["batch"] = f"batch {workload.batch or 1}"
+    if workload.shapes:
+        said["shapes"] = "shapes " + ", ".join(f"{name}={_sizes(shape)}" for name, shape in workload.shapes.items())
+    if profile is not None:
+        said["profile"] = f"profile {profile.source}"
+    else:
+        said["gpu"] = f"gpu {workload.gpu}"
+    return said
+
+
+def _agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> bool:
+    if declared is None:
+        return True
+    return len(shape) == len(declared) and all(d in (None, s) for s, d in zip(shape, declared, strict=True))
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape)) or "()"
+
+
+def record_of(assigned: Assigned) -> AssignmentRecord:
+    """What an assignment was made with, to be written with the model."""
+    ruleset = assigned.ruleset
+    return replace(
+        measured_record(assigned.flat, assigned.workload, assigned.outcome.streams),
+        rules=RecordedRules(ruleset.source, ruleset.text, ruleset.files) if ruleset.text else None,
+        wrap=assigned.wrap,
+        by_hand=assigned.by_hand,
+    )
+
+
+def measured_record(flat: FlatGraph, workload: Workload, streams: int) -> AssignmentRecord:
+    """The record of ids that measuring found, and no rules: all of them are msplit's."""
+    profile = workload.profile
+    return AssignmentRecord(
+        msplit=__version__,
+        rules=None,
+        streams=streams,
+        batch=workload.batch,
+        shapes=workload.shapes,
+        gpu=workload.gpu,
+        profile=None if profile is None else RecordedProfile(profile.source, profile_file.hash_of(profile)),
+        loaded=flat.model.choice,
+    )
+
+
+def anew(ruleset: RuleSet, flat: FlatGraph) -> RuleSet:
+    """Rules in place of the ids on a model: where nothing tells which of those were set by hand, they do without the rule `manual`."""
+    if flat.model.record is not None:
+        return ruleset
+    return replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))

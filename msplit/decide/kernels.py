@@ -1,0 +1,186 @@
+"""Kernels and streams chosen together, in the simulator: for the rule `auto` with `kernels: best`, and for `bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit import progress
+from msplit.core.graph import Ints
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.decide.plans import Planned, planned
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.errors import INSTALL_PYTORCH, EngineError
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.make import make_inputs
+from msplit.rules import RuleSet
+from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
+from msplit.rules.base import Placed, Remark
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.search.kernel_modes import Way, Ways
+
+NAMES = ("plain", "fused", "grouped", "fused and grouped")
+"""Ways to make kernels, as in `engines.cuda.trials.OPTIONS`."""
+
+MADE_HERE = ("gpu", "driver", "torch")
+"""What a plan that no GPU had a part in does not depend on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Kernels other than plain ones, on their streams.
+
+    Attributes:
+        planned: Ids, options and the plan to run.
+        algorithm: What put them on streams.
+        predicted_us: Simulated time.
+        one_us: Simulated time of plain kernels on one stream.
+        streams_us: Simulated time of plain kernels on their best streams.
+    """
+
+    planned: Planned
+    algorithm: str
+    predicted_us: float
+    one_us: float
+    streams_us: float
+
+    @property
+    def gain(self) -> float:
+        """Over plain kernels on one stream, simulated."""
+        return self.one_us / self.predicted_us
+
+
+def why_not() -> str | None:
+    """Why larger kernels can not be looked for here, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return f"PyTorch, which tells what kernels a model becomes, is not installed: {INSTALL_PYTORCH}"
+    return None
+
+
+def job_of(
+    flat: FlatGraph,
+    costs: Costs,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    profile: Profile | None = None,
+) -> Job:
+    """The model on one stream with made-up inputs, on the GPU where there is one, otherwise on the CPU."""
+    sizes = {**(profile.shapes if profile is not None and batch is None else {}), **(shapes or {})}
+    feeds = make_inputs(flat, sizes, batch=batch or 1)
+    device = "cpu" if ENGINE.unavailable() else "cuda"
+    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": device})
+
+
+class Chooser:
+    """Chooses kernels and streams for the rule `auto`; see `rules.base.ChoosesKernels`. Afterwards it tells what it found.
+
+    Args:
+        job: Makes the model, its inputs, its costs, and the engine's options, once that is asked for.
+        batch: For the plan.
+        names: Ways to make kernels that may be tried, plain ones first.
+        tell: Told what is being done, in place of whoever listens to `msplit.progress`.
+
+    Attributes:
+        ways: All that was tried; None before, and where nothing could be.
+        chosen: The best; None where that is plain kernels.
+    """
+
+    def __init__(
+        self,
+        job: Callable[[], Job],
+        *,
+        batch: int | None = None,
+        names: Sequence[str] = NAMES,
+        tell: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self._job, self._batch, self._names, self._tell = job, batch, names, tell
+        self.ways: Ways | None = None
+        self.chosen: Chosen | None = None
+
+    def __call__(
+        self,
+        streams: int,
+        *,
+        tied: Ints,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
+    ) -> Placed | Remark:
+        """See `rules.base.ChoosesKernels`."""
+        self.ways = self.chosen = None
+        if (missing := why_not()) is not None:
+            return _not(missing)
+        from msplit.engines.cuda.search.kernel_modes import ways
+
+        job = self._job()
+        try:
+            with progress.telling() as tell:
+                found = ways(
+                    job,
+                    tied,
+                    streams=streams,
+                    names=self._names,
+                    candidates=candidates,
+                    wait_us=wait_us,
+                    tell=self._tell or tell,
+                )
+        except EngineError as error:
+            return _not(error.what)
+        if found is None:
+            return _not("nothing launches a kernel")
+        self.ways = found
+        if found.dynamic:
+            return _not("shapes depend on values, so the model can not be captured")
+        taken = found.favourite
+        plain = found.plain
+        if taken is plain:
+            larger = [name for name in found.ways if name != PLAIN]
+            better = (
+                f"in the simulator neither {' nor '.join(larger)} ones gain" if larger else "larger ones are the same"
+            )
+            return Remark(Auto.key, "kernels", f"kernels stay plain: {better}")
+        made = planned(taken.arm, taken.trial(), self._batch)
+        if job.options.get("device") == "cpu":
+            made = _portable(made)
+        self.chosen = Chosen(made, taken.best.name, taken.best.makespan_us, found.one_us, plain.best.makespan_us)
+        ids = np.where(job.flat.host, -1, made.node_ids).astype(np.int32)
+        return Placed(ids, describe(taken, plain))
+
+
+def describe(taken: Way, plain: Way) -> str:
+    """A sentence about the best way."""
+    best, other = taken.best, plain.best
+    where = f"on {best.streams} streams" if best.streams > 1 else "on one stream"
+    text = f"{taken.name} kernels {where} ('{best.name}') are fastest in the simulator: {best.makespan_us:.0f} µs"
+    beside = f", {other.makespan_us:.0f} on {other.streams}" if other.streams > 1 else ""
+    return f"{text}; plain ones take {plain.one.makespan_us:.0f} on one stream{beside}"
+
+
+def with_kernels(ruleset: RuleSet, kernels: str) -> RuleSet:
+    """The rule set with this choice in its rule `auto`."""
+    changed = tuple(replace(rule, kernels=kernels) if isinstance(rule, Auto) else rule for rule in ruleset.rules)
+    return replace(ruleset, rules=changed)
+
+
+def ends_with_auto(ruleset: RuleSet) -> bool:
+    """Whether the rule `auto` is the last that claims nodes by itself: what follows are constraints and what fills gaps."""
+    deciding = [rule for rule in ruleset.rules if rule.key not in ("colocation", "propagate")]
+    return bool(deciding) and isinstance(deciding[-1], Auto)
+
+
+def _portable(made: Planned) -> Planned:
+    """Without what only says how it was lowered: no GPU was there to choose a memory layout, say."""
+    made_for = {key: value for key, value in made.made_for.items() if key not in MADE_HERE}
+    options = {key: value for key, value in made_for.get("options", {}).items() if key != "layout"}
+    return replace(made, made_for={**made_for, "options": options})
+
+
+def _not(why: str) -> Remark:
+    return Remark(Auto.key, NOT_CHOSEN, f"kernels stay plain: {why}")

@@ -1,0 +1,208 @@
+"""Load, price and save a model."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit import cost, formats
+from msplit.core.graph import Ints
+from msplit.core.memory import no_collection
+from msplit.cost import profile as profiles
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.errors import LoadError, MsplitError
+from msplit.flatten.build import body, flatten
+from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import Conflict, among, to_ids, with_ids
+from msplit.formats import WriteReport
+from msplit.formats.record import AssignmentRecord
+from msplit.progress import phase
+from msplit.shapes import Shapes
+
+if TYPE_CHECKING:
+    from msplit.decide.assignment import Assigned
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    tags: Sequence[str] | None = None,
+    signature: str | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    function: str | None = None,
+    record: bool = True,
+) -> FlatGraph:
+    """Reads a model, without TensorFlow, and makes the flat graph that everything works on.
+
+    Args:
+        path: A GraphDef (`.pb`, `.pbtxt`), a MetaGraphDef (`.meta`) or a SavedModel's folder; told apart by content.
+        tags: Tags of the SavedModel's graph, where it has several.
+        signature: Signature of the SavedModel; by default `serving_default`, or the only one.
+        inputs: Tensors to feed instead of the model's own inputs.
+        outputs: Tensors to fetch instead of the model's own outputs.
+        function: Look inside this function of the library, such as the body of a `While`, instead of at the model.
+        record: Whether to go by the record that `msplit assign` has left with the model, if it has.
+
+    Raises:
+        LoadError: It can not be read, or leaves a choice open that must be made.
+        GraphError: It is not a valid graph; every defect is listed.
+    """
+    with phase("reading"), no_collection():
+        model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs, record=record)
+    if function is None:
+        with phase("flattening"), no_collection():
+            return flatten(model)
+    if function not in model.graph.functions:
+        raise LoadError(
+            f"the model has no function {function!r}",
+            where=str(path),
+            fix=_others(function, list(model.graph.functions)),
+        )
+    return body(model, function)
+
+
+def _others(function: str, known: list[str]) -> str:
+    """What to ask for in place of a function that is not there."""
+    near = difflib.get_close_matches(function, known, 3)
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    if not known:
+        return "look at the model itself: it has no functions"
+    left = len(known) - _LISTED
+    return f"it has {', '.join(sorted(known)[:_LISTED])}{f' and {left} more' if left > 0 else ''}"
+
+
+_LISTED = 6
+
+
+def opened(model: FlatGraph | str | os.PathLike[str]) -> FlatGraph:
+    """The graph of a model that may be named by where it is; with choices to make, call `load` and give its result.
+
+    Raises:
+        LoadError: It can not be read.
+        MsplitError: It is neither.
+    """
+    if isinstance(model, FlatGraph):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(Path(model))
+    raise MsplitError(
+        f"{type(model).__name__} is no model",
+        fix="give what `msplit.load` returns, or the path of a model's file or folder",
+    )
+
+
+def price(
+    flat: FlatGraph,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = cost.DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> tuple[Shapes, Costs]:
+    """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured.
+
+    Args:
+        flat: The graph.
+        batch: Size of unknown leading dimensions of inputs; 1 where it is not given.
+        shapes: Whole shapes by input name.
+        gpu: Name of a data sheet, see `cost.gpu_names`.
+        profile: What was measured on this graph. Shapes that are not given are the profile's, and so is the data sheet if there is one
+            of its GPU.
+
+    Raises:
+        MsplitError: There is no such data sheet, shapes contradict the graph, or the profile is of another graph or of other shapes.
+    """
+    if profile is not None:
+        profiles.check(profile, flat)
+        gpu = profile.device.sheet() or gpu
+        if batch is None:
+            shapes = {**profile.shapes, **(shapes or {})}
+    with phase("shapes and costs"), no_collection():
+        found = cost.infer(flat, batch=batch, shapes=shapes)
+        costs = cost.estimate(flat, found, gpu)
+    if profile is not None:
+        fed = {tensor.name: found.shape(tensor.node, tensor.port) for tensor in flat.inputs}
+        profiles.check_shapes(profile, fed)
+        costs = profiles.apply(profile, flat, costs)
+    return found, costs
+
+
+def priced(flat: FlatGraph, workload: Workload) -> tuple[Shapes, Costs]:
+    """As `price`, for what a workload says."""
+    return price(flat, batch=workload.batch, shapes=workload.shapes, gpu=workload.gpu, profile=workload.profile)
+
+
+def save(
+    flat: FlatGraph | str | os.PathLike[str],
+    ids: Ints | Assigned,
+    out: str | os.PathLike[str],
+    *,
+    costs: Costs | None = None,
+    force: bool = False,
+    record: AssignmentRecord | None = None,
+) -> tuple[WriteReport, tuple[Conflict, ...]]:
+    """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
+
+    With an assignment, ids on the model that are neither new nor set by hand are taken off, and a record of what it was made with is
+    left with the model.
+
+    Args:
+        flat: The graph: from `load`, or where the model is.
+        ids: What `assign` gave for `flat`, or just a stream id per node. Only an assignment brings costs and a record with it.
+        out: File or folder to write; appears at once and whole, or not at all.
+        costs: Decides where call sites of one function want different ids for one node: the costlier wins.
+        force: Replace what is there.
+        record: What the ids were made with, where they are no assignment. Ids on the model that it does not say to be set by hand go.
+
+    Returns:
+        What was written, and the nodes of functions whose call sites wanted different ids.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    from msplit.decide.assignment import Assigned
+    from msplit.decide.basis import record_of
+
+    flat = opened(flat)
+    if isinstance(ids, Assigned):
+        costs, record = costs or ids.costs, record_of(ids)
+        ids = ids.ids
+    present = with_ids(flat.model)
+    kept = present if record is None else record.by_hand
+    wanted = np.where(flat.host & ~among(flat, kept), -1, ids).astype(np.int32)
+    with phase("writing"):
+        named, conflicts = to_ids(flat, wanted.tolist(), costs.time_us.tolist() if costs is not None else None)
+        stay = {function: frozenset(names) for function, names in kept.items()}
+        gone = {
+            (function or None, name): None
+            for function, names in present.items()
+            for name in names
+            if name not in stay.get(function, ())
+        }
+        return formats.write(flat.model, {**gone, **named}, Path(out), force=force, record=record), conflicts
+
+
+def strip(flat: FlatGraph | str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> WriteReport:
+    """Writes the model without any stream id, in the format it came in, and without the record of an assignment.
+
+    Args:
+        flat: The graph: from `load`, or where the model is. Ids are taken off the whole file, nodes that no output needs included.
+        out: File or folder to write; appears at once and whole, or not at all.
+        force: Replace what is there.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    flat = opened(flat)
+    ids = {(function or None, name): None for function, names in with_ids(flat.model).items() for name in names}
+    with phase("writing"):
+        return formats.write(flat.model, ids, Path(out), force=force)

@@ -1,0 +1,224 @@
+"""From a schedule of the engine's steps to ids and a plan file, and back from such a file to something that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from msplit import formats
+from msplit.core.assignment import Assignment
+from msplit.core.dag import Dag
+from msplit.core.graph import Ints
+from msplit.cost.costs import Costs
+from msplit.decide.environment import environment
+from msplit.engines.base import Job
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.rules.auto import claim_rest
+from msplit.rules.base import Context
+from msplit.schedule.plan import planfile
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import topological
+from msplit.schedule.search.search import Trial
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.search.measurement import Arm
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A schedule of the engine's steps in terms of the graph.
+
+    Attributes:
+        kernels: The way in which kernels are made, a key of `engines.cuda.trials.OPTIONS`.
+        ids: Stream id per node of the flat graph. Nodes that share a kernel have the same.
+        streams: How many streams it uses.
+        waits: Waits between them.
+        options: The engine's options that go with it, the stored plan among them.
+        plan: Order and waits of the flat graph's nodes, for a plan file.
+        made_for: GPU, driver, batch …: what a plan file says it was made for.
+        node_ids: `ids`, but -1 for nodes that launch nothing.
+    """
+
+    kernels: str
+    ids: Ints
+    streams: int
+    waits: int
+    options: Mapping[str, Any]
+    plan: Plan
+    made_for: Mapping[str, Any] = field(default_factory=dict)
+    node_ids: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def groups(self) -> int:
+        """How many groups of nodes share a kernel."""
+        return len(self.options["plan"].groups)
+
+
+def planned(arm: Arm, trial: Trial, batch: int | None = None) -> Planned:
+    """What a trial of an arm means for the graph.
+
+    Args:
+        arm: The kernels; its job has costs.
+        trial: Their schedule.
+        batch: For the plan file.
+
+    Raises:
+        EngineError: The second checker found the plan wrong, which is a bug in msplit.
+    """
+    from msplit.engines.cuda.engine import prove
+    from msplit.engines.cuda.runtime import plan_binding
+    from msplit.engines.cuda.search import measurement
+
+    job, program = arm.job, arm.prepared.program
+    if job.costs is None:
+        raise ValueError("a plan needs costs")
+    plan = prove(arm.plan(trial), program)
+    stored = plan_binding.store(program, plan)
+    node_ids = plan_binding.ids_of(program, plan.stream, len(job.flat))
+    ids = fill_ids(job.flat, job.costs, node_ids)
+    return Planned(
+        kernels=arm.name,
+        ids=ids,
+        streams=plan.streams,
+        waits=plan.waits,
+        options={**measurement.OPTIONS[arm.name], "plan": stored},
+        plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
+        made_for=made_for(job, batch, layout=arm.prepared.layout),
+        node_ids=node_ids,
+    )
+
+
+def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
+    """Ids of all nodes from those of the kernels.
+
+    Args:
+        flat: The graph.
+        costs: Cost of its nodes.
+        ids: Stream per node, -1 for nodes without a kernel: they follow their inputs or their consumers.
+    """
+    streams = max(int(ids.max(initial=0)) + 1, 1)
+    context = Context(flat, costs, streams)
+    claimed = np.where(flat.host, -1, ids).astype(np.int32)
+    assignment = Assignment.empty(len(flat)).claim_many(
+        [
+            (np.flatnonzero(claimed == stream).astype(np.int32), stream, "measured")
+            for stream in np.unique(claimed[claimed >= 0]).tolist()
+        ],
+        "tuned",
+    )
+    filled = claim_rest(context, assignment, "tuned").filled(0)
+    filled[flat.host] = 0
+    return filled
+
+
+def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[int, int, int]]) -> Plan:
+    """The plan of the flat graph's nodes, in the order in which their kernels are recorded, as far as control edges allow that.
+
+    Args:
+        flat: The graph.
+        costs: Nodes that cost nothing launch nothing.
+        ids: Stream per node.
+        kernels: The engine's order; see `steps.StoredPlan`.
+    """
+    key = np.full(len(flat), np.inf)
+    for place, (node, _, _) in enumerate(kernels):
+        key[node] = -place
+    dag = Dag.from_graph(flat.graph)
+    lanes = np.where((costs.time_us > 0) & ~flat.host, ids, -1).astype(np.int32)
+    return make_plan(dag, lanes, topological(dag, key))
+
+
+def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dict[str, Any]:
+    """What a plan of a job depends on beside the graph, as plain data."""
+    known = environment()
+    gpus = known["gpus"] or [{}]
+    found = {
+        "gpu": gpus[0].get("name") or (job.costs.gpu if job.costs is not None else ""),
+        "driver": gpus[0].get("driver"),
+        "torch": known["versions"].get("torch"),
+        "msplit": known["msplit"],
+        "batch": batch,
+        "inputs": {name: [value.dtype.name, *value.shape] for name, value in sorted(job.feeds.items())},
+        "precision": "ieee" if job.ieee else "tf32",
+        "options": {key: True for key in ("fuse", "group") if job.options.get(key)}
+        | ({} if layout == "none" else {"layout": layout}),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def plan_data(flat: FlatGraph, found: Planned) -> dict[str, Any]:
+    """A plan file with the order of its kernels as plain data: `msplit check --plan` proves it, `msplit bench --plan` runs it."""
+    stored = found.options["plan"]
+    shared = [(group.kind, group.nodes, group.stream) for group in stored.groups]
+    return planfile.dump(found.plan, flat, kernels=stored.kernels, groups=shared, made_for=found.made_for)
+
+
+def save_plan(flat: FlatGraph, found: Planned, path: Path, *, force: bool = False) -> None:
+    """Writes the plan file.
+
+    Raises:
+        WriteError: It can not be written.
+    """
+    text = json.dumps(plan_data(flat, found), indent=1) + "\n"
+    formats.write_bytes_atomic(path, text.encode(), force=force)
+
+
+def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
+    """The job that runs a stored plan, and what does not fit.
+
+    Args:
+        job: The model on one stream.
+        plan: The plan.
+
+    Raises:
+        MsplitError: The plan is one of another graph.
+    """
+    from msplit.engines.cuda.runtime.plan_binding import StoredPlan
+
+    flat = job.flat
+    found, unknown = plan.on(flat)
+    if unknown or not len(found.order):
+        name = f"it names {unknown[0]!r}, which the graph has not" if unknown else "it orders nothing"
+        raise MsplitError(f"the plan is not one of this graph: {name}", where=plan.source, fix="tune the model again")
+    notes = []
+    if plan.graph_hash and flat.model.graph_def is not None and plan.graph_hash != formats.graph_hash(flat.model):
+        notes.append("the plan was made for another version of this graph")
+    ids = np.maximum(found.stream, 0).astype(np.int32)
+    options: dict[str, Any] = {}
+    for key, value in dict(plan.made_for.get("options") or {}).items():
+        if (key in ("fuse", "group") and isinstance(value, bool)) or (key == "layout" and value in ("nhwc", "nchw")):
+            options[key] = value
+    if plan.kernels:
+        index = flat.graph.index
+        kernels = [(index.get(name, -1), number, lane) for name, number, lane in plan.kernels]
+        if all(node >= 0 for node, _, _ in kernels):
+            options["plan"] = StoredPlan(tuple(kernels))
+            for node, _, lane in kernels:
+                ids[node] = lane
+    notes += _differences(plan.made_for, made_for(job))
+    return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
+
+
+def runs_as_stored(job: Job) -> bool:
+    """Whether the engine can run a job by the order that its stored plan holds: not where its kernels have become others."""
+    import torch
+
+    from msplit.engines.cuda.engine import ENGINE
+    from msplit.engines.cuda.runtime.plan_binding import restore
+
+    stored = job.options.get("plan")
+    device = torch.device(str(job.options.get("device", "cuda")))
+    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is another than when the plan was made."""
+    names = {"gpu": "GPU", "driver": "driver", "torch": "PyTorch", "precision": "precision", "inputs": "shapes"}
+    differ = [names[key] for key in names if key in then and key in now and then[key] != now[key]]
+    return [f"the plan was made with another {' and another '.join(differ)}: tune again for the best"] if differ else []

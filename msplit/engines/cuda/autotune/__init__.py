@@ -1,0 +1,1 @@
+"""Chooses kernels by measuring them."""

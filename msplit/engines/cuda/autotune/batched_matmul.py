@@ -1,0 +1,307 @@
+"""Products of alike dense layers: by the library or by a kernel of our own, whichever measures faster on their sizes.
+
+The library's batched product is good at large matrices and knows no epilogue; one row at a time, or a few, it leaves most of the GPU
+idle, and bias and activation are further kernels. Each shape is timed once per process, the way that `products` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.toolchain import can_compile
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.kernels.matmul import Tile
+
+_ALPHA = 0.20000000298023224
+_TILED = (torch.float32, torch.float16, torch.bfloat16)
+
+_LARGEST = 2**31
+
+TILE = "_tile"
+"""Attribute that an engine gives a product which runs in our own kernel: `batched_kernel.Tile`. Absent: the library runs it."""
+
+SECONDS = 60.0
+"""What a process spends on measuring and on compiling what it measures; what is left then is chosen by rule."""
+
+_FEW_ROWS = 16
+"""Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""
+
+_spent = [0.0]
+_chosen: dict[tuple[Any, ...], str] = {}
+_measured: dict[tuple[Any, ...], dict[str, float]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Products ``x[n] @ weights[n] + bias[n]`` of some members.
+
+    Attributes:
+        x: [members, rows, inner], or [rows, inner] for all members.
+        weights: [members, inner, columns].
+        bias: [members or 1, columns], or None.
+    """
+
+    x: Tensor
+    weights: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows of every member, repeated as a view where they are shared."""
+        return self.x.expand(len(self.weights), -1, -1) if self.x.dim() == 2 else self.x
+
+    def sizes(self) -> tuple[Any, ...]:
+        """What its time depends on."""
+        shared = self.x.dim() == 2
+        strides = tuple(stride > 1 for stride in self.weights.stride())
+        bias = None if self.bias is None else len(self.bias) == 1
+        return *self.rows.shape[1:], self.weights.shape[2], shared, strides, self.x.stride()[-1] == 1, bias
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be computed: a layer, to which another may be added for the members from `first` on, then an activation.
+
+    Attributes:
+        one: A layer of all members.
+        activation: Its name, or nothing.
+        alpha: LeakyRelu's slope.
+        second: A layer of the members from `first` on, or None.
+        first: See `second`.
+        addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
+        rows_first: Whether the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
+    """
+
+    one: Layer
+    activation: str = ""
+    alpha: float = _ALPHA
+    second: Layer | None = None
+    first: int = 0
+    addend: Tensor | None = None
+    rows_first: bool = False
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for work that takes about the same time: members are counted in powers of two."""
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        second = None if self.second is None else (*self.second.sizes(), self.first > 0)
+        members = (len(self.one.weights) - 1).bit_length()
+        return (
+            members,
+            self.one.x.dtype,
+            tf32,
+            self.activation,
+            self.one.sizes(),
+            second,
+            _is_wide(self),
+            self.rows_first,
+        )
+
+
+def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Work | None:
+    """One layer as work of one member; None where more follows it than a bias and an activation.
+
+    Args:
+        data: [rows, inner].
+        weights: [inner, columns].
+        steps: What follows, as TensorFlow's `fused_ops` names it.
+        rest: Their inputs.
+    """
+    biased = tuple(steps[:1]) == ("BiasAdd",)
+    follow = steps[1:] if biased else steps
+    if len(rest) != biased or len(follow) > 1 or any(step in ("BiasAdd", "Add", "FusedBatchNorm") for step in follow):
+        return None
+    return Work(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
+
+
+def members(x: Tensor, y: Tensor) -> Work | None:
+    """A product over batch axes, each batch a member; None where these axes are no single axis in memory, or not the same."""
+    if x.dim() < 3 or x.shape[:-2] != y.shape[:-2] or x.dtype != y.dtype:
+        return None
+    try:
+        return Work(Layer(x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])))
+    except RuntimeError:
+        return None
+
+
+def may_round(dtype: torch.dtype) -> bool:
+    """Whether products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+
+
+def is_spent() -> bool:
+    """Whether the time for measuring is up."""
+    return _spent[0] > SECONDS
+
+
+@contextlib.contextmanager
+def spending() -> Iterator[None]:
+    """Counts what is measured inside."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _spent[0] += time.perf_counter() - began
+
+
+def run(work: Work) -> Tensor:
+    """The result: [members, rows, columns]."""
+    return _way(work)(work)
+
+
+def chosen() -> Mapping[tuple[Any, ...], tuple[str, Mapping[str, float]]]:
+    """Every choice of this process: what was chosen, and the µs of all that was measured."""
+    return {key: (name, _measured.get(key, {})) for key, name in _chosen.items()}
+
+
+def _way(work: Work) -> Callable[[Work], Tensor]:
+    if work.one.x.device.type != "cuda":
+        return by_library
+    key = work.key()
+    ways = _ways(work)
+    if key not in _chosen:
+        if torch.cuda.is_current_stream_capturing():
+            return by_library
+        _chosen[key] = _measure(key, work, ways) if len(ways) > 1 else next(iter(ways))
+    return ways.get(_chosen[key], by_library)
+
+
+def _measure(key: tuple[Any, ...], work: Work, ways: Mapping[str, Callable[[Work], Tensor]]) -> str:
+    """The fastest way; the first one, the library's, where others are not clearly faster."""
+    holder = next(iter(ways))
+    if is_spent():
+        own = [name for name in ways if name.startswith("triton")]
+        return own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else holder
+    times: dict[str, float] = {}
+    with spending():
+        for name, way in ways.items():
+            try:
+                times[name] = tuner.milliseconds(functools.partial(way, work)) * 1e3 / tuner.CALLS
+            except (
+                Exception
+            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+                if not times:
+                    raise
+    _measured[key] = times
+    best = min(times, key=lambda name: times[name])
+    return best if times[best] < tuner.MARGIN * times[holder] else holder
+
+
+def _ways(work: Work) -> dict[str, Callable[[Work], Tensor]]:
+    ways: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
+    if _is_wide(work):
+        ways["wide"] = by_wide_product
+    for tile in tiles(work):
+        ways[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
+    return ways
+
+
+def tiles(work: Work) -> list[Tile]:
+    """Tiles of our own kernel that are worth trying; none where it can not do the work."""
+    if not can_compile() or work.one.x.dtype not in _TILED:
+        return []
+    from msplit.engines.cuda.kernels import matmul as kernel
+
+    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, (work.one, work.second or work.one))):
+        return []
+    members, inner, columns = work.one.weights.shape
+    rows = work.one.rows.shape[1]
+    return list(kernel.candidates(members, rows, inner, columns, split=work.second is None))
+
+
+def _fits(layer: Layer) -> bool:
+    """Whether there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
+    for one in (layer.rows[:1], layer.weights[:1]):
+        extent = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
+        if not one.numel() or extent >= _LARGEST:
+            return False
+    return True
+
+
+def by_library(work: Work) -> Tensor:
+    """cuBLAS' batched product, then what follows it."""
+    if work.second is None:
+        return _activated(work, _batched(work.one, rows_first=work.rows_first))
+    other = _batched(work.second)
+    if work.addend is not None:
+        other = torch.cat([work.addend, other])
+    if work.one.bias is None:
+        return _activated(work, torch.baddbmm(other, work.one.rows, work.one.weights))
+    return _activated(work, _batched(work.one) + other)
+
+
+def _batched(layer: Layer, *, rows_first: bool = False) -> Tensor:
+    rows, out = layer.rows, None
+    if rows_first:
+        members, _, columns = layer.weights.shape
+        out = rows.new_empty((rows.shape[1], members, columns)).permute(1, 0, 2)
+    if layer.bias is None:
+        return torch.bmm(rows, layer.weights, out=out)
+    return torch.baddbmm(layer.bias.unsqueeze(1), rows, layer.weights, out=out)
+
+
+def _activated(work: Work, result: Tensor) -> Tensor:
+    return activate(work.activation, work.alpha)(result) if work.activation else result
+
+
+def _is_wide(work: Work) -> bool:
+    """Whether all members' weights side by side are one matrix, as they lie, and all read the same rows."""
+    if work.second is not None or work.one.x.dim() != 2:
+        return False
+    members, inner, columns = work.one.weights.shape
+    member, row, column = work.one.weights.stride()
+    beside = (row, column) == (members * columns, 1) and member == columns
+    below = (row, column) == (1, inner) and member == columns * inner
+    return beside or below or (members == 1 and (row, column) in ((columns, 1), (1, inner)))
+
+
+def by_wide_product(work: Work) -> Tensor:
+    """One product with all members' weights side by side; the result is a view of it."""
+    layer = work.one
+    members, inner, columns = layer.weights.shape
+    if layer.weights.stride(2) == 1:
+        wide = layer.weights.permute(1, 0, 2).reshape(inner, members * columns)
+    else:
+        wide = layer.weights.mT.reshape(members * columns, inner).t()
+    if layer.bias is None:
+        result = _activated(work, torch.mm(layer.x, wide))
+    else:
+        bias = layer.bias.expand(members, -1).reshape(-1)
+        if work.activation in ("Relu", "GeluApproximate"):
+            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=work.activation == "GeluApproximate")
+        else:
+            result = _activated(work, torch.addmm(bias, layer.x, wide))
+    return result.view(len(layer.x), members, columns).permute(1, 0, 2)
+
+
+def by_kernel(work: Work, tile: Tile) -> Tensor:
+    """Our own kernel, with a tile from `tiles`."""
+    from msplit.engines.cuda.kernels import matmul as kernel
+
+    def part(layer: Layer) -> Any:
+        return kernel.Part(layer.rows, layer.weights, layer.bias)
+
+    addend = work.addend
+    if addend is not None and addend.stride(-1) != 1:
+        addend = addend.contiguous()
+    return kernel.products(
+        part(work.one),
+        tile,
+        activation=work.activation,
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        second=None if work.second is None else part(work.second),
+        first=work.first,
+        addend=addend,
+        rows_first=work.rows_first,
+    )

@@ -1,0 +1,134 @@
+"""Which kernel runs a convolution, chosen by measurement: the library's, or our own with tiles of one of a few sizes.
+
+cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
+of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/probes`). There is no rule that a page could hold, so each
+shape is timed once per process, and the tiled kernel is taken where it is faster both alone and eight side by side (see `contest`), and
+gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.kernels.toolchain import can_compile
+
+_ANY = (1, 2, 4, 8)
+
+SINGLE = (
+    (Tiles(16, 32, 64, 4, 5, turned=True), _ANY),
+    (Tiles(32, 32, 64, 4, 3), _ANY),
+    (Tiles(32, 32, 64, 4, 5), _ANY),
+    (Tiles(64, 32, 64, 4, 3), _ANY),
+    (Tiles(64, 32, 64, 4, 5), _ANY),
+    (Tiles(64, 64, 32, 4, 5), _ANY),
+)
+FEW_CHANNELS = ((Tiles(32, 32, 32, 4, 4, turned=True), (1,)), (Tiles(32, 64, 32, 4, 4, turned=True), (1,)))
+SIBLINGS = (
+    (Tiles(32, 32, 64, 4, 3), (1, 2, 4)),
+    (Tiles(32, 32, 64, 4, 5), (1, 2, 4)),
+    (Tiles(64, 32, 64, 4, 5), (1, 2, 4)),
+    (Tiles(64, 64, 64, 4, 4), (1, 2, 4)),
+)
+"""Tiles that won for some shape, with the numbers of parts that won. Every tile more costs a user's first run a few kernels of half a
+second to compile (windows of one pixel and of more, whole and with shared sums), and each new shape its measurement.
+
+Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
+
+LEAST_BLOCKS = 48
+MOST_BLOCKS = 300
+
+FEW = 16
+"""Input channels."""
+
+SAME = 5e-3
+"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
+
+_chosen: dict[tuple[Any, ...], Tiles | None] = {}
+
+
+def choose(
+    op: Op,
+    arguments: list[torch.Tensor],
+    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+    *,
+    keep_filter: bool = False,
+) -> tuple[Op, torch.Tensor]:
+    """The op as it runs fastest, itself or with `TILES`, and its filter as that kernel wants it to lie in memory.
+
+    Args:
+        op: A convolution with a constant filter.
+        arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
+        lowered: What runs an op; takes the inputs.
+        keep_filter: The filter must stay as it lies, because others read it.
+    """
+    if not worth_a_kernel(arguments[0].dtype):
+        return op, arguments[1]
+    attrs = tuple(sorted((name, str(value)) for name, value in op.attrs.items() if not name.startswith("_")))
+    key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
+    turned = arguments[1] if keep_filter else arguments[1].contiguous()
+    if key not in _chosen:
+        _chosen[key] = _winner(op, arguments, turned, lowered)
+    tiles = _chosen[key]
+    if tiles is None:
+        return op, arguments[1]
+    return _tiled(op, tiles), turned if tiles.turned else arguments[1]
+
+
+def worth_a_kernel(dtype: torch.dtype) -> bool:
+    """Whether our own kernel may win: in IEEE precision a product has no tensor cores, and the libraries' kernels are best."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return can_compile() and (half or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32))
+
+
+def _tiled(op: Op, tiles: Tiles) -> Op:
+    return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.covers)
+
+
+def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:
+    """Ways to cut a convolution, or several side by side, given the output channels of each."""
+    from msplit.engines.cuda.kernels import conv
+
+    cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < FEW else SINGLE
+    for whole, shares in cuts:
+        blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
+        steps = conv.summing_steps(data, filter, whole)
+        for parts in shares:
+            if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
+                yield whole._replace(parts=parts)
+
+
+def _winner(
+    op: Op,
+    arguments: list[torch.Tensor],
+    turned: torch.Tensor,
+    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+) -> Tiles | None:
+    data, filter, *rest = arguments
+    weights = {False: tuner.copies(filter)}  # by whether they are turned
+    weights[True] = weights[False] if turned is filter else tuner.copies(turned)
+    library = tuner.Turns(lowered(op), data, weights[False], rest)
+    expected = library()[0]
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    found: list[tuple[float, Tiles, tuner.Turns]] = []
+    results = int(filter.shape[3])
+    for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
+        if not tiles.turned and filter.stride(2) != 1:
+            continue  # the library wants it to lie in yet another way
+        call = tuner.Turns(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest)
+        if float((call()[0] - expected).abs().max()) <= SAME * largest:
+            found.append((tuner.milliseconds(call, cold=True), tiles, call))
+    alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, tuner.LANES))
+    for time, tiles, tiled in sorted(found, key=lambda one: one[0]):
+        if time >= tuner.MARGIN * alone:
+            break
+        # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
+        if tuner.milliseconds(tiled, tuner.LANES, cold=True) < tuner.MARGIN * loaded:
+            return tiles
+    return None

@@ -1,0 +1,193 @@
+"""Which kernel runs a matrix product, and how its constant weights lie in memory: chosen by measurement.
+
+TensorFlow keeps weights as (inputs, outputs). cuBLAS has other kernels for the transposed layout, up to a third faster or slower
+depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5). Where a product has few rows,
+cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and GELU only: there our own kernel (`batched_kernel`)
+competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
+float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. Of many small matrices cuBLAS may
+even take kernels without tensor cores (1024 of 27×64×27, on an H200: 8.7 µs). No rule that a page could hold
+says which is faster. So each shape is timed once per process, alone and eight side by side: what is faster alone often fills more of
+the GPU, and then streams gain nothing (the products of an LSTM take 4.3 µs or, transposed, 2.8; on ten streams the whole takes 2.9 ms
+or 4.0). Only what is faster both ways replaces the library with the weights as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msplit.engines.cuda.autotune import batched_matmul, tuner
+from msplit.engines.cuda.autotune.batched_matmul import TILE
+from msplit.engines.cuda.ir.program import Op
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.kernels.matmul import Tile
+
+BATCHED = ("BatchMatMul", "BatchMatMulV2")
+WITH_WEIGHTS = ("MatMul", "_FusedMatMul", "_GroupedMatMul")
+"""Ops whose kernel is chosen; those with weights only where these are constant."""
+
+SAME = 5e-3
+"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
+
+_ALIGNED = 4
+"""Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
+
+Lowered = Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]]
+"""What runs an op; takes its inputs."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How products of one kind run.
+
+    Attributes:
+        tile: Of our own kernel; None: the library, or for grouped products what `batched` chose.
+        turned: Whether the weights lie with the summands of an output side by side.
+        times: µs, alone, of what was measured.
+    """
+
+    tile: Tile | None
+    turned: bool
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+_chosen: dict[tuple[Any, ...], Choice] = {}
+
+
+def chosen() -> Mapping[tuple[Any, ...], Choice]:
+    """Every choice of this process. A key begins with the op, its fused ops and the shapes of data and weights."""
+    return dict(_chosen)
+
+
+def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> tuple[Op, torch.Tensor]:
+    """The op as it runs fastest, itself or with `TILE`, and its weights, the same values and logical shape, as they then lie in memory.
+
+    Args:
+        op: A MatMul, _FusedMatMul or _GroupedMatMul, or a batched product.
+        arguments: Its inputs, on a CUDA device, of the shapes that they have in every run.
+        lowered: What runs an op.
+        movable: The second input is constant, and nothing else reads it as it lies now.
+    """
+    data, weights = arguments[0], arguments[1]
+    movable = movable and _inner_axis(op) is not None
+    if op.op == "_GroupedMatMul" and not movable:
+        return op, weights
+    attrs = tuple(
+        op.attrs.get(name) for name in ("transpose_a", "transpose_b", "adj_x", "adj_y", "activation", "rows_first")
+    )
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
+    key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
+    free = _chosen.get(key)
+    if free is None or not (movable or weights.shape[-1] == 1 or free.turned == _is_turned(op, weights)):
+        if not movable:
+            key = (*key, weights.stride())
+        if key not in _chosen:
+            _chosen[key] = _contest(op, arguments, lowered, movable=movable)
+    choice = _chosen[key]
+    if choice.turned and movable:
+        weights = _turned(op, weights)
+    return op if choice.tile is None else _tiled(op, choice.tile), weights
+
+
+def _tiled(op: Op, tile: Tile) -> Op:
+    return Op(op.node, op.name, op.op, {**op.attrs, TILE: tile}, op.inputs, op.covers, op.members)
+
+
+def _inner_axis(op: Op) -> int | None:
+    """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
+    if op.op != "_GroupedMatMul":
+        return None if op.op in BATCHED or op.attrs.get("transpose_b") else 0
+    layers = op.attrs["layers"]
+    if len(layers) > 1 or layers[0].get("transpose"):
+        return None
+    return 0 if layers[0].get("wide") else 1
+
+
+def _turned(op: Op, weights: torch.Tensor) -> torch.Tensor:
+    axis = _inner_axis(op)
+    assert axis is not None
+    if weights.dim() == 3 and axis == 0:  # side by side: each member's transposed matrix by itself is one block then
+        return weights.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return weights.movedim(axis, -1).contiguous().movedim(-1, axis)
+
+
+def _is_turned(op: Op, weights: torch.Tensor) -> bool:
+    axis = _inner_axis(op)
+    return axis is not None and weights.stride(axis) == 1 and weights.stride(-1) != 1
+
+
+def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
+    times: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> float:
+        call()  # a grouped product chooses its kernel when it first runs
+        times[name] = tuner.milliseconds(call) * 1e3 / tuner.CALLS
+        return times[name]
+
+    library, others = lowered(op), list(arguments)
+    if movable:
+        others[1] = _turned(op, arguments[1])
+
+    def as_it_lies() -> Any:
+        return library(*arguments)
+
+    def turned() -> Any:
+        return library(*others)
+
+    timed("library", as_it_lies)
+    turns = movable and timed("library, turned", turned) < tuner.MARGIN * times["library"]
+    turns = turns and tuner.beats(turned, as_it_lies)
+    held = turned if turns else as_it_lies
+    lay_out = {False: arguments, True: others}
+    if op.op == "_GroupedMatMul" or batched_matmul.is_spent():
+        return Choice(None, turns, times)
+    expected = held()[0]
+    most = SAME * float(expected.abs().max()) if expected.numel() else 0.0
+    fastest: tuple[float, Tile, bool, Callable[[], Any]] | None = None
+    with batched_matmul.spending():
+        for tile in _tiles(op, arguments):
+            turn = turns if tile.exact else movable and arguments[1].shape[0] % _ALIGNED == 0
+            call = _bound(lowered(_tiled(op, tile)), lay_out[turn])
+            try:
+                if not float((call()[0] - expected).abs().max()) <= most:
+                    continue
+                time = timed(f"triton {tile}", call)
+            except (
+                Exception
+            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+                continue
+            if fastest is None or time < fastest[0]:
+                fastest = time, tile, turn, call
+        if fastest is not None and tuner.beats(fastest[3], held):
+            return Choice(fastest[1], fastest[2], times)
+    return Choice(None, turns, times)
+
+
+def _bound(function: Callable[..., Any], arguments: list[torch.Tensor]) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:
+    """Tiles of our own kernel that may compute this product."""
+    data, weights, *rest = arguments
+    if op.op in BATCHED:
+        work = batched_matmul.members(
+            data.mT if op.attrs.get("adj_x") else data, weights.mT if op.attrs.get("adj_y") else weights
+        )
+    else:
+        work = _dense(op, data, weights, rest)
+    if work is None:
+        return []
+    return [tile for tile in batched_matmul.tiles(work) if tile.exact or batched_matmul.may_round(data.dtype)]
+
+
+def _dense(op: Op, data: torch.Tensor, weights: torch.Tensor, rest: list[torch.Tensor]) -> batched_matmul.Work | None:
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+    data = data.t() if op.attrs.get("transpose_a") else data
+    weights = weights.t() if op.attrs.get("transpose_b") else weights
+    return batched_matmul.dense(data, weights, steps, rest)

@@ -1,0 +1,93 @@
+"""What loops, conds and calls run, known before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msplit.engines.cuda.frontend.functionalize_cond import known
+from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.ir.functions import CONDS, FUNCTIONAL, Bodies, functions_of, names_all, taken
+from msplit.engines.cuda.ir.lowering import listed
+from msplit.flatten.flat import FlatGraph
+
+
+@dataclass(frozen=True)
+class Within:
+    """The inside of one node.
+
+    Attributes:
+        ops: Every op that it may run, those included that only effects need.
+        missing: Op -> names, for ops that the engine can not run.
+        names: Op -> names of all nodes.
+    """
+
+    ops: frozenset[str] = frozenset()
+    missing: Mapping[str, list[str]] = field(default_factory=dict)
+    names: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def named(self, pattern: re.Pattern[str]) -> list[str]:
+        """Nodes whose op has a name of this form."""
+        return [name for op, names in self.names.items() if pattern.fullmatch(op) for name in names]
+
+
+NOTHING = Within()
+
+
+class Inside:
+    """What is inside of the nodes of a graph.
+
+    Args:
+        flat: The graph.
+        bodies: Its functions.
+    """
+
+    def __init__(self, flat: FlatGraph, bodies: Bodies) -> None:
+        self._flat = flat
+        self._bodies = bodies
+        self._fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
+        self._known: dict[int, Within] = {}
+
+    def of(self, node: int) -> Within:
+        """The inside of a node; nothing for one that is no loop, cond or call."""
+        op = self._flat.graph.ops[node]
+        if op not in FUNCTIONAL:
+            return NOTHING
+        if node not in self._known:
+            self._known[node] = self._look(node, op)
+        return self._known[node]
+
+    def _look(self, node: int, op: str) -> Within:
+        attrs, where = self._flat.graph.attrs[node], self._flat.graph.names[node]
+        wanted = functions_of(op, attrs)
+        missing: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
+        if not names_all(op, wanted):
+            missing[op] = [where]
+        elif op in CONDS and (inputs := self._flat.graph.inputs(node)):
+            predicate = known(self._flat.graph, inputs[0], self._fed)
+            if predicate is not None:
+                wanted = [wanted[taken(op, predicate, len(wanted))]]
+        seen: set[str] = set()
+        pending = [ref.name for ref in wanted]
+        while pending:
+            function = pending.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            body = self._bodies.of(function)
+            if body is None:
+                missing.setdefault(op, []).append(where)
+                continue
+            for inner, name in body.every_op:
+                names.setdefault(inner, []).append(f"{where}/{name}")
+            for piece in body.ops:
+                if piece.op in FUNCTIONAL:
+                    inner_functions = functions_of(piece.op, piece.attrs)
+                    pending += [ref.name for ref in inner_functions]
+                    if not names_all(piece.op, inner_functions):
+                        missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
+                elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in listed():
+                    missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
+        return Within(frozenset(names), missing, names)

@@ -1,0 +1,150 @@
+"""From a flat graph to ops with their constants: keeps what the outputs need, evaluates what depends on constants only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import formats
+from msplit.core.graph import TensorValue
+from msplit.engines.cuda.frontend import partition
+from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, plain
+from msplit.engines.cuda.ir.interpret import evaluate
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import STEPS, Key, Op, Source, StandIn
+from msplit.engines.cuda.ir.reachable import needed
+from msplit.engines.cuda.ops import identity
+from msplit.engines.seeds import DRAWN_ON_DEVICE, seeds_of
+from msplit.errors import EngineError, LoadError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.decode import numpy_dtype
+
+_HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)
+"""Lowerings that give their inputs back: such ops vanish."""
+
+
+LARGEST_READ = 1 << 16
+"""Bytes: larger constants of floats, which decide no shapes, are not read where only shapes are asked for."""
+
+
+def build(
+    flat: FlatGraph,
+    fed: Mapping[str, Key],
+    bodies: Bodies | None = None,
+    stand_ins: dict[Key, StandIn] | None = None,
+) -> Source:
+    """The ops that the outputs need.
+
+    Args:
+        flat: The graph.
+        fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
+            outputs need must have a lowering: see `coverage.refuse`.
+        bodies: Functions of the graph; those of the model if None.
+        stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
+
+    Raises:
+        EngineError: A constant expression can not be evaluated.
+        LoadError: A constant or a variable can not be read.
+    """
+    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=bodies or Bodies(flat.model))
+    names: dict[Key, Key] = {}
+    for name, key in fed.items():
+        # A number of its own: the node may be needed too, for another output or because it is fed with a default.
+        source.feeds[name] = names[key] = (source.fresh(), 0)
+    variables: list[int] = []
+    for node in needed(flat.graph, partition.wanted(flat), set(fed.values())):
+        op = flat.graph.ops[node]
+        inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
+        if stand_ins is not None and (found := _stand_in(op, flat.graph.attrs[node])):
+            stand_ins[node, 0] = found
+        elif op in formats.VARIABLE_OPS:
+            variables.append(node)
+        elif op == "Const":
+            source.constants[node, 0] = _constant(flat, node)
+        elif op in DRAWN_ON_DEVICE:
+            attrs = {
+                "seeds": seeds_of(flat, node),
+                "draws": op,
+                "dtype": flat.graph.attrs[node].get("dtype", "float32"),
+            }
+            source.ops[node] = Op(
+                node, flat.graph.names[node], "_StatefulRandom", attrs, [*inputs, _steps(source)], [node]
+            )
+        elif hands_on(op, flat.graph.attrs[node]):
+            for port, key in enumerate(inputs):
+                names.setdefault((node, port), key)
+        else:
+            attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
+            source.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
+    for tensor in flat.outputs:
+        source.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
+    if variables:
+        values = formats.variables(flat.model, [flat.graph.names[node] for node in variables])
+        source.constants |= {(node, 0): values[flat.graph.names[node]] for node in variables}
+    if stand_ins is None:
+        fold(source)
+    source.prune()
+    return source
+
+
+def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
+    """What is known of a variable or a large constant without reading it; None for all else."""
+    if op in formats.VARIABLE_OPS:
+        shape, dtype = attrs.get("shape"), attrs.get("dtype")
+        full = tuple(shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else None
+        return StandIn(full, dtype if isinstance(dtype, str) else "float32")
+    value = attrs.get("value") if op == "Const" else None
+    if isinstance(value, TensorValue) and value.dtype.startswith(("float", "bfloat", "complex", "half", "double")):
+        try:
+            size = math.prod(value.shape) * np.dtype(numpy_dtype(value.dtype)).itemsize
+        except LoadError:  # of a type that no constant has: reading it says so
+            return None
+        if size > LARGEST_READ:
+            return StandIn(value.shape, value.dtype)
+    return None
+
+
+def _steps(source: Source) -> Key:
+    """The input that says how many steps were run before."""
+    if STEPS not in source.feeds:
+        source.feeds[STEPS] = (source.fresh(), 0)
+    return source.feeds[STEPS]
+
+
+def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
+    """Whether an op gives its inputs back, so that it vanishes.
+
+    Nothing assigns, so that a variable has one value, and reading it is the value.
+    """
+    if op in partition.READS_A_VARIABLE or (op == "Cast" and attrs.get("SrcT") == attrs.get("DstT")):
+        return True
+    found = table().get(op)
+    return found is not None and found.function in _HANDS_ON
+
+
+def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
+    value = flat.graph.attrs[node].get("value")
+    if not isinstance(value, TensorValue):
+        raise EngineError(
+            "a Const without a value", where=f"node {flat.graph.names[node]}", fix="export the model again"
+        )
+    try:
+        return value.load()
+    except LoadError as problem:
+        fix = problem.fix or "export the model again"
+        raise LoadError(problem.what, where=f"node {flat.graph.names[node]}", fix=fix) from problem
+
+
+def fold(source: Source) -> None:
+    """Evaluates on the CPU, once, every op whose inputs are all constants."""
+    for number, op in list(source.ops.items()):
+        if op.op not in FUNCTIONAL and op.op not in LISTS and all(key in source.constants for key in op.inputs):
+            results = evaluate(op, [source.constants[key] for key in op.inputs])
+            if results is not None:
+                source.constants |= {(number, port): result for port, result in enumerate(results)}
+                del source.ops[number]

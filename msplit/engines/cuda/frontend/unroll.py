@@ -1,0 +1,258 @@
+"""Turns functional ops into the ops that they run, one after the other, while `trace.infer` finds every shape and constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
+from msplit.engines.cuda.ir.functions import CALLS, CONDS, FUNCTIONAL, LOOPS, Body, functions_of, taken
+from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.errors import EngineError
+
+MOST_OPS = 100_000
+"""Ops and turns that all loops of a model may become."""
+
+MOST_DEPTH = 50
+"""Loops, conds and calls inside each other."""
+
+_FIX = "use --engine tensorflow, or cut the model with --inputs and --outputs so that this node is outside"
+
+
+class TooMany(EngineError):
+    """The loops of a model are more ops than may be."""
+
+
+Made = Generator[Op, None, list[Key]]
+
+
+class Unroller:
+    """Goes along with one inference.
+
+    Args:
+        source: The graph; gets the constants of bodies.
+        static: What is known; grows while the inference goes on.
+        shapes: Of all other values; likewise.
+        names: What is another value; the results of functional ops and of lists are put in.
+        values: What the inference holds; loses what nothing reads any more.
+        hands_on: Whether an op gives its inputs back.
+
+    Attributes:
+        kept: Values that may be read later, whoever was the last that the graph names.
+        most: Ops and turns that all loops may become.
+        made: Values of the ops that ran since the outermost loop's turn began; the inference puts them in.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        static: dict[Key, NDArray[Any]],
+        shapes: Mapping[Key, tuple[int, ...]],
+        names: dict[Key, Key],
+        values: dict[Key, Any],
+        hands_on: Callable[[str, Mapping[str, Any]], bool],
+    ) -> None:
+        self.source, self._static, self._shapes, self.names = source, static, shapes, names
+        self._values, self._hands_on = values, hands_on
+        self.kept: set[Key] = set()
+        self.made: list[Key] = []
+        self._lists: dict[Key, TensorList] = {}
+        self._constants: dict[tuple[int, Key], Key] = {}
+        self.most = MOST_OPS
+        self._count = 0
+        self._depth = 0
+
+    # What is known of values, see `lists.Values`
+
+    def static(self, key: Key) -> NDArray[Any] | None:
+        """A value that is the same in every run."""
+        return self._static.get(key)
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Its shape, where that is the same in every run."""
+        return self._static[key].shape if key in self._static else self._shapes.get(key)
+
+    def dtype(self, key: Key) -> str:
+        """Name of its type."""
+        return self._static[key].dtype.name if key in self._static else self.source.dtypes[key]
+
+    def list(self, key: Key) -> TensorList:
+        """The list that a value is."""
+        if key not in self._lists:
+            raise Unsupported("this list comes from an op that keeps lists in another way")
+        return self._lists[key]
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A new constant."""
+        key = (self.source.fresh(), 0)
+        self._static[key] = value
+        return key
+
+    def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
+        """A new op that does a part of another's work."""
+        self._number(like)
+        return Op(self.source.fresh(), like.name, op, dict(attrs), list(inputs), list(like.covers))
+
+    def _number(self, like: Op) -> None:
+        """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
+        self._count += 1
+        if self._count > self.most:
+            raise TooMany(
+                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
+                where=f"node {like.name}",
+                fix="use --engine tensorflow, or give shorter sequences with --shape",
+            )
+
+    # What the inference calls
+
+    def pieces(self, op: Op) -> Iterator[Op]:
+        """The ops that do an op's work, mostly itself. Each must have run when the next is asked for.
+
+        Raises:
+            EngineError: How a loop goes depends on values; the message names the node.
+        """
+        if op.op in LISTS or op.op in FUNCTIONAL:
+            op.inputs = [self._final(key) for key in op.inputs]
+            try:
+                yield from self._listed(op) if op.op in LISTS else self._functional(op)
+            except Unsupported as problem:
+                raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix=_FIX) from problem
+            except (KeyError, IndexError, TypeError, ValueError) as problem:
+                what = f"attributes or inputs are not those of {op.op}, or of what it runs ({problem})"
+                raise EngineError(what, where=f"node {op.name}", fix="export the model again") from problem
+        else:
+            yield op
+
+    def _final(self, key: Key) -> Key:
+        while key in self.names:
+            key = self.names[key]
+        return key
+
+    def _listed(self, op: Op) -> Iterator[Op]:
+        for found in LISTS[op.op](self, op):
+            if isinstance(found, Op):
+                yield found
+                self.kept.update((found.node, port) for port in range(found.attrs.get("num", 1)))
+            else:
+                self._give(op, found)
+        self.kept.update(op.inputs)
+
+    def _give(self, op: Op, results: Sequence[Result]) -> None:
+        """Lets the outputs of an op be what they were found to be."""
+        for port, result in enumerate(results):
+            if isinstance(result, TensorList):
+                self._lists[op.node, port] = result
+            else:
+                final = self._final(result)
+                self.names[op.node, port] = final
+                self.kept.add(final)
+
+    def _functional(self, op: Op) -> Iterator[Op]:
+        bodies = [self._body(ref.name) for ref in functions_of(op.op, op.attrs)]
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise Unsupported(f"functions are nested more than {MOST_DEPTH} deep")
+        if op.op in LOOPS:
+            results = yield from self._loop(op, *bodies)
+        elif op.op in CONDS:
+            results = yield from self._cond(op, bodies)
+        else:
+            assert op.op in CALLS
+            results = yield from self._run(bodies[0], op.inputs, op, "")
+        self._depth -= 1
+        self._give(op, results)
+
+    def _body(self, name: str) -> Body:
+        found = None if self.source.bodies is None else self.source.bodies.of(name)
+        if found is None:
+            raise Unsupported(f"there is no function {name}")
+        return found
+
+    def _loop(self, op: Op, cond: Body, body: Body) -> Made:
+        carried = list(op.inputs)
+        outside, self.made = self.made, []
+        mine: set[Key] = set()
+        turn = 0
+        while True:
+            self._number(op)
+            (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
+            predicate = self.static(goes_on)
+            if predicate is None:
+                raise Unsupported(
+                    f"how many turns the loop takes depends on values that only the run knows (after {turn} of them)"
+                )
+            if not taken("If", predicate, 2):
+                break
+            carried = yield from self._run(body, carried, op, f"turn {turn}/")
+            mine.update(self.made)
+            self.made.clear()
+            dead = mine - self.kept - set(carried)
+            for key in dead:
+                self._values.pop(key, None)
+            mine -= dead
+            turn += 1
+        self.made = [*outside, *mine]
+        return carried
+
+    def _cond(self, op: Op, bodies: Sequence[Body]) -> Made:
+        arguments = op.inputs[1:]
+        predicate = self.static(op.inputs[0])
+        if predicate is not None:
+            found = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
+            return found
+        if op.op not in ("If", "StatelessIf") or self.shape(op.inputs[0]) != ():
+            raise Unsupported("which branch is taken depends on values that only the run knows")
+        condition = op.inputs[0]
+        if self.dtype(condition) != "bool":
+            zero = self.constant(np.zeros((), self.dtype(condition)))
+            is_set = self.new("NotEqual", op, {}, [condition, zero])
+            yield is_set
+            condition = (is_set.node, 0)
+        self.kept.update([condition, *arguments])
+        otherwise = yield from self._run(bodies[0], arguments, op, "else/")
+        self.kept.update(otherwise)
+        then = yield from self._run(bodies[1], arguments, op, "then/")
+        results = []
+        for one, other in zip(then, otherwise, strict=True):
+            results.append(one)
+            if one != other:
+                chosen = self._choice(op, condition, one, other)
+                yield chosen
+                results[-1] = (chosen.node, 0)
+        return results
+
+    def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Op:
+        """The one value or the other. Both branches have run: neither changes anything but what it gives."""
+        if one in self._lists or other in self._lists:
+            raise Unsupported("which branch makes a list depends on values that only the run knows")
+        if self.shape(one) is None or self.shape(one) != self.shape(other):
+            raise Unsupported("which branch is taken depends on values that only the run knows, and so do shapes")
+        return self.new("SelectV2", op, {}, [condition, one, other])
+
+    def _run(self, body: Body, arguments: Sequence[Key], like: Op, label: str) -> Made:
+        """Runs a body in an op's place, and gives its results."""
+        values = {key: self._final(value) for key, value in zip(body.parameters, arguments, strict=True)}
+        numbers: dict[int, int] = {}
+        for key, value in body.constants.items():
+            place = id(body), key
+            if place not in self._constants:
+                self._constants[place] = self.constant(value)
+            values[key] = self._constants[place]
+
+        def find(key: Key) -> Key:
+            return self._final(values[key] if key in values else (numbers[key[0]], key[1]))
+
+        for piece in body.ops:
+            inputs = [find(key) for key in piece.inputs]
+            if self._hands_on(piece.op, piece.attrs):
+                values.update({(piece.node, port): key for port, key in enumerate(inputs)})
+                continue
+            op = self.new(piece.op, like, piece.attrs, inputs)
+            op.name = f"{like.name}/{label}{piece.name}"
+            numbers[piece.node] = op.node
+            yield from self.pieces(op)
+        return [find(key) for key in body.results]

@@ -1,7 +1,0 @@
-"""Groups of pointwise ops as one kernel each."""
-
-from __future__ import annotations
-
-from msplit.engines.cuda.fusion.fuse import Fused, copy_of, fuse
-
-__all__ = ["Fused", "copy_of", "fuse"]

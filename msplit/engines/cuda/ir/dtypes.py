@@ -1,0 +1,116 @@
+"""Conversion between NumPy arrays and PyTorch tensors, and between their names of dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from msplit.engines.cuda.ir.lowering import Unsupported
+
+_DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "bool": torch.bool,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
+}
+
+# Dtypes that NumPy has only through ml_dtypes, with the integer of the same width that carries their bits across.
+_BY_BITS: dict[str, tuple[Any, type[np.generic], torch.dtype]] = {
+    "bfloat16": (ml_dtypes.bfloat16, np.uint16, torch.uint16),
+    "float8_e5m2": (ml_dtypes.float8_e5m2, np.uint8, torch.uint8),
+    "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, np.uint8, torch.uint8),
+}
+
+_REASONS = {
+    "string": "strings have no place on a GPU",
+    "resource": "a resource handle is no tensor",
+    "variant": "a variant is no tensor",
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The PyTorch dtype of a TensorFlow (or NumPy) dtype name such as ``"bfloat16"``.
+
+    Raises:
+        Unsupported: PyTorch has no such dtype.
+    """
+    found = _DTYPES.get(name)
+    if found is None:
+        reason = _REASONS.get(name, "PyTorch has no such dtype")
+        raise Unsupported(f"dtype {name} can not be a tensor of the cuda engine: {reason}")
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The TensorFlow name of a PyTorch dtype: the inverse of `torch_dtype`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype (ml_dtypes' for bfloat16 and float8) of a dtype name that `torch_dtype` knows.
+
+    Raises:
+        Unsupported: PyTorch has no such dtype.
+    """
+    torch_dtype(name)
+    return np.dtype(_BY_BITS[name][0] if name in _BY_BITS else name)
+
+
+def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
+    """The array as a tensor of the same shape, dtype and bits on the device.
+
+    On the CPU the tensor shares the memory of a writeable, contiguous array.
+
+    Raises:
+        Unsupported: PyTorch has no such dtype (a string array, for example).
+    """
+    array = np.asarray(array)
+    name = "string" if array.dtype.kind in "OSU" else array.dtype.name
+    dtype = torch_dtype(name)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    # Not ascontiguousarray, which makes a scalar a vector. PyTorch shares only writeable memory without a warning.
+    array = np.asarray(array, order="C") if array.flags.writeable else np.array(array, order="C")
+    if name in _BY_BITS:
+        tensor = torch.from_numpy(array.view(_BY_BITS[name][1])).view(dtype)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.to(device)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values as an array of the same shape, dtype and bits. Waits for the tensor's device."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    name = dtype_name(tensor.dtype)
+    if name in _BY_BITS:
+        numpy_type, _, carrier = _BY_BITS[name]
+        return np.asarray(tensor.contiguous().view(carrier).numpy().view(numpy_type))
+    return np.asarray(tensor.numpy())
+
+
+def as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's bits as integers of its elements' width, of 8 bytes at most, without a copy.
+
+    Bits that only move may mean anything: one compiled kernel then serves every dtype of a width. The last axis of a complex128 tensor,
+    which must have one, becomes twice as long.
+    """
+    return tensor.view(_WORDS[min(tensor.element_size(), 8)])
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,0 +1,171 @@
+"""Functions of a model's library as the ops that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from msplit.core.graph import FunctionRef, TensorValue
+from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.reachable import needed
+from msplit.errors import MsplitError
+from msplit.flatten.build import body as flat_body
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.model import Model
+
+LOOPS = ("While", "StatelessWhile")
+CONDS = ("If", "StatelessIf", "Case", "StatelessCase")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+"""Only those come here that XLA compiles as a whole: all others are inlined in the flat graph."""
+FUNCTIONAL = frozenset({*LOOPS, *CONDS, *CALLS})
+"""Ops that run functions of the library."""
+
+
+@dataclass(frozen=True)
+class BodyOp:
+    """A node of a body.
+
+    Attributes:
+        node: Its number in the body.
+        name: Its name in the body.
+        op: Its op.
+        attrs: Plain attributes; of a functional op with the functions that it names.
+        inputs: Values of the body.
+    """
+
+    node: int
+    name: str
+    op: str
+    attrs: Mapping[str, Any]
+    inputs: tuple[Key, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """What a function needs for its results.
+
+    Attributes:
+        parameters: Its arguments, as values of the body.
+        ops: In topological order, constants left out.
+        constants: Values that are known.
+        results: Values of the body.
+        every_op: Op and name of every node of the function, those included that run only for their effect.
+    """
+
+    parameters: Sequence[Key]
+    ops: Sequence[BodyOp]
+    constants: Mapping[Key, NDArray[Any]]
+    results: Sequence[Key]
+    every_op: Sequence[tuple[str, str]]
+
+
+class Bodies:
+    """The functions of a model, read when somebody asks.
+
+    Args:
+        model: Where they are.
+        more: Functions that are not in its library.
+    """
+
+    def __init__(self, model: Model, more: Mapping[str, Body] | None = None) -> None:
+        self._model = model
+        self._known: dict[str, Body | None] = dict(more or {})
+
+    def of(self, name: str) -> Body | None:
+        """A function's body; None where the library has none of that name, or where it can not be looked into."""
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def _read(self, name: str) -> Body | None:
+        if name not in self._model.graph.functions:
+            return None
+        try:
+            flat = flat_body(self._model, name)
+            parameters = [(tensor.node, tensor.port) for tensor in flat.inputs]
+            results = [(tensor.node, tensor.port) for tensor in flat.outputs]
+            return body_of(flat, parameters, results, range(len(flat)))
+        except MsplitError:
+            return None
+
+
+def body_of(
+    flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int] | None = None
+) -> Body:
+    """What some results need of a graph, down to values that are given.
+
+    Args:
+        flat: The graph.
+        parameters: What is given.
+        results: What is wanted.
+        members: Nodes that belong to the body, whether the results need them or not; those that they need if None.
+
+    Raises:
+        LoadError: A constant can not be read.
+    """
+    ops: list[BodyOp] = []
+    constants: dict[Key, NDArray[Any]] = {}
+    nodes = needed(flat.graph, results, set(parameters))
+    for node in nodes:
+        op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
+        value = attrs.get("value")
+        if op == "Const" and isinstance(value, TensorValue) and value.dtype != "string":
+            constants[node, 0] = value.load()
+        else:
+            kept = plain(attrs, functions=op in FUNCTIONAL)
+            ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
+    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in (nodes if members is None else members)]
+    return Body(parameters, ops, constants, results, every)
+
+
+def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any]:
+    """Attributes as lowerings take them.
+
+    Args:
+        attrs: Of a node of the flat graph.
+        functions: Whether to keep those that name functions.
+    """
+    return {
+        key: value
+        for key, value in attrs.items()
+        if not isinstance(value, TensorValue)
+        and (functions or not isinstance(value, FunctionRef))
+        and not key.startswith("_output_shapes")
+    }
+
+
+def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
+    """The functions that a functional op runs.
+
+    Cond and body of a loop; the branches of a cond by number, of an `If` the else branch first; what is called.
+    """
+    if op in LOOPS:
+        found = [attrs.get("cond"), attrs.get("body")]
+    elif op in ("If", "StatelessIf"):
+        found = [attrs.get("else_branch"), attrs.get("then_branch")]
+    elif op in CONDS:
+        branches = attrs.get("branches")
+        found = list(branches) if isinstance(branches, list | tuple) else []  # a damaged graph may hold anything
+    else:
+        found = [attrs.get("f")]
+    return [one for one in found if isinstance(one, FunctionRef)]
+
+
+def names_all(op: str, functions: Sequence[FunctionRef]) -> bool:
+    """Whether these are all functions that a functional op needs: a damaged one may lack some."""
+    return len(functions) == 2 if op in (*LOOPS, "If", "StatelessIf") else bool(functions)
+
+
+def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
+    """Which of its branches a cond takes.
+
+    An `If` takes its second where the predicate is a scalar that is not zero, or a tensor that is not empty. A `Case` takes the last
+    one for a number that no branch has.
+    """
+    if op in ("Case", "StatelessCase"):
+        number = int(predicate) if predicate.ndim == 0 and predicate.dtype.kind in "iu" else -1
+        return number if 0 <= number < branches else branches - 1
+    return int(bool(predicate) if predicate.ndim == 0 else predicate.size > 0)

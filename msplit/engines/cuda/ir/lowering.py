@@ -1,0 +1,164 @@
+"""The table of lowerings: TensorFlow op -> a function on PyTorch tensors.
+
+A lowering is one small function in one file of `ops/`. It takes the node and its data inputs, in the order of the node's
+inputs, and returns its output, or a tuple of outputs for an op that has several:
+
+    @lowering("MatMul")
+    def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
+        ...
+
+Inputs that decide shapes (the `shape` of Reshape, the `axis` of Concat) are *static*: they must be known before anything
+runs, and come as NumPy arrays instead of tensors. Name their positions (negative ones count from the end):
+
+    @lowering("Reshape", static=(1,))
+    def reshape(node: Node, tensor: Tensor, shape: np.ndarray) -> Tensor:
+        return tensor.reshape(tuple(int(size) for size in shape))
+
+Rules that every lowering keeps:
+
+* The same result as TensorFlow's kernel for the same inputs and attributes, for every attribute that changes its meaning.
+* It runs on any device of its inputs, the CPU and the `meta` device (shapes without data) included. It makes new tensors on the
+  device of its inputs, never synchronizes with the device and never reads a tensor's values, so that it can be captured.
+  An op whose output shape depends on values is marked `dynamic=True`: it runs eagerly only. Where an attribute pads
+  the output to a fixed shape, `unless` names it.
+* It never writes to an input. It may return a view of one.
+* It is pure: no global state, no random numbers but those that its inputs determine.
+* What it can not do raises `Unsupported` with the reason, in words that a user understands.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+class Unsupported(Exception):
+    """A lowering exists, but not for these attributes, dtypes or shapes. The message says which."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as a lowering sees it.
+
+    Attributes:
+        name: The node's name, for messages.
+        op: The TensorFlow op.
+        attrs: Attributes as plain values: ints, floats, bools, str for strings, dtype names such as ``"float32"`` for types,
+            tuples for lists, and for shapes a tuple of ints with None for an unknown size (None alone: unknown rank).
+            An attribute may be absent where the file left out its default: use `get`.
+        nchw: Layout of the convolution kernels: False keeps TensorFlow's NHWC data as it lies (PyTorch's channels last),
+            True makes 4-D convolution and pooling outputs lie as NCHW in memory. The tensor's logical shape is the same.
+    """
+
+    name: str
+    op: str
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    nchw: bool = False
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or the default where the file left it out."""
+        return self.attrs.get(name, default)
+
+
+LoweringFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What is known of an op's lowering without PyTorch.
+
+    Attributes:
+        dynamic: See `Lowering`.
+        unless: See `Lowering`.
+    """
+
+    dynamic: bool = False
+    unless: str = ""
+
+    def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether it is dynamic for a node with these attributes."""
+        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How one op runs.
+
+    Attributes:
+        op: The TensorFlow op.
+        function: Takes the node and its data inputs.
+        static: Positions of the inputs that come as NumPy arrays, known before the run.
+        dynamic: The output's shape depends on values: eager only, never captured.
+        unless: Attribute that, where it is true, makes the shape of a dynamic op independent of values.
+        shape_only: The result depends only on its input's shape and dtype, so that it is known before the run (Shape, Size, Rank).
+        own: The engine makes this op of several nodes: no file has it.
+        file: Module that defines it, for the documentation.
+    """
+
+    op: str
+    function: LoweringFunction
+    static: tuple[int, ...] = ()
+    dynamic: bool = False
+    shape_only: bool = False
+    own: bool = False
+    file: str = ""
+    unless: str = ""
+
+    def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether it is dynamic for a node with these attributes."""
+        return Listed(self.dynamic, self.unless).dynamic_with(attrs)
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().splitlines()[0] if self.function.__doc__ else ""
+
+
+_TABLE: dict[str, Lowering] = {}
+
+
+def lowering(
+    *ops: str,
+    static: tuple[int, ...] = (),
+    dynamic: bool = False,
+    unless: str = "",
+    shape_only: bool = False,
+    own: bool = False,
+) -> Callable[[LoweringFunction], LoweringFunction]:
+    """Registers the function as the lowering of the named ops. Registering an op twice is an error."""
+
+    def register(function: LoweringFunction) -> LoweringFunction:
+        @functools.wraps(function)
+        def lowered(node: Node, *inputs: Any) -> Any:
+            try:
+                return function(node, *inputs)
+            except NotImplementedError:
+                from msplit.engines.cuda.ir.unsigned import in_signed
+
+                return in_signed(function, node, inputs)
+
+        for op in ops:
+            if op in _TABLE:
+                raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
+            _TABLE[op] = Lowering(op, lowered, static, dynamic, shape_only, own, function.__module__, unless)
+        return lowered
+
+    return register
+
+
+def table() -> Mapping[str, Lowering]:
+    """Every lowering by op name. Imports PyTorch."""
+    import_module("msplit.engines.cuda.ops").load()  # they register themselves here; by name, since they stand above
+    return _TABLE
+
+
+@functools.cache
+def listed() -> Mapping[str, Listed]:
+    """Every op of TensorFlow's that has a lowering, as `scripts/make_ops_doc.py` has written them down. Needs no PyTorch."""
+    found = json.loads((Path(__file__).parents[3] / "opset" / "data" / "lowered.json").read_bytes())
+    return {op: Listed(op in found["dynamic"], found["dynamic"].get(op, "")) for op in found["ops"]}

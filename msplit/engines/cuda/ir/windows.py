@@ -1,0 +1,149 @@
+"""Sliding windows of convolutions and pools: what TensorFlow's attributes say, and the memory layout of the kernels.
+
+TensorFlow's padding may differ between the two ends of an axis; PyTorch's may not. `Window` holds TensorFlow's numbers per
+spatial axis, so that each kernel can choose how to bring them to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ir.lowering import Node, Unsupported
+
+TILES = "_tiles"
+"""Attribute that an engine gives a convolution which runs in our own kernel: `tiles.Tiles`. Absent: the library runs it."""
+
+SIBLINGS = "_siblings"
+"""Attribute of an op that does several convolutions of the same data: how many output channels each has."""
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows along one spatial axis.
+
+    Attributes:
+        size: Length of the axis that the windows slide over.
+        kernel: Length of a window, without dilation.
+        stride: Distance between windows.
+        dilation: Distance between the elements of a window.
+        before: Padding at the start of the axis.
+        after: Padding at its end.
+        outputs: Number of windows.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    outputs: int
+
+    @property
+    def reach(self) -> int:
+        """Length of a window with its gaps."""
+        return (self.kernel - 1) * self.dilation + 1
+
+
+def channels_first(node: Node) -> bool:
+    """Whether the node's logical shape has its channels in front (data_format NCHW or NCDHW).
+
+    Raises:
+        Unsupported: A format that splits its channels in vectors.
+    """
+    data_format = str(node.get("data_format", "NHWC"))
+    if data_format not in ("NHWC", "NCHW", "NDHWC", "NCDHW"):
+        raise Unsupported(f"{node.op} {node.name}: data_format {data_format} is not supported, only NHWC and NCHW")
+    return data_format[1] == "C"
+
+
+def spatial(node: Node, values: Sequence[int], what: str) -> tuple[int, ...]:
+    """The numbers of the spatial axes out of a list that has one per axis of the data.
+
+    Raises:
+        Unsupported: The number of the batch or the channel axis is not one.
+    """
+    numbers = [int(value) for value in values]
+    channel = 1 if channels_first(node) else len(numbers) - 1
+    if numbers[0] != 1 or numbers[channel] != 1:
+        raise Unsupported(f"{node.op} {node.name}: {what} {tuple(numbers)} reaches over the batch or the channels")
+    return tuple(number for axis, number in enumerate(numbers) if axis not in (0, channel))
+
+
+def windows(
+    node: Node,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int] | None = None,
+) -> tuple[Window, ...]:
+    """The windows of each spatial axis by the node's `padding` and `explicit_paddings`.
+
+    Args:
+        node: The convolution or pool.
+        sizes: Length of each spatial axis.
+        kernel: Length of a window along each.
+        strides: Distance between windows along each.
+        dilations: Distance between the elements of a window along each; all one if None.
+
+    Raises:
+        Unsupported: A window is larger than its axis with padding, or there is padding over the batch or the channels.
+    """
+    padding = node.get("padding", "VALID")
+    explicit = [0] * (2 * len(sizes))
+    if padding == "EXPLICIT":
+        pairs = [int(value) for value in node.get("explicit_paddings", ())]
+        begins, ends = pairs[0::2], pairs[1::2]
+        channel = 1 if channels_first(node) else len(begins) - 1
+        if begins[0] or ends[0] or begins[channel] or ends[channel]:
+            raise Unsupported(f"{node.op} {node.name}: explicit_paddings {tuple(pairs)} pads the batch or the channels")
+        axes = [axis for axis in range(len(begins)) if axis not in (0, channel)]
+        explicit = [pad for axis in axes for pad in (begins[axis], ends[axis])]
+
+    result = []
+    for axis, size in enumerate(sizes):
+        dilation = 1 if dilations is None else dilations[axis]
+        stride = strides[axis]
+        reach = (kernel[axis] - 1) * dilation + 1
+        if padding == "SAME":
+            outputs = -(-size // stride)
+            total = max((outputs - 1) * stride + reach - size, 0)
+            before, after = total // 2, total - total // 2
+        else:
+            before, after = explicit[2 * axis], explicit[2 * axis + 1]
+            outputs = (size + before + after - reach) // stride + 1
+            if outputs < 1:
+                raise Unsupported(f"{node.op} {node.name}: a window of {reach} does not fit an axis of {size}")
+        result.append(Window(size, kernel[axis], stride, dilation, before, after, outputs))
+    return tuple(result)
+
+
+def keeps_channels_last(node: Node) -> bool:
+    """Whether the node's kernel works on data whose channels lie last in memory: NHWC data, unless the node says `nchw`."""
+    return not channels_first(node) and not node.nchw
+
+
+def to_channels_first(node: Node, data: Tensor) -> Tensor:
+    """The data with its channels in the axis PyTorch wants them, in the memory layout that the node asks for.
+
+    A view where the data lies so already: NHWC data as TensorFlow has it, or what a node with `nchw` left behind.
+    """
+    if not channels_first(node):
+        data = data.movedim(-1, 1)
+    return in_layout(data, keeps_channels_last(node))
+
+
+def from_channels_first(node: Node, data: Tensor) -> Tensor:
+    """A kernel's result in the logical shape of the node's `data_format`: always a view."""
+    return data if channels_first(node) else data.movedim(1, -1)
+
+
+def in_layout(data: Tensor, channels_last: bool) -> Tensor:
+    """The tensor (channels in axis 1), copied only if it lies otherwise in memory."""
+    return data.contiguous(memory_format=_CHANNELS_LAST[data.dim()] if channels_last else torch.contiguous_format)

@@ -1,0 +1,1 @@
+"""Kernels of our own, and what launches them."""

@@ -1,0 +1,37 @@
+"""Activation functions that ride on other kernels, by the names that Grappler gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_LEAKY_ALPHA = 0.2
+
+
+def activate(name: str, alpha: float = _LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:
+    """The activation function that Grappler's fused ops call by this name.
+
+    Args:
+        name: Such as ``"Relu"`` or ``"GeluApproximate"``.
+        alpha: The slope of LeakyRelu below zero.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    if name == "LeakyRelu":
+        return lambda x: F.leaky_relu(x, alpha)
+    return _ACTIVATIONS[name]
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Relu": torch.relu,
+    "Relu6": lambda x: x.clamp(0, 6),
+    "Elu": F.elu,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "GeluApproximate": lambda x: F.gelu(x, approximate="tanh"),
+    "GeluExact": F.gelu,
+}

@@ -1,0 +1,205 @@
+"""Convolutions of NHWC data as one tiled product with its epilogue. Needs Triton and a GPU; import it only when both are there.
+
+Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
+ends of an axis and a bias and an activation in the same kernel take down to half the time (see `convolutions.py`, which measures).
+Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
+`conv_tile.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import triton
+from torch import Tensor
+
+from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels import semaphores
+from msplit.engines.cuda.kernels.conv_tile import convolve_tile
+from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal
+
+_LARGEST = 2**31 - 1
+"""Positions are counted with 32 bits."""
+
+_NARROW = 16
+"""With fewer input channels than this, a tile sums over several of the window's elements at once."""
+
+_MOST_PARTS = 8
+
+MOST_SIBLINGS = 4
+"""Convolutions that one kernel does."""
+
+_ALIGNED = 64
+"""The results of siblings lie in one block of memory, each at a multiple of this many elements."""
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
+    """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
+    taps, channels, summands = int(filter.shape[0] * filter.shape[1]), int(data.shape[-1]), tiles[2]
+    return -(-taps * channels // summands) if channels < _NARROW else taps * -(-channels // summands)
+
+
+def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
+    """Whether the kernel can convolve this: NHWC floats on a GPU, channels side by side, one group."""
+    return (
+        data.is_cuda
+        and data.dim() == 4
+        and data.dtype in _DTYPES
+        and filter.dtype == data.dtype
+        and filter.dim() == 4
+        and data.stride(-1) == 1
+        and data.shape[-1] == filter.shape[-2]
+        and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < _LARGEST
+        and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < _LARGEST
+    )
+
+
+def convolve(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None = None,
+    side: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> Tensor:
+    """``relu(convolution + bias + side)``. Products of float32 are in TF32 where that is allowed for convolutions.
+
+    Args:
+        data: NHWC, of any strides but the last, which is 1.
+        filter: HWIO, of any strides that let height and width be seen as one axis.
+        frames: The windows along height and width.
+        tiles: How the work is cut.
+        bias: One number per output channel.
+        side: Of the result's shape.
+        relu: Cut the result off below zero.
+
+    Returns:
+        NHWC, contiguous.
+    """
+    return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
+
+
+def convolve_siblings(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None,
+    sizes: Sequence[int],
+    *,
+    side: Tensor | None = None,
+    relu: bool = False,
+) -> list[Tensor]:
+    """Convolutions of the same data, as `convolve` does one.
+
+    Args:
+        data: NHWC, of any strides but the last, which is 1.
+        filter: All filters, side by side along the output channels.
+        frames: The windows along height and width.
+        tiles: How the work is cut.
+        bias: One number per output channel of all.
+        sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
+        side: Of the result's shape; for one convolution only.
+        relu: Cut the results off below zero.
+
+    Returns:
+        A tensor per convolution: NHWC, contiguous, parts of one block of memory.
+    """
+    images, height, width, channels = data.shape
+    taps = filter.shape[0] * filter.shape[1]
+    flat = filter.reshape(taps, channels, filter.shape[3])
+    vertical, horizontal = frames
+    steps = data.stride()[:3]
+    in_first = flat.stride(1) == 1
+    filter_steps = flat.stride()
+    if not in_first and filter_steps[2] != 1:
+        flat = flat.contiguous()
+        filter_steps = flat.stride()
+    of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
+    of_out = _common(*sizes, *(() if in_first else filter_steps[:2]))
+    of_filter = of_in if in_first else of_out
+    point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
+    pixels = images * vertical.outputs * horizontal.outputs
+    places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
+    out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
+    in_tile, in_columns, summands, warps, stages, parts, _ = Tiles(*tiles)
+    grid = triton.cdiv(pixels, in_tile), sum(triton.cdiv(size, in_columns) for size in sizes)
+    steps_in_all = summing_steps(data, filter, tiles)
+    share = triton.cdiv(steps_in_all, parts)
+    parts = triton.cdiv(steps_in_all, share)
+    counters = semaphores.take(data.device, grid[0] * grid[1]) if parts > 1 else None
+    if counters is None:
+        parts, share = 1, steps_in_all
+        partial = counters = out
+    else:
+        partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
+    divisors = vertical.outputs, horizontal.outputs, triton.cdiv(channels, summands), horizontal.kernel
+    by, shifts = zip(
+        *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
+    )  # 0 where there is nothing to do
+    convolve_tile[(*grid, parts)](
+        data,
+        flat,
+        data if bias is None else bias,
+        data if side is None else side.contiguous(),
+        out,
+        partial,
+        counters,
+        pixels,
+        height,
+        width,
+        channels // of_in,
+        *(size // of_out for size in sizes),
+        *[0] * (MOST_SIBLINGS - len(sizes)),
+        vertical.outputs,
+        horizontal.outputs,
+        horizontal.kernel,
+        taps,
+        vertical.stride,
+        horizontal.stride,
+        vertical.dilation,
+        horizontal.dilation,
+        vertical.before,
+        horizontal.before,
+        *(step // of_in for step in steps),
+        *(step // of_filter for step in filter_steps),
+        share,
+        parts,
+        *by,
+        *shifts,
+        PIXELS=in_tile,
+        RESULTS=in_columns,
+        SUMMANDS=summands,
+        ALIGNED=_ALIGNED,
+        IN=of_in,
+        OUT=of_out,
+        IN_FIRST=in_first,
+        POINT=point,
+        NARROW=channels < _NARROW,
+        BIAS=bias is not None,
+        SIDE=side is not None,
+        RELU=relu,
+        PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        SPLIT=parts > 1,
+        SIBLINGS=len(sizes) > 1,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    shape = (images, vertical.outputs, horizontal.outputs)
+    if len(sizes) == 1:
+        return [out.view(*shape, sizes[0])]
+    return [
+        out[place * _ALIGNED :][: pixels * size].view(*shape, size)
+        for place, size in zip(places[:-1], sizes, strict=True)
+    ]
+
+
+def _common(*sizes: int) -> int:
+    """What all sizes are multiples of, as far as it matters: four elements fill a load of 16 bytes."""
+    return next(number for number in (16, 4, 1) if all(size % number == 0 for size in sizes))

@@ -1,0 +1,331 @@
+"""What the kernel of all columns reads about them: which program does what, and where each column's values come from and go.
+
+Columns that take one row of one table, or of a tensor, as it is are *plain*. The others are *summed*, in tiles of at most two shapes, so
+that a sum over many columns of one element and bags of wide rows each get a tile that they fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.kernels.embedding_spec import COMBINERS, Columns, Segment, Term
+
+Place = tuple[int, int]
+"""Where an input lies: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
+
+KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
+COPY, WEIGHT = 0, 5
+
+WIDEST = 128
+"""Elements of a summed column's row that one program does; the rest of a longer one is another piece."""
+WIDEST_PLAIN = 256
+
+TILE = 1024
+"""Elements of a tile: eight for each of a program's 128 threads, so that registers hold them and what it takes to find them."""
+LEAST_TILE = 256
+MOST_IDS = 64
+MOST_BLOCK = 1024
+LEAST_BLOCK = 256
+PROGRAMS = 264
+"""So many, twice the processors of an H200, are had before a program gets more than the least."""
+
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of what one program sums.
+
+    Attributes:
+        rows: A power of two, as all three are; 0 where nothing is summed.
+        ids: Ids of a row at a time.
+        width: Elements of a row.
+        single: Whether every column has one term.
+    """
+
+    rows: int = 0
+    ids: int = 1
+    width: int = 1
+    single: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What the kernel reads about its columns, on the device.
+
+    Attributes:
+        work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
+        plain: Per plain column 18 numbers.
+        segments: Per summed column 12 numbers.
+        terms: Per term of those 16 numbers.
+        boundaries: Of all buckets, float32.
+        programs: How many there are of each.
+        tiles: Two.
+        block: Elements that a program of a plain column fills; 0 where there are none.
+        vector: Elements of 16 bytes, or fewer where plain columns do not lie at multiples of that.
+        long: Whether there are int64 ids.
+        floats: Whether there are float32 values.
+        doubles: Likewise float64.
+        edges: Whether any term has boundaries.
+        modulo: Likewise.
+        weighted: Whether any term is.
+        scaled: Whether any column is.
+    """
+
+    work: Tensor
+    plain: Tensor
+    segments: Tensor
+    terms: Tensor
+    boundaries: Tensor
+    programs: tuple[int, int, int]
+    tiles: tuple[Tile, Tile]
+    block: int
+    vector: int
+    long: bool
+    floats: bool
+    doubles: bool
+    edges: bool
+    modulo: bool
+    weighted: bool
+    scaled: bool
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring elements of a segment's rows, from `left` on."""
+
+    segment: Segment
+    left: int
+    width: int
+
+    @property
+    def most(self) -> int:
+        """Ids of a row that its terms have at most."""
+        return max(term.count for term in self.segment.terms)
+
+    @property
+    def ids(self) -> int:
+        """Ids of a row, of all terms."""
+        return self.most * len(self.segment.terms)
+
+
+def is_plain(segment: Segment) -> bool:
+    """Whether a segment is one row of something per row. (The mean of one is that one.)"""
+    term = segment.terms[0]
+    return len(segment.terms) == 1 and term.count == 1 and term.boundaries is None and not term.modulo
+
+
+def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor], places: Mapping[int, Place]) -> Tables:
+    """The tables of columns whose inputs lie as they do.
+
+    Args:
+        spec: The columns.
+        inputs: Where lookup tables lie, and every input's type.
+        outputs: Views of one block.
+        places: Of every source.
+    """
+    maker = _Maker(inputs, outputs, places)
+    plain = [piece for segment in spec.segments if is_plain(segment) for piece in _pieces(segment, WIDEST_PLAIN)]
+    summed = [piece for segment in spec.segments if not is_plain(segment) for piece in _pieces(segment, WIDEST)]
+    work: list[np.ndarray] = []
+    programs, tiles = [], []
+    segments: list[list[int]] = []
+    for members in divide(summed):
+        tile = tile_of(members)
+        blocks = [_work(len(segments) + at, piece.segment.rows, tile.rows) for at, piece in enumerate(members)]
+        segments += [maker.summed(piece) for piece in members]
+        work += blocks
+        programs.append(sum(map(len, blocks)))
+        tiles.append(tile)
+    rows = [maker.plain(piece) for piece in plain]
+    vector = maker.vector(plain)
+    block = _block(plain)
+    blocks = [_work(at, piece.segment.rows, block // piece.width) for at, piece in enumerate(plain)]
+    terms = [term for segment in spec.segments for term in segment.terms]
+    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
+    device = outputs[0].device
+
+    def numbers(rows: list[list[int]], width: int) -> Tensor:
+        return torch.tensor(rows or [[0] * width], dtype=torch.int64).to(device)
+
+    return Tables(
+        torch.from_numpy(np.concatenate([*work, *blocks])).to(device),
+        numbers(rows, 18),
+        numbers(segments, 12),
+        numbers(maker.terms, 16),
+        torch.from_numpy(np.asarray([*maker.edges, 0.0], np.float32)).to(device),
+        (programs[0], programs[1], sum(map(len, blocks))),
+        (tiles[0], tiles[1]),
+        block,
+        vector,
+        torch.int64 in kinds,
+        torch.float32 in kinds,
+        torch.float64 in kinds,
+        bool(maker.starts),
+        any(term.modulo for term in terms),
+        any(term.weighted for term in terms),
+        any(segment.scale is not None for segment in spec.segments),
+    )
+
+
+def _pieces(segment: Segment, widest: int) -> list[_Piece]:
+    return [_Piece(segment, left, min(widest, segment.width - left)) for left in range(0, segment.width, widest)]
+
+
+def _work(column: int, rows: int, at_once: int) -> np.ndarray:
+    first = np.arange(0, rows, at_once, dtype=np.int32)
+    return np.stack([np.full_like(first, column), first], 1)
+
+
+def divide(pieces: Sequence[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+    """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty."""
+    shapes = [(_power(piece.width), _power(min(piece.ids, MOST_IDS))) for piece in pieces]
+    work = dict.fromkeys(shapes, 0)
+    for shape, piece in zip(shapes, pieces, strict=True):
+        work[shape] += piece.segment.rows
+    best: tuple[float, set[tuple[int, int]]] | None = None
+    for order in (sorted(work), sorted(work, key=lambda shape: (shape[1], shape[0]))):
+        for cut in range(1, len(order) + 1):
+            cost = sum(_cost(part, work) for part in (order[:cut], order[cut:]) if part)
+            if best is None or cost < best[0]:
+                best = cost, set(order[:cut])
+    first = best[1] if best is not None else set()
+    halves: tuple[list[_Piece], list[_Piece]] = ([], [])
+    for shape, piece in zip(shapes, pieces, strict=True):
+        halves[shape not in first].append(piece)
+    return halves
+
+
+def _cost(shapes: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]) -> float:
+    """Elements of the tiles that some shapes would share, with some for a tile's sake."""
+    width, ids = (max(shape[axis] for shape in shapes) for axis in (0, 1))
+    return sum(rows[shape] for shape in shapes) * width * ids
+
+
+def tile_of(pieces: Sequence[_Piece]) -> Tile:
+    """The tile for some summed columns."""
+    if not pieces:
+        return Tile()
+    width = _power(max(piece.width for piece in pieces))
+    ids = min(_power(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
+    rows = max(TILE // (width * ids), 1)
+    while rows > 1 and rows // 2 * width * ids >= LEAST_TILE and _programs(pieces, rows) < PROGRAMS:
+        rows //= 2
+    rows = min(rows, _power(max(piece.segment.rows for piece in pieces)))
+    return Tile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
+
+
+def _programs(pieces: Sequence[_Piece], rows: int) -> int:
+    return sum(-(-piece.segment.rows // rows) for piece in pieces)
+
+
+def _block(pieces: Sequence[_Piece]) -> int:
+    if not pieces:
+        return 0
+    block = MOST_BLOCK
+    while block > LEAST_BLOCK and sum(-(-piece.segment.rows * piece.width // block) for piece in pieces) < PROGRAMS:
+        block //= 2
+    return block
+
+
+def _scale(segment: Segment) -> int:
+    """The bits of a segment's scale."""
+    return int(np.float64(1.0 if segment.scale is None else segment.scale).view(np.int64))
+
+
+def _power(number: int) -> int:
+    """The power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+class _Maker:
+    """Makes the rows of the tables.
+
+    Attributes:
+        terms: Rows of the terms of summed columns.
+        edges: All boundaries.
+        starts: Where those of a term begin.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], places: Mapping[int, Place]) -> None:
+        self._inputs, self._places = inputs, places
+        origin = min(output.storage_offset() for output in outputs)
+        self._begin = [int(output.storage_offset() - origin) for output in outputs]
+        self._bytes = outputs[0].element_size()
+        self.terms: list[list[int]] = []
+        self.edges: list[float] = []
+        self.starts: dict[tuple[float, ...], int] = {}
+
+    def plain(self, piece: _Piece) -> list[int]:
+        """A plain column."""
+        segment = piece.segment
+        term = self._term(segment.terms[0], segment.width)
+        kind, distance, table, size, stride = term[:5]
+        skipped = piece.left * self._bytes
+        if kind == COPY:
+            distance += skipped
+        else:
+            table += skipped
+        where = [self._start(piece), segment.step, segment.rows, piece.width]
+        return [*where, kind, distance, table, size, stride, term[9], *term[11:16], segment.width, _scale(segment), 0]
+
+    def summed(self, piece: _Piece) -> list[int]:
+        """A summed column; adds its terms."""
+        segment = piece.segment
+        first = len(self.terms)
+        self.terms += [self._term(term, segment.width) for term in segment.terms]
+        turns = max(len(term.boundaries or ()).bit_length() for term in segment.terms)
+        where = [self._start(piece), segment.step, segment.rows, piece.width]
+        what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, turns]
+        return [*where, *what, segment.width, piece.left, _scale(segment)]
+
+    def vector(self, pieces: Sequence[_Piece]) -> int:
+        """Elements that plain columns can move at once, by where they lie."""
+        vector = max(_VECTOR_BYTES // self._bytes, 1)
+        while vector > 1 and not all(self._aligned(piece, vector) for piece in pieces):
+            vector //= 2
+        return vector if vector * self._bytes == _VECTOR_BYTES else 1
+
+    def _aligned(self, piece: _Piece, vector: int) -> bool:
+        row = self.plain(piece)
+        kind, distance, table, stride = row[4], row[5], row[6], row[8]
+        elements = [row[0], row[3], *([row[1]] if row[2] > 1 else [])]
+        if kind == COPY:
+            elements += [stride] if row[2] > 1 else []
+            return not any(number % vector for number in elements) and distance % (vector * self._bytes) == 0
+        return not any(number % vector for number in (*elements, row[15])) and table % (vector * self._bytes) == 0
+
+    def _start(self, piece: _Piece) -> int:
+        return self._begin[piece.segment.output] + piece.segment.start + piece.left
+
+    def _term(self, term: Term, width: int) -> list[int]:
+        source = self._inputs[term.source]
+        other, distance = self._places[term.source]
+        table = self._inputs[term.table] if term.table >= 0 else None
+        edges = term.boundaries
+        if edges is not None and edges not in self.starts:
+            self.starts[edges] = len(self.edges)
+            self.edges.extend(edges)
+        return [
+            COPY if table is None else WEIGHT if term.weighted else KINDS[source.dtype],
+            distance + term.first * source.element_size(),
+            0 if table is None else table.data_ptr(),
+            0 if table is None else table.numel() // max(width, 1),
+            term.step,
+            term.count,
+            0 if edges is None else self.starts[edges],
+            -1 if edges is None else len(edges),
+            0,
+            int(term.narrow),
+            term.modulo,
+            term.low,
+            term.high,
+            term.offset,
+            term.valid_from,
+            other,
+        ]

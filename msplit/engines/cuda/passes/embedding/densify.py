@@ -1,0 +1,310 @@
+"""Value-dependent ops as the dense patterns that they encode, where the graph proves it.
+
+What `tf.feature_column` and `safe_embedding_lookup_sparse` emit for a column is a sparse tensor's life: `Where`, `SparseReshape`,
+`SparseFillEmptyRows`, `Unique`, `SparseSegmentMean`, and their shapes depend on values, so that such a graph can not be captured. For
+many columns they do not: a bucketized column has an id in every row, whatever is fed. The prover goes over the ops in
+topological order, beside `trace.infer`, which knows every shape and constant by then. It keeps an interval for integers and truth
+values (`ranges`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
+structure. Nothing is assumed of the values that are fed, so that what is not proved stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.embedding import intervals, masked
+from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
+
+_LARGEST = 1 << 28
+"""Bytes of a constant that is worth keeping, as in `build.LARGEST_FOLDED`."""
+
+_SPARSE_SEGMENTS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+_SEGMENTS = {"SegmentSum": "Sum", "SegmentMean": "Mean", "SegmentProd": "Prod"}
+_UNSORTED = {"SegmentSum": "UnsortedSegmentSum", "SegmentProd": "UnsortedSegmentProd"}
+
+
+class Prover:
+    """Goes along with one inference of shapes.
+
+    Args:
+        source: The graph.
+
+    Attributes:
+        masks: What is known of values whose shapes depend on values.
+        made: The ops that ran, by number.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.masks = masked.Masks()
+        self.made: dict[int, Op] = {}
+        self._ranges: dict[Key, intervals.Range] = {}
+        self._static: MutableMapping[Key, NDArray[Any]] = {}
+        self._shapes: Mapping[Key, tuple[int, ...]] = {}
+
+    def start(self, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]) -> None:
+        """Gives it what the inference knows; both grow while that goes on."""
+        self._static, self._shapes = static, shapes
+
+    # Facts, see `ranges.Facts`
+
+    def array(self, key: Key) -> NDArray[Any] | None:
+        """The value itself, where it is the same in every run."""
+        return self._static.get(key)
+
+    def range(self, key: Key) -> intervals.Range | None:
+        """Its interval."""
+        found = self._ranges.get(key)
+        if found is None and key in self._static:
+            found = intervals.of_array(self._static[key])
+            if found is not None:
+                self._ranges[key] = found
+        return found
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Its shape, where that is the same in every run."""
+        return self._static[key].shape if key in self._static else self._shapes.get(key)
+
+    def dtype(self, key: Key) -> str | None:
+        """Name of its type."""
+        return self._static[key].dtype.name if key in self._static else self.source.dtypes.get(key)
+
+    def is_zero(self, key: Key) -> bool:
+        """Whether it is known to hold zeros and nothing else."""
+        op, value = self.made.get(key[0]), self.array(key)
+        return (op is not None and op.op == "ZerosLike") or (value is not None and not np.any(value))
+
+    # What the inference calls
+
+    def prove(self, op: Op) -> Proof | None:
+        """Before an op runs: whether it is something simpler."""
+        rule = _RULES.get(op.op)
+        found = rule(self, op) if rule is not None else None
+        return found if found is not None else masked.prove(self, op)
+
+    def learn(self, op: Op, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """After an op ran: keeps the interval of its first output. If that can have one value only, the array that it always is."""
+        key = (op.node, 0)
+        self.made[op.node] = op
+        found = intervals.within(intervals.of(self, op, 0), dtype) if dtype.kind in "iub" else None
+        if found is None:
+            return None
+        self._ranges[key] = found
+        shape = self.shape(key)
+        if found[0] != found[1] or shape is None or math.prod(shape) * dtype.itemsize > _LARGEST:
+            return None
+        return np.full(shape, found[0], dtype)
+
+    def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
+        """A new op for a proof, that does the work of another."""
+        number = self.source.fresh()
+        return Op(number, like.name, op, attrs or {}, inputs, list(like.covers))
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A new constant."""
+        key = (self.source.fresh(), 0)
+        self._static[key] = value
+        return key
+
+    def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
+        """Rows of a value."""
+        rows = indices if isinstance(indices, tuple) else self.constant(indices)
+        return self.new("GatherV2", like, [params, rows, self.constant(np.array(0, np.int32))], {"batch_dims": 0})
+
+    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...]) -> Op:
+        """A value in another shape."""
+        return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
+
+
+def _gather(prover: Prover, op: Op) -> Proof | None:
+    """All rows in order are the rows themselves."""
+    indices, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+    if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
+        return None
+    axis = prover.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    if axis is None or not -len(shape) <= int(axis) < len(shape):
+        return None
+    size = shape[int(axis)]
+    if indices.size != size or not np.array_equal(indices, np.arange(size)):
+        return None
+    return Proof({0: op.inputs[0]})
+
+
+def _gather_nd(prover: Prover, op: Op) -> Proof | None:
+    """All elements in order."""
+    indices, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+    if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
+        return None
+    depth = indices.shape[1]
+    if not is_grid(indices, shape[:depth]):
+        return None
+    view = prover.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
+    return Proof({0: (view.node, 0)}, [view])
+
+
+def _fill_empty_rows(prover: Prover, op: Op) -> Proof | None:
+    """Constant indices tell which rows are empty, whatever the values are."""
+    indices, shape = prover.array(op.inputs[0]), prover.array(op.inputs[2])
+    if indices is None or shape is None or indices.ndim != 2 or not shape.size:
+        return None
+    rows, row_of = int(shape[0]), indices[:, 0]
+    if rows < 0 or (row_of.size and not 0 <= row_of.min() <= row_of.max() < rows):
+        return None  # TensorFlow refuses it, and so does the lowering
+    empty = np.ones(rows, bool)
+    empty[row_of] = False
+    missing = np.flatnonzero(empty)
+    fillers = np.zeros((missing.size, indices.shape[1]), indices.dtype)
+    fillers[:, 0] = missing
+    order = np.argsort(np.concatenate([row_of, missing]), kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size)
+    values: Key = op.inputs[1]
+    ops: list[Op] = []
+    if missing.size:
+        count = prover.constant(np.array([missing.size], np.int64))
+        ops.append(prover.new("Fill", op, [count, op.inputs[3]]))
+        axis = prover.constant(np.array(0, np.int32))
+        ops.append(prover.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
+        values = (ops[-1].node, 0)
+    if not np.array_equal(order, np.arange(order.size)):
+        ops.append(prover.gather(op, values, order))
+        values = (ops[-1].node, 0)
+    where = np.concatenate([indices, fillers])[order]
+    return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]}, ops)
+
+
+def _sparse_segment(prover: Prover, op: Op) -> Proof | None:
+    """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
+    ids = prover.array(op.inputs[2])
+    if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
+        return None
+    count, length = int(ids[-1]) + 1, run_length(ids)
+    shape = prover.shape(op.inputs[0])
+    if not length or shape is None:
+        number = prover.constant(np.array(count, np.int32))
+        fixed = prover.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
+        return Proof({0: (fixed.node, 0)}, [fixed])
+    rows = prover.gather(op, op.inputs[0], op.inputs[1])
+    return _grouped(prover, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
+
+
+def _grouped(prover: Prover, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
+    """Groups of rows, of shape [groups, rows, …], reduced to one row each."""
+    if shape[1] > 1:
+        ops.append(prover.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
+        reduction = "Sum" if how == "SqrtN" else how
+        axis = prover.constant(np.array([1], np.int32))
+        ops.append(prover.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
+        if how == "SqrtN":
+            ops.append(_divide(prover, op, (ops[-1].node, 0), math.sqrt(shape[1])))
+    return Proof({0: (ops[-1].node, 0) if ops else op.inputs[0]}, ops)
+
+
+def _divide(prover: Prover, op: Op, key: Key, divisor: float) -> Op:
+    dtype = np.dtype(str(op.attrs.get("T", "float32")))
+    return prover.new("RealDiv", op, [key, prover.constant(np.array(divisor, dtype))], {"T": dtype.name})
+
+
+def _segment(prover: Prover, op: Op) -> Proof | None:
+    ids, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+    if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
+        return None
+    if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
+        return None
+    count, length = int(ids[-1]) + 1, run_length(ids)
+    if length:
+        return _grouped(prover, op, [], (count, length, *shape[1:]), _SEGMENTS[op.op])
+    if op.op not in _UNSORTED:
+        return None
+    fixed = prover.new(_UNSORTED[op.op], op, [*op.inputs, prover.constant(np.array(count, np.int32))], dict(op.attrs))
+    return Proof({0: (fixed.node, 0)}, [fixed])
+
+
+def _select(prover: Prover, op: Op) -> Proof | None:
+    """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
+    found = prover.range(op.inputs[0])
+    if found is None or found[0] != found[1]:
+        return None
+    chosen = op.inputs[1 if found[0] else 2]
+    return Proof({0: chosen}) if op.op == "Select" or _is_largest(prover, chosen, op.inputs) else None
+
+
+def _is_largest(prover: Prover, chosen: Key, keys: list[Key]) -> bool:
+    """Whether values broadcast to the shape of one of them."""
+    whole = prover.shape(chosen)
+    if whole is None:
+        return False
+    for key in keys:
+        shape = prover.shape(key)
+        if shape is None or len(shape) > len(whole):
+            return False
+        trailing = whole[len(whole) - len(shape) :]
+        if any(size not in (1, wanted) for size, wanted in zip(shape, trailing, strict=True)):
+            return False
+    return True
+
+
+def _sparse_to_dense(prover: Prover, op: Op) -> Proof | None:
+    """Every position has its value."""
+    indices, shape = prover.array(op.inputs[0]), prover.array(op.inputs[1])
+    if indices is None or shape is None:
+        return None
+    sizes = tuple(int(size) for size in shape.reshape(-1))
+    if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
+        return None
+    if prover.shape(op.inputs[2]) != (math.prod(sizes),):
+        return None
+    view = prover.reshape(op, op.inputs[2], sizes)
+    return Proof({0: (view.node, 0)}, [view])
+
+
+def _partition(prover: Prover, op: Op) -> Proof | None:
+    """Which rows go where is known."""
+    parts = prover.array(op.inputs[1])
+    if parts is None or parts.ndim != 1:
+        return None
+    ops = [
+        prover.gather(op, op.inputs[0], np.flatnonzero(parts == number))
+        for number in range(int(op.attrs["num_partitions"]))
+    ]
+    return Proof({port: (row.node, 0) for port, row in enumerate(ops)}, ops)
+
+
+def _stitch(prover: Prover, op: Op) -> Proof | None:
+    """Where each row comes from is known."""
+    half = len(op.inputs) // 2
+    places = [array for key in op.inputs[:half] if (array := prover.array(key)) is not None]
+    if len(places) != half or any(array.ndim != 1 for array in places):
+        return None
+    place = np.concatenate(places)
+    if not place.size or place.min() < 0:
+        return None
+    source = np.full(int(place.max()) + 1, -1, np.int64)
+    source[place] = np.arange(place.size)  # of several rows with one place the last stays
+    if (source < 0).any():
+        return None
+    axis = prover.constant(np.array(0, np.int32))
+    joined = prover.new("ConcatV2", op, [*op.inputs[half:], axis])
+    if np.array_equal(source, np.arange(place.size)):
+        return Proof({0: (joined.node, 0)}, [joined])
+    rows = prover.gather(op, (joined.node, 0), source)
+    return Proof({0: (rows.node, 0)}, [joined, rows])
+
+
+_RULES: dict[str, Callable[[Prover, Op], Proof | None]] = {
+    **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), _gather),
+    "GatherNd": _gather_nd,
+    "SparseFillEmptyRows": _fill_empty_rows,
+    **dict.fromkeys(_SPARSE_SEGMENTS, _sparse_segment),
+    **dict.fromkeys(_SEGMENTS, _segment),
+    **dict.fromkeys(("Select", "SelectV2"), _select),
+    "SparseToDense": _sparse_to_dense,
+    "DynamicPartition": _partition,
+    **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), _stitch),
+}

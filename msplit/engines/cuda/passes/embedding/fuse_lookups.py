@@ -1,0 +1,445 @@
+"""All lookups of one stage as one op, with what feeds only them in front and the concatenation behind.
+
+A stage is what can run at once: lookups with equally many lookups on the way to them, so that none depends on another. Each becomes a
+segment of an output (`spec`). Then ops are visited in topological order: a reshape keeps the segment, a sum or mean over
+the ids of a row makes its combiner, a Concat, Pack or AddN lays segments side by side or makes one of them, and takes along what else
+it reads as copied rows. What is still read by others in the end are the outputs of one `_Columns` op per stage.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.cuda.ir.op_classes import RESHAPES
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
+from msplit.engines.cuda.passes.embedding.index_chain import Chain
+
+_GATHERS = ("GatherV2", "Gather", "ResourceGather")
+_CONCATS = {"ConcatV2": -1, "Concat": 0}
+_TYPES = ("float32", "float64", "float16", "bfloat16")
+_VALUES = ("int32", "int64", "float32", "float64")
+_MOST_ROWS = 1 << 30
+_FEWEST = 2
+"""Lookups that are worth an op of their own."""
+
+_MOST_COPIED = 64
+"""Computed tensors that are laid side by side with lookups. (The model's inputs lie together as they are.)"""
+
+_PIECE = 128
+"""Elements of a piece of a long copied row."""
+
+
+@dataclass
+class _Part:
+    """A value as segments.
+
+    Attributes:
+        stage: Lookups on the way to its lookups.
+        shape: The value's.
+        dtype: Likewise.
+        segments: Sources and tables of their terms are numbers in `inputs`.
+        inputs: What the terms read.
+        lookups: Ops that look up.
+        nodes: Flat nodes that it does the work of.
+        plain: For a lookup as it is, how many ids it has, and the width of a row.
+    """
+
+    stage: int
+    shape: tuple[int, ...]
+    dtype: str
+    segments: list[Segment]
+    inputs: list[Key]
+    lookups: set[int]
+    nodes: list[int] = field(default_factory=list)
+    plain: tuple[int, int] | None = None
+
+    def take(self, part: _Part, segments: list[Segment]) -> None:
+        """Adds segments of another part."""
+        first = len(self.inputs)
+        self.inputs += part.inputs
+        self.lookups |= part.lookups
+        self.nodes += part.nodes
+        for segment in segments:
+            terms = tuple(
+                replace(term, source=first + term.source, table=first + term.table if term.table >= 0 else -1)
+                for term in segment.terms
+            )
+            self.segments.append(replace(segment, terms=terms))
+
+    def take_copied(self, key: Key, segments: list[Segment]) -> None:
+        """Adds segments that copy a value."""
+        self.take(_Part(0, (), "", [], [key], set()), segments)
+
+
+def join_columns(source: Source) -> None:
+    """Changes a source, whose shapes are known, in place."""
+    parts = _Parts(source)
+    for op in list(source.ops.values()):
+        parts.visit(op)
+    wanted = parts.wanted()
+    names: dict[Key, Key] = {}
+    for stage in sorted({parts.of[key].stage for key in wanted}):
+        for dtype in _TYPES:
+            keys = [key for key in wanted if (parts.of[key].stage, parts.of[key].dtype) == (stage, dtype)]
+            if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
+                names |= _emit(source, [(key, parts.of[key]) for key in keys], dtype)
+    if names:
+        source.rename(names)
+        source.prune()
+    source.sort()
+
+
+def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
+    slots: dict[Key, int] = {}
+    contents: dict[tuple[Segment, ...], tuple[int, ...]] = {}  # with the shape that it is read in first
+    nodes: dict[int, None] = {}
+    of: list[tuple[Segment, ...]] = []
+    for _, part in wanted:
+        at = [slots.setdefault(key, len(slots)) for key in part.inputs]
+        nodes |= dict.fromkeys(part.nodes)
+        placed = []
+        for segment in part.segments:
+            terms = (
+                replace(term, source=at[term.source], table=at[term.table] if term.table >= 0 else -1)
+                for term in segment.terms
+            )
+            placed.append(replace(segment, output=0, terms=tuple(terms)))
+        # What is read in two shapes (by a product, and as one vector per column) is filled once.
+        of.append(tuple(placed))
+        contents.setdefault(of[-1], part.shape)
+    # Outputs of one shape are one output: branches that go on alike from there find their operands stacked.
+    stacks: dict[tuple[int, ...], list[tuple[Segment, ...]]] = {}
+    for content, shape in contents.items():
+        stacks.setdefault(shape, []).append(content)
+    segments: list[Segment] = []
+    for port, (shape, members) in enumerate(stacks.items()):
+        for place, content in enumerate(members):
+            begin = place * math.prod(shape)
+            segments += [replace(segment, output=port, start=begin + segment.start) for segment in content]
+    outputs = tuple(shape if len(members) == 1 else (len(members), *shape) for shape, members in stacks.items())
+    first = source.ops[min(wanted[0][1].lookups)]
+    spec = Columns(tuple(segments), outputs, dtype)
+    op = source.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), outputs[0])
+    op.covers = list(nodes)
+    where: dict[tuple[Segment, ...], Key] = {}
+    for port, (shape, members) in enumerate(stacks.items()):
+        made = (op.node, port)
+        source.shapes[made], source.dtypes[made] = outputs[port], dtype
+        parts = [made]
+        if len(members) > 1:
+            attrs = {"T": dtype, "num": len(members), "axis": 0}
+            views = source.add("Unpack", first, attrs, [made], shape).node
+            parts = [(views, place) for place in range(len(members))]
+        for content, key in zip(members, parts, strict=True):
+            where[content] = key
+            source.shapes[key], source.dtypes[key] = source.shapes.get(key, shape), dtype
+    names: dict[Key, Key] = {}
+    for (key, part), content in zip(wanted, of, strict=True):
+        names[key] = where[content]
+        if part.shape != contents[content]:
+            sizes = source.constant(np.asarray(part.shape, np.int64))
+            names[key] = (source.add("Reshape", first, {"T": dtype}, [where[content], sizes], part.shape).node, 0)
+    return names
+
+
+class _Parts:
+    """What of a graph can be segments.
+
+    Attributes:
+        of: Values that are parts.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.of: dict[Key, _Part] = {}
+        self._stage: dict[int, int] = {}  # op -> lookups on the way to its result
+        self._ids: dict[int, Key] = {}  # of each lookup
+        self._fed = frozenset(source.feeds.values())
+        self._dtypes = {key: value.dtype.name for key, value in source.constants.items()}
+
+    def visit(self, op: Op) -> None:
+        """Takes an op, all of whose inputs were visited."""
+        stage = max((self._stage.get(key[0], 0) for key in op.inputs), default=0)
+        part = self._part(op, stage)
+        self._stage[op.node] = stage
+        if part is not None:
+            part.nodes = list(dict.fromkeys([*part.nodes, *op.covers]))
+            self.of[op.node, 0] = part
+            self._stage[op.node] = max(stage, part.stage + 1)
+
+    def wanted(self) -> list[Key]:
+        """Parts that something else reads, be it a part of a later stage."""
+        made = {key[0] for key in self.of}
+        read = [key for op in self._source.ops.values() if op.node not in made for key in op.inputs]
+        found = [key for key in dict.fromkeys([*read, *self._source.fetches.values()]) if key in self.of]
+        known = set(found)
+        for key in found:  # grows
+            more = [inner for inner in self.of[key].inputs if inner in self.of and inner not in known]
+            found += more
+            known |= set(more)
+        return found
+
+    def _part(self, op: Op, stage: int) -> _Part | None:
+        source = self._source
+        shape = source.shapes.get((op.node, 0))
+        if shape is None or not math.prod(shape):
+            return None
+        if op.op in _GATHERS:
+            return self._lookup(op, stage, shape)
+        if op.op == "_Columns":
+            return self._joined_before(op, stage)
+        first = self.of.get(op.inputs[0]) if op.inputs else None
+        if op.op in RESHAPES and first is not None:
+            return replace(first, shape=shape)
+        if op.op in ("Sum", "Mean") and first is not None:
+            return self._combined(op, first, shape)
+        if op.op == "RealDiv" and first is not None:
+            return self._divided(op, first, shape)
+        if op.op == "Mul":
+            return self._scaled(op, shape)
+        if op.op in _CONCATS:
+            slot = _CONCATS[op.op] % len(op.inputs)
+            axis = source.constants.get(op.inputs[slot])
+            keys = [key for number, key in enumerate(op.inputs) if number != slot]
+            return None if axis is None else self._beside(keys, int(axis) % len(shape), shape, packed=False)
+        if op.op == "Pack":
+            return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
+        if op.op == "AddN":
+            self._split(op, shape)
+        if op.op in ("AddN", "AddV2", "Add"):
+            return self._added(op.inputs, shape)
+        return None
+
+    def _split(self, op: Op, shape: tuple[int, ...]) -> None:
+        """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
+        source = self._source
+        computed = [key for key in op.inputs if key not in self.of and self._plain(key) not in self._fed]
+        rest = [key for key in op.inputs if key not in computed]
+        part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
+        if part is None:
+            return
+        inner = source.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape)
+        source.dtypes[inner.node, 0] = part.dtype
+        self.of[inner.node, 0] = part
+        self._stage[inner.node] = part.stage + 1
+        op.inputs = [(inner.node, 0), *computed]
+        op.attrs = {**op.attrs, "N": len(op.inputs)}
+
+    def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
+        source = self._source
+        table = source.constants.get(op.inputs[0])
+        ids = source.shapes.get(op.inputs[1])
+        if table is None or ids is None or table.ndim < 1 or op.attrs.get("batch_dims", 0):
+            return None
+        axis = source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+        if axis is None or int(axis) != 0 or table.dtype.name not in _TYPES or not 0 < len(table) < _MOST_ROWS:
+            return None
+        rows, width = math.prod(ids), math.prod(table.shape[1:])
+        self._ids[op.node] = op.inputs[1]
+        part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.covers))
+        found = self._in_front(part, rows, width, per_row=1)
+        return None if found is None else replace(found, plain=(rows, width))
+
+    def _joined_before(self, op: Op, stage: int) -> _Part | None:
+        """What a proof, or an earlier visit, made a column of."""
+        spec: Columns = op.attrs["columns"]
+        if len(spec.outputs) != 1:
+            return None
+        return _Part(stage, spec.outputs[0], spec.dtype, list(spec.segments), list(op.inputs), {op.node})
+
+    def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part | None:
+        """Takes what is in front of a lookup."""
+        chain = Chain(self._source, self._ids[next(iter(part.lookups))], per_row)
+        if self._dtype(chain.key) not in _VALUES or self._source.shapes.get(chain.key) is None:
+            return None
+        terms = tuple(replace(term, source=0, table=1, step=per_row) for term in chain.terms)
+        segment = Segment(0, 0, width, rows // per_row, width, terms, combiner)
+        nodes = [*part.nodes, *chain.nodes]
+        return replace(part, segments=[segment], inputs=[chain.key, part.inputs[1]], nodes=nodes)
+
+    def _dtype(self, key: Key) -> str | None:
+        return self._source.dtypes.get(key) or self._dtypes.get(key)
+
+    def _combined(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
+        """The sum or mean over the ids of a row."""
+        axes = self._source.constants.get(op.inputs[1])
+        if part.plain is None or axes is None or not axes.size:
+            return None
+        rows, width = part.plain
+        rank = len(part.shape)
+        reduced = sorted({int(axis) % rank for axis in axes.reshape(-1)})
+        per_row = math.prod(part.shape[axis] for axis in reduced)
+        behind = math.prod(part.shape[reduced[-1] + 1 :])
+        if reduced != list(range(reduced[0], reduced[-1] + 1)) or behind != width or not per_row:
+            return None
+        plain = replace(part, shape=shape, plain=None)
+        return self._in_front(plain, rows, width, per_row, op.op.lower())
+
+    def _divided(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
+        """The sum over the root of how many ids there are."""
+        divisor = self._source.constants.get(op.inputs[1])
+        if divisor is None or divisor.size != 1 or part.shape != shape or len(part.segments) != 1:
+            return None
+        segment = part.segments[0]
+        count = sum(term.count for term in segment.terms)
+        looked_up = all(term.table >= 0 for term in segment.terms) and segment.scale is None
+        if segment.combiner != "sum" or not looked_up or float(divisor.reshape(-1)[0]) != _root(count, divisor.dtype):
+            return None
+        return replace(part, segments=[replace(segment, combiner="sqrtn")], plain=None)
+
+    def _scaled(self, op: Op, shape: tuple[int, ...]) -> _Part | None:
+        """A part times a number."""
+        slot = next((slot for slot, key in enumerate(op.inputs) if key in self._source.constants), None)
+        if slot is None:
+            return None
+        part, number = self.of.get(op.inputs[1 - slot]), self._source.constants[op.inputs[slot]]
+        if part is None or part.shape != shape or number.size != 1 or number.dtype.name != part.dtype:
+            return None
+        if any(segment.scale is not None for segment in part.segments):
+            return None
+        scale = float(number.reshape(-1)[0])
+        return replace(part, segments=[replace(segment, scale=scale) for segment in part.segments], plain=None)
+
+    def _beside(self, keys: list[Key], axis: int, shape: tuple[int, ...], *, packed: bool) -> _Part | None:
+        """Values side by side along an axis, which is a new one where they are packed."""
+        found = self._together(keys)
+        if found is None:
+            return None
+        stage, dtype = found
+        lead, total = math.prod(shape[:axis]), math.prod(shape[axis:])
+        joined = _Part(stage, shape, dtype, [], [], set())
+        left = 0
+        for key in keys:
+            size = math.prod(self._source.shapes[key][axis:])
+            if self._is_of(key, stage):
+                placed = [_within(segment, size, total, left) for segment in self.of[key].segments]
+                if any(segment is None for segment in placed):
+                    return None
+                joined.take(self.of[key], [segment for segment in placed if segment is not None])
+            elif size:
+                self._lay(joined, self._plain(key), lead, size, left, total)
+            left += size
+        return joined if left == total or packed else None
+
+    def _lay(self, joined: _Part, key: Key, lead: int, size: int, left: int, total: int) -> None:
+        """Lays a value that is no part beside others: copied or, where it is rows of a constant times values, made there."""
+        found = self._products(key, lead, size)
+        if found is None:
+            joined.take_copied(key, _copied(lead, size, left, total))
+            return
+        op, values, rows = found
+        count, width = self._source.constants[rows].shape[-2:]
+        segments = [
+            Segment(
+                0, left + row * width, total, lead, width, (Term(0, 1, row, count, low=row, high=row, weighted=True),)
+            )
+            for row in range(count)
+        ]
+        joined.take(_Part(0, (), "", [], [values, rows], set(), list(op.covers)), segments)
+
+    def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key] | None:
+        """The values and the rows whose products a value is: one value per lookup by row number, as fields of numbers are embedded."""
+        op = self._source.ops.get(key[0])
+        slot = (
+            next((slot for slot, given in enumerate(op.inputs) if given in self._source.constants), None)
+            if op
+            else None
+        )
+        if op is None or op.op != "Mul" or slot is None:
+            return None
+        values, rows = op.inputs[1 - slot], op.inputs[slot]
+        table, shape = self._source.constants[rows], self._source.shapes[key]
+        if table.dtype.name != "float32" or table.ndim < 2 or not 0 < table.shape[-2] <= _MOST_COPIED:
+            return None
+        whole = table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size
+        if not whole or shape[-2:] != table.shape[-2:] or self._source.shapes.get(values) != (*shape[:-1], 1):
+            return None
+        return op, self._plain(values), rows
+
+    def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
+        """The sum of values of one shape."""
+        found = self._together(keys)
+        if found is None or any(self._source.shapes[key] != shape for key in keys):
+            return None
+        stage, dtype = found
+        parts = [self.of[key] for key in keys if self._is_of(key, stage)]
+        if len(parts) < _FEWEST or any(len(part.segments) != 1 for part in parts):
+            return None
+        segment = parts[0].segments[0]
+        place = (segment.start, segment.step, segment.rows, segment.width)
+        joined = _Part(stage, shape, dtype, [], [], set())
+        for key in keys:
+            if self._is_of(key, stage):
+                part = self.of[key]
+                other = part.segments[0]
+                alike = (other.start, other.step, other.rows, other.width) == place and other.combiner == "sum"
+                alike = alike and other.scale is None
+                if not alike or other.start or other.step != other.width:
+                    return None
+                joined.take(part, [other])
+            else:
+                copy = (Term(0, -1, step=segment.width),)
+                joined.take_copied(self._plain(key), [replace(segment, terms=copy)])
+        terms = tuple(term for each in joined.segments for term in each.terms)
+        joined.segments = [replace(segment, terms=terms)]
+        return joined
+
+    def _together(self, keys: list[Key]) -> tuple[int, str] | None:
+        """Stage and type of what can be laid together: parts of that stage, and others that do not wait for it."""
+        parts = [self.of[key] for key in keys if key in self.of]
+        if not parts:
+            return None
+        stage = max(part.stage for part in parts)
+        dtype = next(part.dtype for part in parts if part.stage == stage)
+        copied = 0
+        for key in keys:
+            if self._is_of(key, stage):
+                if self.of[key].dtype != dtype:
+                    return None
+                continue
+            copied += self._plain(key) not in self._fed
+            late = self._stage.get(key[0], 0) > stage
+            if late or key in self._source.constants or self._dtype(key) != dtype or key not in self._source.shapes:
+                return None
+        return (stage, dtype) if copied <= _MOST_COPIED else None
+
+    def _plain(self, key: Key) -> Key:
+        """The value that a view shows."""
+        while (
+            (op := self._source.ops.get(key[0])) is not None
+            and op.op in RESHAPES
+            and op.inputs[0] in self._source.shapes
+        ):
+            key = op.inputs[0]
+        return key
+
+    def _is_of(self, key: Key, stage: int) -> bool:
+        return key in self.of and self.of[key].stage == stage
+
+
+def _root(count: int, dtype: np.dtype[Any]) -> float:
+    return float(np.array(math.sqrt(count), dtype))
+
+
+def _within(segment: Segment, size: int, total: int, left: int) -> Segment | None:
+    """A segment of a value of which every `size` elements become a part, from `left` on, of `total` elements."""
+    row, column = divmod(segment.start, size)
+    last = segment.start + (segment.rows - 1) * segment.step + segment.width - 1
+    if last // size == row:
+        return segment.moved(row * total + left + column, segment.step)
+    if segment.step % size or column + segment.width > size:
+        return None
+    return segment.moved(row * total + left + column, segment.step // size * total)
+
+
+def _copied(rows: int, size: int, left: int, total: int) -> list[Segment]:
+    """The rows of a value, as a segment; a single long one in pieces, which many can copy at once."""
+    if rows == 1:
+        width = math.gcd(size, _PIECE)
+        rows, size, total = size // width, width, width
+    return [Segment(0, left, total, rows, size, (Term(0, -1, step=size),))]

@@ -1,0 +1,144 @@
+"""What stands in front of a lookup: how its ids come from values that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.op_classes import RESHAPES
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Term
+
+_LIMITS = ("Minimum", "Maximum", "ClipByValue")
+_LONGEST = 16
+_SMALL = 1 << 30
+"""Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
+
+
+class Chain:
+    """The ids of one lookup, taken back to values that no op of the chain makes.
+
+    Attributes:
+        key: Those values.
+        terms: One term for all ids of a row, or one per id where ids are treated unequally; sources, tables and steps are left open.
+        nodes: Flat nodes that the chain does the work of.
+    """
+
+    def __init__(self, source: Source, ids: Key, per_row: int) -> None:
+        self.key = ids
+        self.nodes: list[int] = []
+        self._offsets: NDArray[np.int64] = np.zeros(1, np.int64)  # per id of a row, or one for all
+        self._term = Term(-1, -1)
+        self._per_row = per_row
+        for op, key in _backwards(source, ids):
+            if self._term.boundaries is not None or not self._take(source, op):
+                break
+            self.key = key
+            self.nodes += op.covers
+
+    @property
+    def terms(self) -> list[Term]:
+        """See the class."""
+        if self._offsets.size == 1:
+            return [replace(self._term, count=self._per_row, offset=int(self._offsets[0]))]
+        return [replace(self._term, first=at, offset=int(offset)) for at, offset in enumerate(self._offsets)]
+
+    def _take(self, source: Source, op: Op) -> bool:
+        """Takes one op more, if it can be done on the way."""
+        term = self._term
+        if op.op in RESHAPES:
+            return True
+        clipped = (term.low, term.high) != (LOWEST, HIGHEST)
+        if op.op == "Cast":
+            kinds = (op.attrs.get("SrcT"), op.attrs.get("DstT"))
+            if kinds == ("int32", "int64"):
+                return True
+            # Nothing but a view may come before: what is taken later would see the upper half.
+            if kinds == ("int64", "int32") and not term.narrow:
+                self._term = replace(term, narrow=True)
+                return True
+            return False
+        if term.narrow:
+            return False
+        if op.op in _LIMITS and not term.modulo:
+            return self._clip(source, op)
+        if op.op == "FloorMod" and not term.modulo:
+            divisor = _scalar(source, op.inputs[1])
+            if divisor is None or divisor < 1:
+                return False
+            self._term = replace(term, modulo=divisor)
+            return True
+        if op.op == "Bucketize":
+            boundaries = tuple(float(np.float32(boundary)) for boundary in op.attrs.get("boundaries", ()))
+            self._term = replace(term, boundaries=boundaries)
+            return True
+        if op.op in ("AddV2", "Add", "Sub") and not clipped and not term.modulo:
+            added = _addend(source, op, self._per_row)
+            if added is None:
+                return False
+            offsets = self._offsets + added
+            if np.abs(offsets).max() >= _SMALL:
+                return False
+            self._offsets = offsets
+            return True
+        return False
+
+    def _clip(self, source: Source, op: Op) -> bool:
+        """Takes limits that say something new and do not cross."""
+        limits = [_scalar(source, key) for key in op.inputs if key in source.constants]
+        if len(limits) != len(op.inputs) - 1 or None in limits or op.inputs[0] in source.constants:
+            return False
+        low, high = self._term.low, self._term.high
+        if op.op != "Minimum":
+            if low != LOWEST:
+                return False
+            low = int(limits[0] or 0)
+        if op.op != "Maximum":
+            if high != HIGHEST:
+                return False
+            high = int(limits[-1] or 0)
+        if low > high:
+            return False
+        self._term = replace(self._term, low=low, high=high)
+        return True
+
+
+def _scalar(source: Source, key: Key) -> int | None:
+    """A known integer."""
+    value = source.constants.get(key)
+    return int(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "iu" else None
+
+
+def _backwards(source: Source, key: Key) -> Iterator[tuple[Op, Key]]:
+    """The ops that made a value, the last first, each with the input of it that is no constant."""
+    for _ in range(_LONGEST):
+        op = source.ops.get(key[0])
+        if op is None or not op.inputs or key[1] != 0:
+            return
+        varying = [slot for slot in op.inputs if slot not in source.constants]
+        if len(varying) != 1 or varying[0] not in source.shapes:
+            return
+        key = varying[0]
+        yield op, key
+
+
+def _addend(source: Source, op: Op, per_row: int) -> NDArray[np.int64] | None:
+    """What is added to every id of a row: one number for all, or one for each."""
+    slot = next((slot for slot, key in enumerate(op.inputs) if key in source.constants), None)
+    if slot is None or (op.op == "Sub" and slot == 0):
+        return None
+    value = source.constants[op.inputs[slot]]
+    shape = source.shapes[op.inputs[1 - slot]]
+    if value.dtype.kind not in "iu" or source.shapes.get((op.node, 0)) != shape:
+        return None
+    sign = -1 if op.op == "Sub" else 1
+    if value.size == 1:
+        return np.asarray(sign * value.reshape(1), np.int64)
+    full = np.broadcast_to(value, shape).reshape(-1, per_row)
+    if not (full == full[0]).all():
+        return None
+    row = np.asarray(sign * full[0], np.int64)
+    return row[:1] if (row == row[0]).all() else row

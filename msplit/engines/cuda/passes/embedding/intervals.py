@@ -1,0 +1,275 @@
+"""What values an integer or a truth value can have, whatever is fed: an abstract interpretation with intervals.
+
+An interval is a pair ``(low, high)``, both ends included; truth values are 0 and 1. None says nothing. Every rule is sound for every
+input of its op: where an op could wrap around its type's limits, the caller drops the interval (`within`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.program import Key, Op
+
+Range = tuple[int, int]
+
+
+class Facts(Protocol):
+    """What is known about values."""
+
+    def array(self, key: Key) -> NDArray[Any] | None:
+        """The value itself, where it is the same in every run."""
+
+    def range(self, key: Key) -> Range | None:
+        """Its interval."""
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Its shape, where that is the same in every run."""
+
+
+Rule = Callable[[Facts, Op], Range | None]
+
+TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
+
+COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+"""Types of which intervals are kept."""
+
+
+def of(facts: Facts, op: Op, port: int) -> Range | None:
+    """Interval of an output of an op, which must be of integers or truth values."""
+    rule = _RULES.get(op.op)
+    return rule(facts, op) if rule is not None and port == 0 else None
+
+
+def within(found: Range | None, dtype: np.dtype[Any]) -> Range | None:
+    """The interval, if every value in it can be had in a type: an op whose result may not be may wrap around."""
+    if found is None:
+        return None
+    limits = of_type(dtype.name)
+    return found if limits is not None and limits[0] <= found[0] <= found[1] <= limits[1] else None
+
+
+def of_type(dtype: str) -> Range | None:
+    """All values of a type; None for one of which no intervals are kept."""
+    if dtype not in COUNTED:
+        return None
+    return EITHER if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def of_array(value: NDArray[Any]) -> Range | None:
+    """Interval of a known value."""
+    if value.dtype.kind not in "iub" or not value.size:
+        return None
+    return int(value.min()), int(value.max())
+
+
+def _same(facts: Facts, op: Op) -> Range | None:
+    return facts.range(op.inputs[0])
+
+
+def _rows(facts: Facts, op: Op) -> Range | None:
+    """What a gather takes, or the zeros that the GPU writes for an index out of range."""
+    found = facts.range(op.inputs[0])
+    return None if found is None else (min(found[0], 0), max(found[1], 0))
+
+
+def _some_of(facts: Facts, op: Op) -> Range | None:
+    """Extremes over axes of which none is empty."""
+    shape = facts.shape(op.inputs[0])
+    return facts.range(op.inputs[0]) if shape is not None and 0 not in shape else None
+
+
+def _union(facts: Facts, keys: list[Key]) -> Range | None:
+    found = [facts.range(key) for key in keys]
+    known = [item for item in found if item is not None]
+    if len(known) != len(found) or not known:
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def _two(facts: Facts, op: Op) -> tuple[Range, Range] | None:
+    first, second = facts.range(op.inputs[0]), facts.range(op.inputs[1])
+    return None if first is None or second is None else (first, second)
+
+
+def _binary(rule: Callable[[Range, Range], Range | None]) -> Rule:
+    def apply(facts: Facts, op: Op) -> Range | None:
+        both = _two(facts, op)
+        return None if both is None else rule(*both)
+
+    return apply
+
+
+def _product(a: Range, b: Range) -> Range:
+    corners = [x * y for x in a for y in b]
+    return min(corners), max(corners)
+
+
+def _modulo(facts: Facts, op: Op) -> Range | None:
+    divisor = facts.range(op.inputs[1])
+    return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
+
+
+def _floor_div(facts: Facts, op: Op) -> Range | None:
+    both = _two(facts, op)
+    if both is None or both[1][0] <= 0:
+        return None
+    corners = [x // y for x in both[0] for y in both[1]]
+    return min(corners), max(corners)
+
+
+def _compare(always: Callable[[Range, Range], bool], never: Callable[[Range, Range], bool]) -> Rule:
+    """A comparison of integers. (Of floats nothing is known, so that a NaN plays no part.)"""
+
+    def apply(a: Range, b: Range) -> Range:
+        return TRUE if always(a, b) else FALSE if never(a, b) else EITHER
+
+    return _binary(apply)
+
+
+def _disjoint(a: Range, b: Range) -> bool:
+    return a[1] < b[0] or b[1] < a[0]
+
+
+def _equal(a: Range, b: Range) -> bool:
+    return a[0] == a[1] == b[0] == b[1]
+
+
+def _bool(facts: Facts, key: Key) -> Range:
+    return facts.range(key) or EITHER
+
+
+def _and(facts: Facts, op: Op) -> Range:
+    first, second = (_bool(facts, key) for key in op.inputs)
+    return first[0] & second[0], first[1] & second[1]
+
+
+def _or(facts: Facts, op: Op) -> Range:
+    first, second = (_bool(facts, key) for key in op.inputs)
+    return first[0] | second[0], first[1] | second[1]
+
+
+def _not(facts: Facts, op: Op) -> Range:
+    low, high = _bool(facts, op.inputs[0])
+    return 1 - high, 1 - low
+
+
+def _select(facts: Facts, op: Op) -> Range | None:
+    condition = facts.range(op.inputs[0])
+    if condition in (TRUE, FALSE):
+        return facts.range(op.inputs[1 if condition == TRUE else 2])
+    return _union(facts, op.inputs[1:3])
+
+
+def _clip(facts: Facts, op: Op) -> Range | None:
+    x, low, high = (facts.range(key) for key in op.inputs)
+    if low is None or high is None:
+        return None
+    x = x or (low[0], high[1])
+    # The lower limit wins where the limits cross.
+    return max(min(x[0], high[0]), low[0]), max(min(x[1], high[1]), low[1])
+
+
+def _minimum(facts: Facts, op: Op) -> Range | None:
+    return _extreme(facts, op, min)
+
+
+def _maximum(facts: Facts, op: Op) -> Range | None:
+    return _extreme(facts, op, max)
+
+
+def _extreme(facts: Facts, op: Op, choose: Callable[[int, int], int]) -> Range | None:
+    """An operand of which nothing is known is somewhere in its type: what it is cut off at holds all the same."""
+    found = [facts.range(key) for key in op.inputs[:2]]
+    limits = of_type(str(op.attrs.get("T", "")))
+    if found == [None, None] or (None in found and limits is None):
+        return None
+    (a, b), (c, d) = (item or limits or (0, 0) for item in found)
+    return choose(a, c), choose(b, d)
+
+
+def _bucketize(facts: Facts, op: Op) -> Range:
+    return 0, len(op.attrs.get("boundaries", ()))
+
+
+def _arg_extreme(facts: Facts, op: Op) -> Range | None:
+    shape = facts.shape(op.inputs[0])
+    return (0, max(shape) - 1) if shape and min(shape) > 0 else None
+
+
+def _absolute(facts: Facts, op: Op) -> Range | None:
+    found = facts.range(op.inputs[0])
+    if found is None:
+        return None
+    low, high = found
+    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
+def _all_of(facts: Facts, op: Op) -> Range:
+    """All and Any over axes of which none is empty; over an empty one All is true and Any is false."""
+    shape = facts.shape(op.inputs[0])
+    return _bool(facts, op.inputs[0]) if shape is not None and 0 not in shape else EITHER
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        [
+            "Identity",
+            "Reshape",
+            "Squeeze",
+            "ExpandDims",
+            "Tile",
+            "BroadcastTo",
+            "Transpose",
+            "Slice",
+            "StridedSlice",
+            "Reverse",
+            "ReverseV2",
+            "Cast",
+            "Unique",
+            "Snapshot",
+            "StopGradient",
+            "EnsureShape",
+        ],
+        _same,
+    ),
+    **dict.fromkeys(["Gather", "GatherV2", "ResourceGather", "GatherNd"], _rows),
+    **dict.fromkeys(("Max", "Min"), _some_of),
+    "Pack": lambda facts, op: _union(facts, op.inputs),
+    "ConcatV2": lambda facts, op: _union(facts, op.inputs[:-1]),
+    "Concat": lambda facts, op: _union(facts, op.inputs[1:]),
+    "Fill": lambda facts, op: facts.range(op.inputs[1]),
+    "AddV2": _binary(lambda a, b: (a[0] + b[0], a[1] + b[1])),
+    "Add": _binary(lambda a, b: (a[0] + b[0], a[1] + b[1])),
+    "Sub": _binary(lambda a, b: (a[0] - b[1], a[1] - b[0])),
+    "Mul": _binary(_product),
+    "Neg": lambda facts, op: None if (x := facts.range(op.inputs[0])) is None else (-x[1], -x[0]),
+    "Abs": _absolute,
+    "FloorMod": _modulo,
+    "FloorDiv": _floor_div,
+    "Minimum": _minimum,
+    "Maximum": _maximum,
+    "ClipByValue": _clip,
+    "Bucketize": _bucketize,
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
+    "Select": _select,
+    "SelectV2": _select,
+    "ZerosLike": lambda facts, op: (0, 0),
+    "OnesLike": lambda facts, op: (1, 1),
+    "Where": lambda facts, op: (0, 2**62),
+    "Equal": _compare(_equal, _disjoint),
+    "NotEqual": _compare(_disjoint, _equal),
+    "GreaterEqual": _compare(lambda a, b: a[0] >= b[1], lambda a, b: a[1] < b[0]),
+    "Greater": _compare(lambda a, b: a[0] > b[1], lambda a, b: a[1] <= b[0]),
+    "LessEqual": _compare(lambda a, b: a[1] <= b[0], lambda a, b: a[0] > b[1]),
+    "Less": _compare(lambda a, b: a[1] < b[0], lambda a, b: a[0] >= b[1]),
+    "LogicalAnd": _and,
+    "LogicalOr": _or,
+    "LogicalNot": _not,
+    "All": _all_of,
+    "Any": _all_of,
+}

@@ -1,0 +1,47 @@
+"""A lookup of distinct ids, whose rows are then put where the ids were, is a lookup of the ids.
+
+`embedding_lookup_sparse` looks each distinct id up once: ``ids, places = Unique(x)``, and reads ``Gather(table, ids)`` only at ``places``.
+Row ``places[i]`` of that is row ``x[i]`` of the table, whatever x is, so that the number of distinct ids, which no capture can
+know, plays no part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from msplit.engines.cuda.ir.program import Op, Source
+from msplit.engines.cuda.passes.pattern import Readers
+
+_GATHERS = ("GatherV2", "Gather", "ResourceGather")
+_BY_PLACES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+_BY_PLACES_AND_COUNT = tuple(f"{op}WithNumSegments" for op in _BY_PLACES)
+
+
+def drop_uniques(source: Source) -> bool:
+    """Lets what reads looked-up distinct ids read the table itself. Whether there was anything."""
+    readers = Readers(source)
+    found = False
+    for lookup in list(source.ops.values()):
+        if lookup.op not in _GATHERS or not _takes_rows(source, lookup):
+            continue
+        unique = source.ops.get(lookup.inputs[1][0])
+        if unique is None or unique.op not in ("Unique", "UniqueWithCounts") or lookup.inputs[1][1] != 0:
+            continue
+        for number in readers.of.get((lookup.node, 0), []):
+            user = source.ops[number]
+            by_places = user.op in (*_GATHERS, *_BY_PLACES, *_BY_PLACES_AND_COUNT) and _takes_rows(source, user)
+            if by_places and user.inputs[:2] == [(lookup.node, 0), (unique.node, 1)]:
+                user.inputs[:2] = [lookup.inputs[0], unique.inputs[0]]
+                user.covers = list(dict.fromkeys([*lookup.covers, *user.covers, *unique.covers]))
+                found = True
+    if found:
+        source.prune()
+    return found
+
+
+def _takes_rows(source: Source, op: Op) -> bool:
+    """Whether a gather takes whole rows; the other ops here do so always."""
+    if op.op not in _GATHERS:
+        return True
+    axis = source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    return axis is not None and int(axis) == 0 and not op.attrs.get("batch_dims", 0)

@@ -1,0 +1,189 @@
+"""Scales and offsets per channel, behind a convolution or product with constant weights, become part of weights and bias.
+
+Batch normalization at inference is one, as one op or taken apart; so is a division by a constant. Convolutions and products are
+linear, hence ``(x * w) s + t = x * (w s) + t`` for every channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.op_classes import RESHAPES
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input, per_channel, trailing
+
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv3D")
+_HEADS = (*CONVOLUTIONS, "MatMul")
+_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_EPSILON = 9.999999747378752e-05
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+Doubles = NDArray[np.float64]
+
+
+@dataclass
+class _Chain:
+    """``scale * head + offset`` per channel, and the ops that compute it.
+
+    Attributes:
+        scale: Per channel.
+        offset: Per channel.
+        ops: Everything behind the head so far, reshapes included.
+        absorbed: How many of `ops` the chain takes along: up to the last one that computes something.
+        reshaped: Whether there is a reshape among them.
+    """
+
+    scale: Doubles
+    offset: Doubles
+    ops: list[Op] = field(default_factory=list)
+    absorbed: int = 0
+    reshaped: bool = False
+
+
+def fold_affine(source: Source) -> None:
+    """Folds every such chain. What is left of it is at most one BiasAdd."""
+    readers = Readers(source)
+    for head in list(source.ops.values()):
+        weights = source.constants.get(head.inputs[1]) if head.op in _HEADS else None
+        shape = source.shapes.get((head.node, 0))
+        if weights is None or shape is None or weights.dtype.name not in _FLOATS or not weights.size:
+            continue
+        channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
+        chain = _follow(source, readers, head, channels)
+        if chain.absorbed:
+            _commit(source, head, weights, chain)
+
+
+def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain:
+    """The longest chain of ops behind a head that only scale and shift its channels."""
+    chain = _Chain(np.ones(channels), np.zeros(channels))
+    last = head.op == "MatMul" or channels_last(head)
+    key = (head.node, 0)
+    shape = source.shapes[key]
+    axes: tuple[int, ...] = (len(shape) - 1,) if last else (1,)
+    reshaped = False
+    while True:
+        op = readers.only(key)
+        if op is None or (op.node, 0) not in source.shapes or (op.inputs[0] != key and other_input(op, key) is None):
+            return chain
+        result = source.shapes[op.node, 0]
+        if op.op in RESHAPES and op.inputs[0] == key and last:
+            suffix = trailing(result, channels)
+            if suffix is None:
+                return chain
+            axes = tuple(range(len(result) - len(suffix), len(result)))
+            reshaped = True
+        else:
+            step = _affine(source, readers, head, op, key, shape, axes) if result == shape else None
+            if step is None:
+                return chain
+            with np.errstate(all="ignore"):
+                scale, offset = chain.scale * step[0], chain.offset * step[0] + step[1]
+            if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
+                return chain
+            chain.scale, chain.offset = scale, offset
+            chain.absorbed, chain.reshaped = len(chain.ops) + 1, reshaped
+        chain.ops.append(op)
+        key, shape = (op.node, 0), result
+
+
+def _affine(
+    source: Source, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> tuple[Doubles | float, Doubles | float] | None:
+    """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
+    if op.op in _BATCH_NORMS:
+        return _batch_norm(source, readers, head, op, key)
+    if op.op in ("BiasAdd", "BiasAddV1"):
+        if op.inputs[0] != key or (len(shape) > 2 and channels_last(op) != (axes[-1] == len(shape) - 1)):
+            return None
+        value = source.constants.get(op.inputs[1])
+        if value is None:
+            return None
+        along = value if axes[-1] == len(shape) - 1 else value.reshape(-1, *(1,) * (len(shape) - 2))
+        offset = per_channel(along, shape, axes)
+        return None if offset is None else (1.0, offset)
+    other = other_input(op, key)
+    constant = source.constants.get(other) if other is not None else None
+    if constant is None or constant.dtype.name not in _FLOATS:
+        return None
+    value = per_channel(constant, shape, axes)
+    if value is None:
+        return None
+    first = op.inputs[0] == key
+    if op.op == "Mul":
+        return value, 0.0
+    if op.op in ("Add", "AddV2"):
+        return 1.0, value
+    if op.op == "Sub":
+        return (1.0, -value) if first else (-1.0, value)
+    if op.op in ("RealDiv", "Div") and first and (value != 0).all():
+        return 1.0 / value, 0.0
+    return None
+
+
+def _batch_norm(source: Source, readers: Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
+    """With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
+    if op.attrs.get("is_training", True) or op.inputs[0] != key or channels_last(op) != channels_last(head):
+        return None
+    if head.op == "MatMul" or not all(parameter in source.constants for parameter in op.inputs[1:5]):
+        return None
+    if not all(readers.unread((op.node, port)) for port in range(1, 6)):
+        return None  # somebody wants the statistics
+    gamma, beta, mean, variance = (source.constants[parameter].astype(np.float64) for parameter in op.inputs[1:5])
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + float(op.attrs.get("epsilon", _EPSILON)))
+        return scale, beta - mean * scale
+
+
+def _commit(source: Source, head: Op, weights: NDArray[Any], chain: _Chain) -> None:
+    """Puts scale and offset into weights and bias, unless the weights' dtype can not hold them."""
+    with np.errstate(all="ignore"):
+        scaled = (weights.astype(np.float64) * _along(head, weights, chain.scale)).astype(weights.dtype)
+        offset = chain.offset.astype(weights.dtype)
+    lost = ~np.isfinite(scaled.astype(np.float64)) & np.isfinite(weights.astype(np.float64))
+    if lost.any() or not np.isfinite(offset.astype(np.float64)).all():
+        return
+    absorbed = chain.ops[: chain.absorbed]
+    last = absorbed[-1]
+    if (chain.scale != 1).any():
+        head.inputs[1] = source.constant(scaled)
+    covers = [node for op in absorbed for node in op.covers]
+    for op in absorbed[:-1]:
+        del source.ops[op.node]
+    adds = bool((chain.offset != 0).any())
+    if not adds:
+        head.covers = [*head.covers, *covers]
+    if adds and not chain.reshaped:
+        _bias(last, head, source.constant(offset))
+        last.covers = covers
+        return
+    shape = source.shapes[last.node, 0]
+    key = (head.node, 0)
+    if adds:
+        bias = source.add("BiasAdd", last, {}, [], source.shapes[key])
+        _bias(bias, head, source.constant(offset))
+        bias.covers = covers
+        key = (bias.node, 0)
+    last.op, last.attrs, last.covers = "Reshape", {}, [last.covers[0]]
+    last.inputs = [key, source.sizes(tuple(shape))]
+
+
+def _bias(op: Op, head: Op, bias: Key) -> None:
+    op.op, op.inputs = "BiasAdd", [(head.node, 0), bias]
+    op.attrs = {"T": head.attrs.get("T"), "data_format": _bias_format(head)}
+
+
+def _bias_format(head: Op) -> str:
+    return "NHWC" if head.op == "MatMul" or channels_last(head) else "NCHW"
+
+
+def _along(head: Op, weights: NDArray[Any], scale: Doubles) -> Doubles:
+    """The scale in a shape that broadcasts against the weights, along their output channels."""
+    if head.op == "DepthwiseConv2dNative":
+        return scale.reshape(weights.shape[2:])  # output channel = input channel × multiplier
+    if head.op == "MatMul" and head.attrs.get("transpose_b"):
+        return scale.reshape(-1, 1)
+    return scale

@@ -1,0 +1,267 @@
+"""Which ops can be done for several members at once, and how: each gets one more axis in front, the members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.cuda.ir.op_classes import (
+    ARITHMETIC,
+    COMPARISONS,
+    CURVES,
+    EXACT_BINARY,
+    EXACT_UNARY,
+    RESHAPES,
+    STEPS,
+)
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.horizontal_fusion.builder import Merge
+
+Build = Callable[[Merge], list[Key] | None]
+"""Makes the ops of a merge; the stacked value per output port, or None where these members can not be merged."""
+
+_POINTWISE = 0.35
+"""Kernels that merging a pointwise op saves per member: fusion would have put most of them into another kernel anyway."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an op is merged.
+
+    Attributes:
+        build: Does it.
+        kernels: What of a kernel one member costs.
+        weights: Slot of an operand that members may each have a constant of their own for, which is stacked once.
+        lookup: Whether those are tables, which may differ in their number of rows.
+    """
+
+    build: Build
+    kernels: float = _POINTWISE
+    weights: int | None = None
+    lookup: bool = False
+
+
+JOINS = frozenset({"Pack", "ConcatV2", "AddN"})
+"""Ops in which branches meet."""
+
+
+def weight_slot(source: Source, op: Op) -> int | None:
+    """The slot of an op's weights where they are constant."""
+    slot = KINDS[op.op].weights
+    return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in source.constants else None
+
+
+def pointwise(m: Merge) -> list[Key] | None:
+    """Element by element: as it is, every operand with the members' axis in front."""
+    rank = len(m.out(0))
+    inputs = [m.input(slot, rank) for slot in range(m.slots)]
+    return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
+
+
+def bias_add(m: Merge) -> list[Key] | None:
+    """A sum, where channels are last."""
+    rank = len(m.out(0))
+    if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
+        return None
+    attrs = {"T": m.type_of(0)}
+    return [(m.emit("AddV2", attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
+
+
+def add_n(m: Merge) -> list[Key] | None:
+    """A sum of tensors of one shape."""
+    inputs = [m.stacked(slot) for slot in range(m.slots)]
+    return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
+
+
+def last_axis(m: Merge) -> list[Key] | None:
+    """Along the last axis, which stays the last."""
+    return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0)], m.stacked_shape(0)), 0)]
+
+
+def reduction(m: Merge) -> list[Key] | None:
+    """Over axes, which each come one later."""
+    rank = len(m.shape(0))
+    axes = m.static(1)
+    moved = np.where(axes < 0, axes + rank, axes) + 1
+    return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0), m.constant(moved.astype(axes.dtype))], m.stacked_shape(0)), 0)]
+
+
+def reshape(m: Merge) -> list[Key] | None:
+    """A reshape of all."""
+    return [m.reshape(m.stacked(0), m.stacked_shape(0))]
+
+
+def transpose(m: Merge) -> list[Key] | None:
+    """The members' axis stays in front."""
+    order = np.concatenate([[0], m.static(1).astype(np.int64) + 1])
+    return [m.view("Transpose", [m.stacked(0), m.constant(order)], m.stacked_shape(0))]
+
+
+def split(m: Merge) -> list[Key] | None:
+    """Parts along an axis that comes one later."""
+    axis = int(m.static(0).reshape(()))
+    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
+    return m.views(m.op.op, m.op.attrs, [moved, m.stacked(1)])
+
+
+def split_v(m: Merge) -> list[Key] | None:
+    """Parts of given sizes along an axis that comes one later."""
+    axis = int(m.static(2).reshape(()))
+    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
+    return m.views(m.op.op, m.op.attrs, [m.stacked(0), m.constant(m.static(1)), moved])
+
+
+def unpack(m: Merge) -> list[Key] | None:
+    """Positions along an axis that comes one later."""
+    axis = int(m.op.attrs.get("axis", 0))
+    attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
+    return m.views(m.op.op, attrs, [m.stacked(0)])
+
+
+def slice_(m: Merge) -> list[Key] | None:
+    """The same part of every member."""
+    begin = np.concatenate([[0], m.static(1).astype(np.int64)])
+    size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
+    return [m.view("Slice", [m.stacked(0), m.constant(begin), m.constant(size)], m.stacked_shape(0))]
+
+
+def strided_slice(m: Merge) -> list[Key] | None:
+    """The same part of every member: all masks move by one axis."""
+    attrs = dict(m.op.attrs)
+    for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
+        attrs[name] = int(attrs.get(name, 0)) << 1
+    attrs["begin_mask"] |= 1
+    attrs["end_mask"] |= 1
+    begin, end, strides = (np.concatenate([[first], m.static(slot)]) for slot, first in ((1, 0), (2, 0), (3, 1)))
+    inputs = [m.stacked(0), *(m.constant(part.astype(np.int64)) for part in (begin, end, strides))]
+    return [m.view("StridedSlice", inputs, m.stacked_shape(0), attrs)]
+
+
+def concat(m: Merge) -> list[Key] | None:
+    """Along an axis that comes one later."""
+    last = m.slots - 1
+    axis = int(m.static(last).reshape(()))
+    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
+    inputs = [*(m.stacked(slot) for slot in range(last)), moved]
+    return [(m.emit("ConcatV2", m.op.attrs, inputs, m.stacked_shape(0)), 0)]
+
+
+def pack(m: Merge) -> list[Key] | None:
+    """Along a new axis that comes one later."""
+    axis = int(m.op.attrs.get("axis", 0))
+    attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
+    return [(m.emit("Pack", attrs, [m.stacked(slot) for slot in range(m.slots)], m.stacked_shape(0)), 0)]
+
+
+def batched_product(m: Merge) -> list[Key] | None:
+    """Products of batches: one more batch axis."""
+    rank = len(m.out(0))
+    return [(m.emit(m.op.op, m.op.attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
+
+
+def product(m: Merge) -> list[Key] | None:
+    """Matrix products: of one matrix with all rows below each other, or batched."""
+    attrs = m.op.attrs
+    steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
+    simple = not steps or (steps[0] == "BiasAdd" and steps[1:] not in _NO_ACTIVATIONS and len(steps) <= 2)
+    if attrs.get("transpose_a") or not simple or m.slots != 2 + bool(steps):
+        return None
+    if m.shared(1):
+        return _tall_product(m)
+    if m.constants(1):
+        return _weighted_product(m, steps)
+    if steps:
+        return None
+    batched = {"T": m.type_of(0), "adj_x": False, "adj_y": bool(attrs.get("transpose_b"))}
+    return [(m.emit("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)], m.stacked_shape(0)), 0)]
+
+
+_NO_ACTIVATIONS = (("BiasAdd",), ("Add",), ("FusedBatchNorm",))
+
+
+def _tall_product(m: Merge) -> list[Key] | None:
+    if any(not m.shared(slot) for slot in range(1, m.slots)):
+        return None
+    rows, inner = m.shape(0)
+    tall = m.reshape(m.stacked(0), (m.count * rows, inner))
+    columns = m.out(0)[1]
+    key = (
+        m.emit(m.op.op, m.op.attrs, [tall, *(m.key(slot) for slot in range(1, m.slots))], (m.count * rows, columns)),
+        0,
+    )
+    return [m.reshape(key, m.stacked_shape(0))]
+
+
+def _weighted_product(m: Merge, steps: tuple[str, ...]) -> list[Key] | None:
+    found = m.layer(steps)
+    if found is None:
+        return None
+    layer, stacks = found
+    attrs: dict[str, Any] = {
+        **{name: m.op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in m.op.attrs},
+        "activation": "".join(steps[1:]),
+        "count": m.count,
+        "layers": (layer,),
+    }
+    return [(m.emit("_GroupedMatMul", attrs, [m.input(0, 2), *stacks], m.stacked_shape(0)), 0)]
+
+
+def lookup(m: Merge) -> list[Key] | None:
+    """Rows of tables: one lookup in all tables below each other."""
+    if m.op.attrs.get("batch_dims", 0) or (m.slots > 2 and int(m.static(2).reshape(())) != 0):
+        return None
+    if m.shared(0):
+        attrs = {**m.op.attrs, "Tparams": m.type_of(0)}
+        inputs = [m.key(0), m.stacked(1), *(m.key(slot) for slot in range(2, m.slots))]
+        return [(m.emit(m.op.op, attrs, inputs, m.stacked_shape(0)), 0)]
+    if not m.constants(0):
+        return None
+    found = m.tables(0)
+    if found is None:
+        return None
+    table, starts, sizes = found
+    attrs = {"T": m.type_of(0), "count": m.count}
+    inputs = [table, m.stacked(1), starts, sizes]
+    return [(m.emit("_GroupedLookup", attrs, inputs, m.stacked_shape(0)), 0)]
+
+
+def large(source: Source, op: Op) -> bool:
+    """Whether one member alone keeps a GPU busy, so that merging gains nothing and takes the choice of streams away."""
+    if KINDS[op.op].build is product:
+        rows, columns = source.shapes[op.node, 0]
+        return 2 * rows * columns * source.shapes[op.inputs[0]][-1] > _LARGE_PRODUCT
+    return math.prod(source.shapes[op.node, 0]) > _LARGE_VALUE
+
+
+_LARGE_PRODUCT = 1 << 31
+"""Floating point operations: some 10 µs of a large GPU."""
+
+_LARGE_VALUE = 1 << 22
+"""Elements: likewise, in reading and writing."""
+
+_UNARY = (*EXACT_UNARY, *STEPS, *CURVES, "Lgamma", "Cast")
+_BINARY = (*EXACT_BINARY, *COMPARISONS, *ARITHMETIC, "Div", "FloorDiv", "FloorMod", "Mod")
+
+KINDS: dict[str, Kind] = {
+    **{name: Kind(pointwise) for name in (*_UNARY, *_BINARY, "SelectV2", "ClipByValue")},
+    "BiasAdd": Kind(bias_add),
+    "AddN": Kind(add_n, 1.0),
+    **{name: Kind(last_axis, 1.0) for name in ("Softmax", "LogSoftmax")},
+    **{name: Kind(reduction, 1.0) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")},
+    **{name: Kind(reshape, 0.0) for name in sorted(RESHAPES)},
+    "Transpose": Kind(transpose, 0.0),
+    "Split": Kind(split, 0.0),
+    "SplitV": Kind(split_v, 0.0),
+    "Unpack": Kind(unpack, 0.0),
+    "Slice": Kind(slice_, 0.0),
+    "StridedSlice": Kind(strided_slice, 0.0),
+    "ConcatV2": Kind(concat, 1.0),
+    "Pack": Kind(pack, 1.0),
+    **{name: Kind(batched_product, 1.0) for name in ("BatchMatMul", "BatchMatMulV2")},
+    **{name: Kind(product, 1.0, weights=1) for name in ("MatMul", "_FusedMatMul")},
+    **{name: Kind(lookup, 1.0, weights=0, lookup=True) for name in ("GatherV2", "Gather", "ResourceGather")},
+}

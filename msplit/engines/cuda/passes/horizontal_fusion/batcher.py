@@ -1,0 +1,277 @@
+"""Which ops are merged: agenda-based batching.
+
+Ops are visited in an order in which each comes after what it reads, the ones with the most kernels behind them first. Among those that are
+ready at the same time, alike ones are candidates for a merge (Neubig, Goldberg, Dyer: On-the-fly Operation Batching in Dynamic
+Computation Graphs, 2017, who take the signature of the least average depth; the height makes branches that begin or end differently
+meet where they are alike, and the cells of an unrolled network on its wavefronts). Whatever is merged is ready at the same time, so that
+members never depend on each other and the order of visits proves that merging makes no cycle.
+
+Members whose operands lie in the same stacks are merged for nothing. Others are merged where the kernels that it saves, there and
+behind, are worth more than the copies that put their operands side by side.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.op_classes import VIEWS
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import KINDS, large, weight_slot
+from msplit.engines.cuda.passes.horizontal_fusion.builder import Draft, Merge, Place
+from msplit.engines.cuda.passes.horizontal_fusion.joins import join
+from msplit.engines.cuda.passes.horizontal_fusion.signature import Signatures
+
+KERNEL_US = 1.3
+"""What one kernel less saves inside a CUDA graph."""
+
+COPY_US = 2.0
+"""What one kernel that puts operands side by side costs, beside its bytes."""
+
+BYTES_PER_US = 2e6
+"""Read and written by such a copy."""
+
+LEAST_GAIN_US = 1.0
+"""A merge that needs a copy must gain at least this."""
+
+_MOST_WAITING = 64
+"""Ops of one signature that may wait for their height: what lies beyond is merged at once, so that time stays near-linear."""
+
+Token = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A merge that was made.
+
+    Attributes:
+        op: TensorFlow op of its members.
+        members: How many.
+        copies: Kernels that put operands side by side.
+        launches: Whether a member would launch a kernel.
+    """
+
+    op: str
+    members: int
+    copies: int
+    launches: bool
+
+
+class Agenda:
+    """Visits every op of a source once; `draft` holds the result."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.signatures = Signatures(source)
+        self.draft = Draft(source, self.signatures.dtypes)
+        self.groups: list[Group] = []
+        self._rank: dict[int, int] = {}
+        self._ready: dict[int, dict[int, Op]] = {}  # signature -> ops that wait, in order of readiness
+        self._static = {
+            number: frozenset(positions(table()[op.op], len(op.inputs))) for number, op in source.ops.items()
+        }
+
+    def run(self) -> None:
+        """Visits all."""
+        readers: dict[int, list[int]] = {}
+        waiting: dict[int, int] = {}
+        for number, op in self.source.ops.items():
+            producers = {key[0] for key in op.inputs if key[0] in self.source.ops}
+            waiting[number] = len(producers)
+            for producer in producers:
+                readers.setdefault(producer, []).append(number)
+        place = {number: position for position, number in enumerate(self.source.ops)}
+        heap: list[tuple[int, int, int, int]] = []
+
+        def announce(numbers: Iterable[int]) -> None:
+            for number in numbers:
+                op = self.source.ops[number]
+                heapq.heappush(heap, (-self.signatures.height[number], op.op not in VIEWS, place[number], number))
+                signature = self.signatures.own.get(number)
+                if signature is not None:
+                    self._ready.setdefault(signature, {})[number] = op
+
+        announce([number for number, count in waiting.items() if not count])
+        visited: set[int] = set()
+        while heap:
+            *_, number = heapq.heappop(heap)
+            if number in visited:
+                continue
+            done = self._visit(number)
+            visited.update(done)
+            for finished in done:
+                for reader in readers.get(finished, ()):
+                    waiting[reader] -= 1
+                    if not waiting[reader]:
+                        announce([reader])
+
+    def _visit(self, number: int) -> list[int]:
+        """Merges an op with what can be merged with it, or keeps it as it is. The ops that are done with."""
+        signature = self.signatures.own.get(number)
+        waiting = self._ready.get(signature, {}) if signature is not None else {}
+        op = self.source.ops[number]
+        if len(waiting) < 2 or large(self.source, op):
+            waiting.pop(number, None)
+            self._keep(op)
+            return [number]
+        height = self.signatures.height[number]
+        done: list[int] = []
+        for sets in self._divide(list(waiting.values())):
+            due = any(self.signatures.height[member.node] >= height for members in sets for member in members)
+            if not due and len(waiting) <= _MOST_WAITING:
+                continue
+            self._merge_sets(sets)
+            done += [member.node for members in sets for member in members]
+        for member in done:
+            del waiting[member]
+        return done
+
+    def _merge_sets(self, sets: list[list[Op]]) -> None:
+        """Merges all of some sets or, where that can not be done, each that gains something by itself."""
+        together = [op for members in sets for op in members]
+        if len(sets) > 1 and self._merge(together):
+            return
+        for members in sets:
+            if not (self._worth(members) and self._merge(members)):
+                for member in members:
+                    self._keep(member)
+
+    def _keep(self, op: Op) -> None:
+        """An op on its own."""
+        self._rank[op.node] = self._rank_of(op)
+        if join(self.draft, op):
+            return
+        kept = Op(op.node, op.name, op.op, op.attrs, [self.draft.plain(key, op) for key in op.inputs], op.covers)
+        self.draft.ops[op.node] = kept
+
+    def _rank_of(self, op: Op) -> int:
+        """Where members belong in an order that branches keep: by their weights where they have some, else by what they read."""
+        slot = weight_slot(self.source, op) if op.op in KINDS else None
+        if slot is not None:
+            return op.inputs[slot][0]
+        static = self._static[op.node]
+        read = [
+            self._rank.get(key[0], key[0])
+            for place, key in enumerate(op.inputs)
+            if place not in static and key not in self.source.constants
+        ]
+        return max(read, default=op.node)
+
+    def _divide(self, ops: list[Op]) -> list[list[list[Op]]]:
+        """Ready ops of one signature, divided into what to merge: each part is one set, or several to put together."""
+        classes: dict[tuple[Token, ...], list[Op]] = {}
+        repeated = self._repeated_constants(ops)
+        for op in ops:
+            classes.setdefault(self._tokens(op, repeated), []).append(op)
+        alike: dict[int, list[list[Op]]] = {}
+        for members in classes.values():
+            forward = Counter(self.signatures.forward[op.node] for op in members)
+            alike.setdefault(forward.most_common(1)[0][0], []).append(members)
+        result: list[list[list[Op]]] = []
+        for sets in alike.values():
+            together = [op for members in sets for op in members]
+            if len(sets) > 1 and self._worth(together, [self._worth(members) for members in sets]):
+                result.append(sets)
+            else:
+                result += [[members] for members in sets]
+        return result
+
+    def _repeated_constants(self, ops: list[Op]) -> set[Key]:
+        """Constants that several of some products or lookups read: those that share their weights are merged with each other."""
+        if KINDS[ops[0].op].weights is None:
+            return set()
+        seen: set[Key] = set()
+        repeated: set[Key] = set()
+        for op in ops:
+            for slot, key in enumerate(op.inputs):
+                if key in self.source.constants and slot not in self._static[op.node]:
+                    (repeated if key in seen else seen).add(key)
+        return repeated
+
+    def _tokens(self, op: Op, repeated: set[Key]) -> tuple[Token, ...]:
+        """What must be equal for operands to be stacked without a copy."""
+        tokens: list[Token] = []
+        for slot, key in enumerate(op.inputs):
+            place = self.draft.places.get(key)
+            if key in repeated:
+                tokens.append(("weights", key))
+            elif slot in self._static[op.node] or key in self.source.constants:
+                tokens.append(())
+            else:
+                tokens.append(("stack", place.stack) if place is not None else ("value", key))
+        return tuple(tokens)
+
+    def _worth(self, members: list[Op], apart: Sequence[list[Op]] | None = None) -> list[Op]:
+        """The members if merging them gains something, else nothing.
+
+        Args:
+            members: What would be merged.
+            apart: What would be merged otherwise, in sets; an empty one stands for members that would not.
+        """
+        if len(members) < 2:
+            return []
+        ordered = self._ordered(members)
+        if all(len({op.inputs[slot] for op in ordered}) == 1 for slot in range(len(members[0].inputs))):
+            return []  # one result for all, and nothing to stack
+        copies, volume = self._copies(ordered)
+        if not copies:
+            return members
+        chain = self.signatures.chain[members[0].node]
+        saved = (
+            len(members) - 1
+            if apart is None
+            else sum(1 for group in apart if group) + len(members) - sum(map(len, apart)) - 1
+        )
+        gain = saved * chain * KERNEL_US - copies * COPY_US - 2 * volume / BYTES_PER_US
+        return members if gain >= LEAST_GAIN_US else []
+
+    def _copies(self, ordered: Sequence[Op]) -> tuple[int, int]:
+        """Kernels that stack the members' operands, and the bytes of those."""
+        copies, volume = 0, 0
+        weights = weight_slot(self.source, ordered[0])
+        for slot in range(len(ordered[0].inputs)):
+            if slot in self._static[ordered[0].node] or slot == weights:
+                continue
+            keys = [op.inputs[slot] for op in ordered]
+            if self.draft.copies(keys):
+                copies += 1
+                volume += 4 * len(keys) * math.prod(self.source.shapes[keys[0]])
+        return copies, volume
+
+    def _ordered(self, members: list[Op]) -> list[Op]:
+        """The members in the order that needs the fewest copies."""
+        orders = [sorted(members, key=lambda op: (self._rank_of(op), op.node))]
+        if not self._copies(orders[0])[0]:
+            return orders[0]
+        for slot in range(len(members[0].inputs)):
+            places = [self.draft.places.get(op.inputs[slot]) for op in members]
+            if len({place.stack for place in places if place is not None}) == 1 and None not in places:
+                order = sorted(members, key=lambda op: self._index(op.inputs[slot]))
+                orders.append(order)
+        return min(orders, key=lambda order: self._copies(order)[0])
+
+    def _index(self, key: Key) -> int:
+        place: Place | None = self.draft.places.get(key)
+        return -1 if place is None else place.index
+
+    def _merge(self, members: list[Op]) -> bool:
+        """Makes the merged op. False where it can not be done."""
+        ordered = self._ordered(members)
+        copies, _ = self._copies(ordered)
+        first = ordered[0]
+        stacked = KINDS[first.op].build(Merge(self.draft, ordered))
+        if stacked is None:
+            return False
+        for port, key in enumerate(stacked):
+            self.draft.types[key] = self.signatures.dtypes[first.node, port]
+            for index, member in enumerate(ordered):
+                self.draft.places[member.node, port] = Place(key, index)
+        for member in ordered:
+            self._rank[member.node] = self._rank_of(member)
+        self.groups.append(Group(first.op, len(ordered), copies, first.op not in VIEWS))
+        return True

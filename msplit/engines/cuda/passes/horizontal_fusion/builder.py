@@ -1,0 +1,300 @@
+"""One merge on its way: its members side by side, their operands stacked where they are not shared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.horizontal_fusion.weights import Weights
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies in a stack: ``stack[index]`` is the value."""
+
+    stack: Key
+    index: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Members of a stack to be: `count` positions of another from `start` on, or one value as it is (`start` -1)."""
+
+    key: Key
+    start: int
+    count: int
+
+
+class Draft:
+    """The merged graph as far as it is made.
+
+    Attributes:
+        source: What is merged. Its ops are not changed.
+        types: Dtype name of every value.
+        ops: The new ops, in topological order.
+        places: Where the values of merged ops lie.
+        weights: Constants that are stacked.
+    """
+
+    def __init__(self, source: Source, types: dict[Key, str]) -> None:
+        self.source, self.types = source, types
+        self.ops: dict[int, Op] = {}
+        self.places: dict[Key, Place] = {}
+        self.weights = Weights(source)
+        self._cache: dict[Any, Key] = {}
+
+    def emit(
+        self,
+        like: Op,
+        op: str,
+        attrs: dict[str, Any],
+        inputs: list[Key],
+        shapes: Sequence[tuple[int, ...]],
+        covers: list[int],
+    ) -> int:
+        """Adds an op; its number."""
+        number = self.source.fresh()
+        self.ops[number] = Op(number, like.name, op, attrs, inputs, covers)
+        for port, shape in enumerate(shapes):
+            self.source.shapes[number, port] = shape
+        return number
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A small constant, the same one for the same value."""
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._cache:
+            self._cache[key] = self.source.constant(value)
+            self.types[self._cache[key]] = value.dtype.name
+        return self._cache[key]
+
+    def plain(self, key: Key, like: Op) -> Key:
+        """A value for an op that is not merged: a view of the stack that it lies in, if it lies in one."""
+        place = self.places.get(key)
+        if place is None:
+            return key
+        made = ("plain", key)
+        if made not in self._cache:
+            at = [self.constant(np.asarray([value], np.int64)) for value in (place.index, place.index + 1, 1)]
+            attrs = {"T": self.types.get(key), "shrink_axis_mask": 1}
+            shapes = [self.source.shapes[key]]
+            number = self.emit(like, "StridedSlice", attrs, [place.stack, *at], shapes, [like.covers[0]])
+            self._cache[made] = (number, 0)
+            self.types[number, 0] = self.types[key]
+        return self._cache[made]
+
+    def range(self, part: Part, like: Op) -> Key:
+        """Some positions of a stack: a view."""
+        shape = self.source.shapes[part.key]
+        if part.start == 0 and part.count == shape[0]:
+            return part.key
+        made = ("range", part)
+        if made not in self._cache:
+            begin = self.constant(np.asarray([part.start, *[0] * (len(shape) - 1)], np.int64))
+            size = self.constant(np.asarray([part.count, *[-1] * (len(shape) - 1)], np.int64))
+            shapes = [(part.count, *shape[1:])]
+            attrs = {"T": self.types[part.key]}
+            number = self.emit(like, "Slice", attrs, [part.key, begin, size], shapes, [like.covers[0]])
+            self._cache[made] = (number, 0)
+            self.types[number, 0] = self.types[part.key]
+        return self._cache[made]
+
+    def stack(self, keys: Sequence[Key], like: Op) -> Key:
+        """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
+        if all(key in self.source.constants for key in keys):
+            return self.weights.copy(keys)
+        parts = self.parts(keys)
+        if len(parts) == 1 and parts[0].start >= 0:
+            return self.range(parts[0], like)
+        made = ("stack", tuple(keys))
+        if made not in self._cache:
+            member = self.source.shapes[keys[0]]
+            shape = (len(keys), *member)
+            kind = self.types[keys[0]]
+            if all(part.start < 0 for part in parts):
+                inputs = [part.key for part in parts]
+                attrs = {"T": kind, "axis": 0}
+                number = self.emit(like, "Pack", attrs, inputs, [shape], [like.covers[0]])
+            else:
+                axis = self.constant(np.asarray(0, np.int32))
+                inputs = [
+                    self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like)
+                    for part in parts
+                ]
+                number = self.emit(like, "ConcatV2", {"T": kind}, [*inputs, axis], [shape], [like.covers[0]])
+            self._cache[made] = (number, 0)
+            self.types[number, 0] = kind
+        return self._cache[made]
+
+    def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
+        """The same elements in another shape."""
+        if self.source.shapes[key] == shape:
+            return key
+        made = ("reshape", key, shape)
+        if made not in self._cache:
+            sizes = self.constant(np.asarray(shape, np.int64))
+            number = self.emit(like, "Reshape", {"T": self.types[key]}, [key, sizes], [shape], [like.covers[0]])
+            self._cache[made] = (number, 0)
+            self.types[number, 0] = self.types[key]
+        return self._cache[made]
+
+    def parts(self, keys: Sequence[Key]) -> list[Part]:
+        """Values as runs of stacks, in order."""
+        parts: list[Part] = []
+        for key in keys:
+            place = self.places.get(key)
+            if place is None:
+                parts.append(Part(key, -1, 1))
+                continue
+            last = parts[-1] if parts else None
+            if (
+                last is not None
+                and last.key == place.stack
+                and last.start + last.count == place.index
+                and last.start >= 0
+            ):
+                parts[-1] = Part(last.key, last.start, last.count + 1)
+            else:
+                parts.append(Part(place.stack, place.index, 1))
+        return parts
+
+    def copies(self, keys: Sequence[Key]) -> bool:
+        """Whether stacking these values takes a kernel."""
+        if len(set(keys)) == 1 or all(key in self.source.constants for key in keys):
+            return False
+        parts = self.parts(keys)
+        return len(parts) > 1 or parts[0].start < 0
+
+
+class Merge:
+    """What a kind's builder sees: the members' operands by slot, and how to add ops."""
+
+    def __init__(self, draft: Draft, members: Sequence[Op]) -> None:
+        self._draft, self._members = draft, members
+        self.op = members[0]
+        self.count = len(members)
+        self.slots = len(self.op.inputs)
+        self._shapes = draft.source.shapes
+
+    def column(self, slot: int) -> list[Key]:
+        """Every member's operand."""
+        return [op.inputs[slot] for op in self._members]
+
+    def key(self, slot: int) -> Key:
+        """A shared operand."""
+        return self._draft.plain(self.op.inputs[slot], self.op)
+
+    def shared(self, slot: int) -> bool:
+        """Whether all members read the same value."""
+        return len(set(self.column(slot))) == 1
+
+    def constants(self, slot: int) -> bool:
+        """Whether every member's operand is a constant."""
+        return all(key in self._draft.source.constants for key in self.column(slot))
+
+    def static(self, slot: int) -> NDArray[Any]:
+        """A static operand, the same for all."""
+        return np.asarray(self._draft.source.constants[self.op.inputs[slot]])
+
+    def shape(self, slot: int) -> tuple[int, ...]:
+        """Shape of a member's operand."""
+        return self._shapes[self.op.inputs[slot]]
+
+    def out(self, port: int) -> tuple[int, ...]:
+        """Shape of a member's output."""
+        return self._shapes[self.op.node, port]
+
+    def stacked_shape(self, port: int) -> tuple[int, ...]:
+        """Shape of all members' outputs."""
+        return (self.count, *self.out(port))
+
+    def type_of(self, slot: int) -> str:
+        """Dtype name of an operand."""
+        return self._draft.types[self.op.inputs[slot]]
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A small constant."""
+        return self._draft.constant(value)
+
+    def input(self, slot: int, rank: int) -> Key:
+        """An operand that broadcasts: shared as it is, otherwise stacked, with axes of one so that members have `rank` axes."""
+        if self.shared(slot):
+            return self.key(slot)
+        key = self._draft.stack(self.column(slot), self.op)
+        shape = self.shape(slot)
+        wanted = (self.count, *(1,) * (rank - len(shape)), *shape)
+        if key in self._draft.source.constants:
+            return self._draft.weights.shaped(key, wanted)
+        return self.reshape(key, wanted)
+
+    def stacked(self, slot: int) -> Key:
+        """An operand with the members' axis in front, repeated where it is shared."""
+        if not self.shared(slot):
+            return self._draft.stack(self.column(slot), self.op)
+        shape = self.shape(slot)
+        one = self.reshape(self.key(slot), (1, *shape))
+        whole = (self.count, *shape)
+        return self.view("BroadcastTo", [one, self.constant(np.asarray(whole, np.int64))], whole)
+
+    def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
+        """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
+        turned = bool(self.op.attrs.get("transpose_b"))
+        weights = self._draft.weights
+        found = weights.take(self.column(1), wide=self.shared(0) and not turned)
+        if found is None:
+            return None
+        stack, start = found
+        layer = {"start": start, "count": self.count, "transpose": int(turned), "wide": int(weights.is_wide(stack))}
+        if not steps:
+            return layer, [stack]
+        if self.shared(2):
+            return {**layer, "bias": -1}, [stack, self.key(2)]
+        if not self.constants(2):
+            return None
+        bias = weights.take(self.column(2))
+        if bias is None:
+            return None
+        return {**layer, "bias": bias[1], "biases": self.count}, [stack, bias[0]]
+
+    def tables(self, slot: int) -> tuple[Key, Key, Key] | None:
+        """All tables below each other, the first row of each, and its number of rows; None where that would hold tables twice."""
+        found = self._draft.weights.take_rows(self.column(slot))
+        if found is None:
+            return None
+        key, starts, sizes = found
+        return key, self.constant(np.asarray(starts, np.int64)), self.constant(np.asarray(sizes, np.int64))
+
+    def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> int:
+        """Adds the op that does the members' work; its number."""
+        covers = [node for member in self._members for node in member.covers]
+        number = self._draft.emit(self.op, op, dict(attrs), inputs, shapes, covers)
+        self._draft.ops[number].members = self.count
+        for port in range(len(shapes)):
+            self._draft.types[number, port] = self._draft.types[self.op.node, port]
+        return number
+
+    def reshape(self, key: Key, shape: tuple[int, ...]) -> Key:
+        """The same elements in another shape."""
+        return self._draft.reshape(key, shape, self.op)
+
+    def view(self, op: str, inputs: list[Key], shape: tuple[int, ...], attrs: dict[str, Any] | None = None) -> Key:
+        """Adds a view; its value."""
+        number = self.emit(op, {"T": self._draft.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
+        return number, 0
+
+    def views(self, op: str, attrs: dict[str, Any], inputs: list[Key]) -> list[Key]:
+        """Adds an op with as many outputs as a member has; its values."""
+        ports = 0
+        while (self.op.node, ports) in self._shapes:
+            ports += 1
+        number = self.emit(op, attrs, inputs, *(self.stacked_shape(port) for port in range(ports)))
+        return [(number, port) for port in range(ports)]
+
+    def size(self) -> int:
+        """Elements of all operands and outputs."""
+        return self.count * sum(math.prod(self.shape(slot)) for slot in range(self.slots))

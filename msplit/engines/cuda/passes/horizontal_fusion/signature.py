@@ -1,0 +1,136 @@
+"""What makes two ops alike: the same op, attributes, shapes and types. Names and the values of weights do not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.op_classes import VIEWS
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import JOINS, KINDS, weight_slot
+from msplit.opset import schema
+
+FORWARD = 3
+"""How far ahead two ops must be read alike for a merge that costs something."""
+_CHAIN = 12
+"""How far ahead the kernels are counted that a merge saves."""
+
+
+class Signatures:
+    """Numbers for ops: equal for alike ops.
+
+    Attributes:
+        own: Op -> its signature; ops that can not be merged have none.
+        forward: Op -> signature of itself and of what reads it, `FORWARD` ops deep.
+        height: Op -> kernels on the longest path from it to an output, itself included.
+        chain: Op -> what of that path, `_CHAIN` ops deep, a merge of it may take along, in kernels.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.dtypes = value_types(source)
+        self._numbers: dict[Any, int] = {}
+        self.own: dict[int, int] = {}
+        for number, op in source.ops.items():
+            found = self._own(op)
+            if found is not None:
+                self.own[number] = self._number(found)
+        self._readers: dict[int, list[tuple[int, int, int]]] = {}  # op -> (port, slot, reader)
+        for number, op in source.ops.items():
+            for slot, (producer, port) in enumerate(op.inputs):
+                self._readers.setdefault(producer, []).append((port, slot, number))
+        self.forward = self._forward()
+        self.height = self._height()
+        self.chain = self._chain()
+
+    def _number(self, what: Any) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def _own(self, op: Op) -> tuple[Any, ...] | None:
+        kind = KINDS.get(op.op)
+        if kind is None or (op.node, 0) not in self._source.shapes:
+            return None
+        shapes, types = self._source.shapes, self.dtypes
+        static = positions(table()[op.op], len(op.inputs))
+        weights = weight_slot(self._source, op)
+        slots: list[Any] = []
+        for slot, key in enumerate(op.inputs):
+            if slot in static:
+                value = self._source.constants.get(key)
+                if value is None:
+                    return None
+                slots.append((value.shape, value.dtype.str, value.tobytes()))
+            elif key not in shapes or types.get(key) is None:
+                return None
+            elif slot == weights and kind.lookup:
+                slots.append((shapes[key][1:], types[key], "table"))  # tables may differ in their rows
+            else:
+                slots.append((shapes[key], types[key], slot == weights))
+        outputs: list[tuple[int, ...]] = []
+        while (op.node, len(outputs)) in shapes:
+            outputs.append(shapes[op.node, len(outputs)])
+        attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items() if not name.startswith("_")))
+        return op.op, attrs, tuple(slots), tuple(outputs)
+
+    def _forward(self) -> dict[int, int]:
+        current = {number: self.own.get(number, -1) for number in self._source.ops}
+        for _ in range(FORWARD):
+            following = {}
+            for number in self._source.ops:
+                after = set()
+                for port, slot, reader in self._readers.get(number, ()):
+                    name = self._source.ops[reader].op
+                    # Where a branch enters a join differs from branch to branch.
+                    after.add((port, -1, name) if name in JOINS else (port, slot, current[reader]))
+                following[number] = self._number((current[number], tuple(sorted(after, key=repr))))
+            current = following
+        return current
+
+    def _height(self) -> dict[int, int]:
+        height: dict[int, int] = {}
+        for number, op in reversed(self._source.ops.items()):
+            below = max((height[reader] for _, _, reader in self._readers.get(number, ())), default=0)
+            height[number] = below + (op.op not in VIEWS)
+        return height
+
+    def _chain(self) -> dict[int, float]:
+        current = dict.fromkeys(self._source.ops, 0.0)
+        for _ in range(_CHAIN):
+            following = {}
+            for number, op in self._source.ops.items():
+                if number not in self.own or op.op in JOINS:
+                    following[number] = 0.0
+                    continue
+                ahead = max((current[reader] for _, _, reader in self._readers.get(number, ())), default=0.0)
+                following[number] = KINDS[op.op].kernels + ahead
+            current = following
+        return current
+
+
+def value_types(source: Source) -> dict[Key, str]:
+    """The dtype name of every value that it is known of: as it ran once, else by the attributes of what makes or reads it."""
+    types = source.dtypes | {key: value.dtype.name for key, value in source.constants.items()}
+    for number, op in source.ops.items():
+        if any(key not in types for key in op.inputs):
+            for key, found in zip(op.inputs, schema.input_dtypes(op.op, op.attrs) or (), strict=False):
+                if found is not None:
+                    types.setdefault(key, found)
+        ports = 0
+        while (number, ports) in source.shapes:
+            ports += 1
+        if all((number, port) in types for port in range(ports)):
+            continue
+        made = schema.output_dtypes(op.op, op.attrs, ports) or ()
+        first = types.get(op.inputs[0]) if op.inputs else None
+        for port in range(ports):
+            # Ops that rewrites added lack attributes; those that do not say hand on the type of their first input.
+            found = (made[port] if port < len(made) else None) or (
+                first if op.op in VIEWS or op.op in _SAME_TYPE else None
+            )
+            if found is not None:
+                types.setdefault((number, port), found)
+    return types
+
+
+_SAME_TYPE = frozenset(["GatherV2", "AddV2", "BiasAdd", "MatMul", "_FusedMatMul", "Mul", "Sub", "Identity"])

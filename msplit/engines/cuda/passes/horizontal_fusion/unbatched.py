@@ -1,0 +1,47 @@
+"""Ops that were not merged but read weights that were stacked: they read their part of the stack."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES, Weights
+
+
+def read_from_stacks(source: Source, weights: Weights) -> None:
+    """Turns such products and lookups into merged ones with one member."""
+    for op in source.ops.values():
+        slot = {"MatMul": 1, "_FusedMatMul": 1, "GatherV2": 0, "Gather": 0, "ResourceGather": 0}.get(op.op)
+        if slot is None or op.inputs[slot] not in source.constants:
+            continue
+        key = op.inputs[slot]
+        place = weights.place(key)
+        if place is None or source.constants[key].nbytes <= SMALL_BYTES:
+            continue
+        if slot:
+            _product(op, place, wide=weights.is_wide(place[0]))
+        else:
+            _lookup(source, weights, op, key, place)
+
+
+def _product(op: Op, place: tuple[Key, int], *, wide: bool) -> None:
+    stack, start = place
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+    layer = {"start": start, "count": 1, "transpose": int(bool(op.attrs.get("transpose_b"))), "wide": int(wide)}
+    if steps:
+        layer["bias"] = -1
+    op.attrs = {
+        **{name: op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in op.attrs},
+        "activation": "".join(steps[1:]),
+        "count": 1,
+        "layers": (layer,),
+        "single": True,
+    }
+    op.op, op.inputs = "_GroupedMatMul", [op.inputs[0], stack, *op.inputs[2:]]
+
+
+def _lookup(source: Source, weights: Weights, op: Op, key: Key, place: tuple[Key, int]) -> None:
+    start = source.constant(np.asarray([weights.first_row(key)], np.int64))
+    size = source.constant(np.asarray([len(source.constants[key])], np.int64))
+    op.attrs = {"T": op.attrs.get("Tparams", op.attrs.get("dtype")), "count": 1, "single": True}
+    op.op, op.inputs = "_GroupedLookup", [place[0], op.inputs[1], start, size]

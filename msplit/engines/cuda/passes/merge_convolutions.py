@@ -1,0 +1,135 @@
+"""Convolutions of the same data (siblings) as one step: horizontal fusion.
+
+A block of Inception starts with three or four 1×1 convolutions of one tensor, each of which fills a tenth of a large GPU. Their filters
+side by side are one filter with more output channels (Jia et al., TASO, SOSP 2019, merge them so and cut the result afterwards); here each
+one's result is a tensor of its own, so that nothing is cut or copied. Siblings depend on nothing but the tensor that they share and on
+constants, so that none of them can depend on another. Whether one kernel for all beats each with its own, one after the other and side by
+side, is measured (`sibling_contest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.engines.cuda.passes.horizontal_fusion import Group
+
+MOST = 4
+"""Convolutions that one step does."""
+
+EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
+"""What may follow each of them in the same step."""
+
+Decide = Callable[[Source, Sequence[Op]], "tuple[int, ...] | None"]
+"""How to cut the work of siblings into tiles (`tiles.Tiles`), or None to leave them as they are."""
+
+_WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
+
+
+def merge_siblings(source: Source, decide: Decide) -> list[Group]:
+    """Makes siblings one op each where that is decided. Changes the source, whose shapes are known, in place.
+
+    Args:
+        source: After all rewrites, so that biases and activations are in.
+        decide: Called once per set of siblings.
+
+    Returns:
+        What was merged, in the order in which it runs.
+    """
+    groups = []
+    for members in find_siblings(source):
+        tiles = decide(source, members)
+        if tiles is not None:
+            _merge(source, members, tiles)
+            groups.append(Group(members[0].op, len(members), 0, launches=True))
+    if groups:
+        read = {key for op in source.ops.values() for key in op.inputs} | set(source.fetches.values())
+        source.constants = {key: value for key, value in source.constants.items() if key in read}
+        source.sort()
+    return groups
+
+
+def find_siblings(source: Source) -> list[list[Op]]:
+    """Sets of 2 to `MOST` siblings, the member first that most convolutions come behind: it decides on the stream of all."""
+    readers = source.consumers()
+    found: dict[tuple[Any, ...], list[Op]] = {}
+    for op in source.ops.values():
+        kind = _kind(source, op, readers)
+        if kind is not None:
+            found.setdefault(kind, []).append(op)
+    if all(len(members) < 2 for members in found.values()):
+        return []
+    behind = _behind(source, readers)
+    sets = []
+    for members in found.values():
+        members.sort(key=lambda op: -behind[op.node])
+        sets += [part for part in _parts(members) if len(part) > 1]
+    return sets
+
+
+def _kind(source: Source, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, ...] | None:
+    """What siblings have in common; None for what can have none."""
+    if op.op not in ("Conv2D", "_FusedConv2D") or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
+        return None
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
+    data, *rest = op.inputs
+    shape, filter = source.shapes.get(data), source.constants.get(rest[0])
+    if steps not in EPILOGUES or len(rest) != 1 + bool(steps) or shape is None or filter is None or filter.ndim != 4:
+        return None
+    if shape[-1] != filter.shape[2] or 0 in (*shape, *filter.shape) or data in source.constants:
+        return None
+    # A filter that others read too would be held twice.
+    if any(key not in source.constants for key in rest) or len(readers[rest[0]]) > 1:
+        return None
+    if rest[0] in source.fetches.values():
+        return None
+    window = tuple(str(op.attrs.get(name)) for name in _WINDOW)
+    return data, steps, filter.shape[:3], filter.dtype.name, window
+
+
+def _behind(source: Source, readers: dict[Key, list[int]]) -> dict[int, int]:
+    """Per op the convolutions on the longest way from it to an output, itself included."""
+    behind: dict[int, int] = {}
+    follow: dict[int, list[int]] = {}
+    for (producer, _), users in readers.items():
+        follow.setdefault(producer, []).extend(users)
+    for number, op in reversed(source.ops.items()):
+        longest = max((behind[user] for user in follow.get(number, ())), default=0)
+        behind[number] = longest + (op.op in ("Conv2D", "_FusedConv2D"))
+    return behind
+
+
+def _parts(members: list[Op]) -> Iterator[list[Op]]:
+    """Parts of nearly equal size, none larger than `MOST`."""
+    count = -(-len(members) // MOST)
+    size, larger = divmod(len(members), count)
+    start = 0
+    for number in range(count):
+        end = start + size + (number < larger)
+        yield members[start:end]
+        start = end
+
+
+def _merge(source: Source, members: Sequence[Op], tiles: tuple[int, ...]) -> None:
+    first = members[0]
+    filters = [source.constants[op.inputs[1]] for op in members]
+    sizes = tuple(int(filter.shape[3]) for filter in filters)
+    inputs = [first.inputs[0], source.constant(np.concatenate(filters, 3))]
+    if len(first.inputs) > 2:
+        inputs.append(source.constant(np.concatenate([source.constants[op.inputs[2]].reshape(-1) for op in members])))
+    attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
+    covers = [node for op in members for node in op.covers]
+    number = source.fresh()
+    names: dict[Key, Key] = {}
+    for port, op in enumerate(members):
+        names[op.node, 0] = number, port
+        source.shapes[number, port] = source.shapes[op.node, 0]
+        if (op.node, 0) in source.dtypes:
+            source.dtypes[number, port] = source.dtypes[op.node, 0]
+        del source.ops[op.node]
+    source.ops[number] = Op(number, first.name, "_SiblingConv2D", attrs, inputs, covers, len(members))
+    source.rename(names)

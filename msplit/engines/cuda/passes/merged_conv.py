@@ -1,0 +1,152 @@
+"""Whether one kernel for siblings beats each with a kernel of its own, by measurement.
+
+Merged siblings start as one kernel, end as one, and need no streams to overlap. But each of them alone may have a better kernel in a
+library, and what waits for the smallest waits for all. So one kernel must win against the members one after the other, must not
+lose against the members each on a stream of its own (which must also fork and join), and many such kernels side by side must not take
+longer than as many times the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from msplit.engines.cuda.autotune import conv, tuner
+from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.interpret import as_tuple, call
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import Op, Source
+from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.ops.conv import FILTERS
+
+JOIN = 0.2
+"""µs that a fork of streams and the join after it take at the least: merged siblings save them, and `Times.beside` leaves them out."""
+
+_Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured of one set of siblings, µs per run of all of them.
+
+    Attributes:
+        tiles: Of the fastest kernel for all.
+        merged: That kernel alone.
+        loaded: As many of it side by side as `contest.LANES`.
+        one_by_one: The members one after the other.
+        one_by_one_loaded: Likewise, on each of as many streams.
+        beside: The members each on a stream of its own, without what it costs to fork and to join.
+    """
+
+    tiles: Tiles
+    merged: float
+    loaded: float
+    one_by_one: float
+    one_by_one_loaded: float
+    beside: float
+
+    def wins(self) -> bool:
+        """Whether one kernel is better, with streams and without."""
+        return (
+            self.merged < tuner.MARGIN * self.one_by_one
+            and self.merged <= self.beside + JOIN
+            and self.loaded < self.one_by_one_loaded / tuner.MARGIN
+        )
+
+
+_measured: dict[tuple[Any, ...], Times | None] = {}
+
+
+def measured() -> dict[tuple[Any, ...], Times | None]:
+    """All that was measured in this process: key -> times, None where no kernel gives the same numbers. A key begins with the data's
+    shape, the filter's height and width, and the members' output channels."""
+    return dict(_measured)
+
+
+def decide_on(device: torch.device) -> Callable[[Source, Sequence[Op]], Tiles | None]:
+    """What `siblings.merge_siblings` asks, for data that lies as NHWC on this device."""
+
+    def decide(source: Source, members: Sequence[Op]) -> Tiles | None:
+        first = members[0]
+        shape = source.shapes[first.inputs[0]]
+        filters = [source.constants[op.inputs[1]] for op in members]
+        if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
+            return None
+        attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
+        sizes = tuple(filter.shape[3] for filter in filters)
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs, str(device))
+        if key not in _measured:
+            with torch.no_grad(), torch.cuda.device(device):
+                _measured[key] = _measure(source, members, device)
+        times = _measured[key]
+        return times.tiles if times is not None and times.wins() else None
+
+    return decide
+
+
+def _measure(source: Source, members: Sequence[Op], device: torch.device) -> Times | None:
+    filters = [to_torch(source.constants[op.inputs[1]], device) for op in members]
+    biases = [[to_torch(source.constants[key], device) for key in op.inputs[2:]] for op in members]
+    chance = torch.Generator(device).manual_seed(0)
+    shape = source.shapes[members[0].inputs[0]]
+    data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
+    alone: list[_Call] = []
+    for op, filter, bias in zip(members, filters, biases, strict=True):
+        prepared = FILTERS[op.op](filter, True)
+        chosen, weights = conv.choose(op, [data, prepared, *bias], _lowered)
+        alone.append(tuner.Turns(_lowered(chosen), data, tuner.copies(weights), bias))
+
+    def one_by_one() -> list[Any]:
+        return [member() for member in alone]
+
+    expected = [member()[0] for member in alone]
+    together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
+    merged = _fastest(members, [data, together, *_side_by_side(biases)], expected)
+    if merged is None:
+        return None
+    us = 1e3 / tuner.CALLS
+    time, tiles, all_at_once = merged
+    return Times(
+        tiles,
+        us * time,
+        us * tuner.milliseconds(all_at_once, tuner.LANES, cold=True),
+        us * tuner.milliseconds(one_by_one, cold=True),
+        us * tuner.milliseconds(one_by_one, tuner.LANES, cold=True),
+        us * tuner.milliseconds_of(alone, cold=True),
+    )
+
+
+def _fastest(
+    members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> tuple[float, Tiles, _Call] | None:
+    """The fastest kernel for all that gives the expected numbers: its time, its tiles, a call of it."""
+    first = members[0]
+    data, filters, *biases = arguments
+    weights = tuner.copies(filters)
+    largest = [float(one.abs().max()) for one in expected]
+    sizes = tuple(int(one.shape[-1]) for one in expected)
+    found: list[tuple[float, Tiles, _Call]] = []
+    pixels = expected[0].numel() // sizes[0]
+    for tiles in conv.candidates(data, filters, pixels, sizes):
+        attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
+        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.covers)
+        run = tuner.Turns(_lowered(op), data, weights, biases)
+        made = run()
+        if all(
+            float((one - wanted).abs().max()) <= conv.SAME * most
+            for one, wanted, most in zip(made, expected, largest, strict=True)
+        ):
+            found.append((tuner.milliseconds(run, cold=True), tiles, run))
+    return min(found, key=lambda one: one[0], default=None)
+
+
+def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
+
+
+def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))

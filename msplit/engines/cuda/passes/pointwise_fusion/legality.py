@@ -1,0 +1,114 @@
+"""Which ops may share a kernel with others, and in what role.
+
+What is not in these tables runs as its library has it: products, convolutions, gathers, sorts, anything that Inductor has no code for.
+Left out on purpose are integer divisions and remainders (what they give for a divisor of zero is the library's), and dtypes that
+Triton computes in another width than PyTorch.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.op_classes import ARITHMETIC, COMPARISONS, CURVES, EXACT_BINARY, EXACT_UNARY, STEPS, VIEWS
+from msplit.engines.cuda.ir.program import Key, Op, Source
+
+
+class Role(enum.Enum):
+    """What an op is to a group."""
+
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    JOIN = "join"
+    VIEW = "view"
+
+
+_EXACT = frozenset([*EXACT_UNARY, *EXACT_BINARY, "Select", "SelectV2", "ClipByValue"])
+"""Ops of one correct result: no rounding, so that what reads them may be sensitive to the last bit."""
+
+_STEPS = frozenset([*STEPS, *COMPARISONS])
+"""Ops whose result jumps: a last bit more or less in front of them shows."""
+
+_BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+_SMOOTH = (
+    frozenset([*CURVES, *ARITHMETIC, "Xlog1py", "AddN", "BiasAdd", "BiasAddV1"])
+    | {
+        "SqrtGrad",
+        "RsqrtGrad",
+        "InvGrad",
+        "ReciprocalGrad",
+        "ReluGrad",
+        "Relu6Grad",
+        "LeakyReluGrad",
+        "TanhGrad",
+        "SigmoidGrad",
+    }
+    | {"EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad"}
+    | _BATCH_NORMS
+)
+_FLOAT_ONLY = frozenset({"Div"})  # of integers it rounds
+_REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Softmax", "LogSoftmax", "All", "Any", "_LayerNorm"])
+
+_COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
+"""Dtypes that a kernel computes as PyTorch does, to the bit where there is only one result."""
+
+_CAST_FROM = _COMPUTED | {"uint8", "int8", "int16", "float16", "bfloat16"}
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_JOINS = frozenset({"ConcatV2", "Pack"})
+_MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
+_ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
+
+
+def role(source: Source, op: Op, dtypes: dict[Key, str]) -> Role | None:
+    """The role that an op may play in a group, or None.
+
+    Args:
+        source: Its constants tell whether what decides shapes is known.
+        op: The op.
+        dtypes: Names of the dtypes of the values that it reads; a value that is not there makes it None.
+    """
+    lowering = table().get(op.op)
+    if lowering is None or lowering.dynamic or lowering.shape_only or not op.inputs:
+        return None
+    static = positions(lowering, len(op.inputs))
+    if any(op.inputs[slot] not in source.constants for slot in static):
+        return None
+    read = [dtypes.get(key) for slot, key in enumerate(op.inputs) if slot not in static]
+    if (op.node, 0) not in source.shapes or 0 in source.shapes[op.node, 0]:
+        return None
+    if op.op == "Cast":
+        known = all(dtype in _CAST_FROM for dtype in read) and op.attrs.get("DstT") in _COMPUTED
+        return Role.POINTWISE if known and not op.attrs.get("Truncate") else None
+    if op.op in VIEWS:
+        return Role.VIEW if len(read) == 1 and read[0] in _CAST_FROM else None
+    if not all(dtype in _COMPUTED for dtype in read):
+        return None
+    if op.op in _REDUCTIONS:
+        return Role.REDUCTION
+    if op.op in _JOINS:
+        return Role.JOIN if len(read) <= _MOST_JOINED else None
+    floats = all(dtype in _FLOATS for dtype in read)
+    if op.op in _BATCH_NORMS:
+        return Role.POINTWISE if floats and not op.attrs.get("is_training", True) else None
+    if op.op == "AddN" and len(op.inputs) > _ADD_N_CHAIN:
+        return None
+    if op.op in _FLOAT_ONLY:
+        return Role.POINTWISE if floats else None
+    return Role.POINTWISE if op.op in _EXACT or op.op in _STEPS or op.op in _SMOOTH else None
+
+
+def is_exact(op: Op, dtypes: dict[Key, str]) -> bool:
+    """Whether an op's result is the same in every correct implementation, given the same inputs."""
+    if op.op in _EXACT or op.op in _STEPS or op.op in VIEWS or op.op in _JOINS or op.op in ("Max", "Min", "All", "Any"):
+        return True
+    if op.op == "Cast":
+        return True
+    return not any(dtypes.get(key) in _FLOATS for key in op.inputs)
+
+
+def is_step(op: Op, dtypes: dict[Key, str]) -> bool:
+    """Whether an op must not be behind rounding that another kernel does in another way."""
+    if op.op == "Cast":
+        return dtypes.get(op.inputs[0]) in _FLOATS and op.attrs.get("DstT") not in _FLOATS
+    return op.op in _STEPS and any(dtypes.get(key) in _FLOATS for key in op.inputs)

@@ -1,0 +1,188 @@
+"""From a group of ops to one op: what it reads, what it gives, what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.op_classes import VIEWS
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
+from msplit.engines.cuda.passes.pointwise_fusion.partition import Group
+
+FUSED = "_FusedPointwise"
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A group as one op that is not in the graph yet.
+
+    Attributes:
+        group: The ops.
+        body: What they compute.
+        inputs: The values that the body reads.
+        outputs: The values that it makes and that something else wants.
+        kept: Views among the members that something else reads: they stay in the graph, as views of an output.
+    """
+
+    group: Group
+    body: Body
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    kept: frozenset[int]
+
+
+def outline(source: Source, group: Group, readers: Mapping[Key, list[int]]) -> Outline:
+    """Works out what a group is as one op.
+
+    Args:
+        source: The graph, which stays as it is.
+        group: A group in it.
+        readers: `source.consumers()`.
+    """
+    inside = set(group.members)
+    fetched = set(source.fetches.values())
+    wanted: dict[int, list[int]] = {}  # member -> ports that are wanted outside
+    kept: set[int] = set()
+    ports: dict[int, set[int]] = {number: set() for number in group.members}
+    for producer, port in [*readers, *fetched]:
+        if producer in ports:
+            ports[producer].add(port)
+    for number in reversed(group.members):
+        out = [
+            port
+            for port in sorted(ports[number])
+            if (number, port) in fetched
+            or any(reader not in inside or reader in kept for reader in readers.get((number, port), ()))
+        ]
+        if out and source.ops[number].op in VIEWS:
+            kept.add(number)
+        elif out:
+            wanted[number] = out
+    outputs = tuple((number, port) for number in group.members for port in wanted.get(number, ()))
+    maker = _Maker(source, inside)
+    made = tuple(maker.reference(key) for key in outputs)
+    body = Body(tuple(maker.calls), len(maker.inputs), made)
+    return Outline(group, body, tuple(maker.inputs), outputs, frozenset(kept))
+
+
+class _Maker:
+    """Collects the calls that some values need."""
+
+    def __init__(self, source: Source, inside: set[int]) -> None:
+        self.source, self.inside = source, inside
+        self.calls: list[Call] = []
+        self.place: dict[int, int] = {}  # op -> call
+        self.inputs: dict[Key, int] = {}
+
+    def reference(self, key: Key) -> Reference:
+        """The value inside the body, everything it needs made before (without recursion: groups may be deep)."""
+        stack = [key]
+        while stack:
+            number = stack[-1][0]
+            op = self.source.ops.get(number)
+            if op is None or number in self.place or not self._belongs(op):
+                stack.pop()
+                continue
+            missing = [other for other in reversed(self._data(op)) if self._is_missing(other)]
+            if missing:
+                stack += missing
+                continue
+            self._emit(op)
+            stack.pop()
+        return self._known(key)
+
+    def _belongs(self, op: Op) -> bool:
+        """Members, and copies of the views in front of them."""
+        return op.node in self.inside or (op.op in VIEWS and self._is_static(op))
+
+    def _is_static(self, op: Op) -> bool:
+        static = positions(table()[op.op], len(op.inputs))
+        return all(op.inputs[slot] in self.source.constants for slot in static)
+
+    def _data(self, op: Op) -> list[Key]:
+        static = positions(table()[op.op], len(op.inputs))
+        return [key for slot, key in enumerate(op.inputs) if slot not in static]
+
+    def _is_missing(self, key: Key) -> bool:
+        op = self.source.ops.get(key[0])
+        return op is not None and key[0] not in self.place and self._belongs(op)
+
+    def _known(self, key: Key) -> Reference:
+        if key[0] in self.place:
+            return self.place[key[0]], key[1]
+        return -1, self.inputs.setdefault(key, len(self.inputs))
+
+    def _emit(self, op: Op) -> None:
+        static = positions(table()[op.op], len(op.inputs))
+        arguments: list[Reference | NDArray[np.generic]] = [
+            np.asarray(self.source.constants[key]) if slot in static else self._known(key)
+            for slot, key in enumerate(op.inputs)
+        ]
+        self.place[op.node] = len(self.calls)
+        self.calls.append(Call(op.op, op.attrs, tuple(arguments)))
+
+
+def _doers(source: Source) -> dict[int, int]:
+    """Per flat node the op that does its work, of those that have it among their `covers`.
+
+    Others only help: copies and views that rewrites and merges add have the one node for whose op they were added.
+    """
+    best: dict[int, tuple[tuple[bool, bool, int], int]] = {}
+    for number, op in source.ops.items():
+        for node in op.covers:
+            rank = (op.op in VIEWS, op.node != node, -len(op.covers))
+            if node not in best or rank < best[node][0]:
+                best[node] = rank, number
+    return {node: number for node, (_, number) in best.items()}
+
+
+def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict[Key, Key]:
+    """Puts one op in the place of each group.
+
+    Args:
+        source: Changed in place.
+        outlines: Each with its kernel, or None to run it op by op.
+
+    Returns:
+        Old name -> new name of the values that groups make.
+    """
+    names: dict[Key, Key] = {}
+    fused: dict[int, Op] = {}  # last member -> op
+    gone: set[int] = set()
+    doer = _doers(source)
+    for made, kernel in outlines:
+        ops = [source.ops[number] for number in made.group.members]
+        computing = [op for op in ops if op.op not in VIEWS]
+        last = computing[-1]
+        # It runs where its last op was to run: that is where its result is wanted. A copy or a view that was added for an op
+        # elsewhere goes by the name of that op's node, whose work is not done here.
+        inside = set(made.group.members)
+        own = [node for op in [*computing[::-1], *ops] for node in op.covers if doer[node] in inside]
+        first = [node for op in computing[::-1] for node in op.covers if doer[node] in inside][:1]
+        covers = list(dict.fromkeys([*first, *own])) or [last.covers[0]]
+        # Of a loop's node every op is a kernel, whichever of them counts as its doer.
+        turns = [node for op in computing for node in op.covers if node in source.unrolled]
+        instead = [*(node for node in covers if node not in source.unrolled), *turns] if turns else []
+        number = source.fresh()
+        attrs = {"body": made.body, "kernel": kernel}
+        members = max(op.members for op in computing)
+        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers, members, instead)
+        for port, key in enumerate(made.outputs):
+            names[key] = (number, port)
+            source.shapes[number, port] = source.shapes[key]
+        gone |= set(made.group.members) - made.kept
+    source.ops = {
+        op.node: op
+        for number, old in source.ops.items()
+        for op in ([fused[number]] if number in fused else [] if number in gone else [old])
+    }
+    source.rename(names)
+    source.prune()
+    source.sort()
+    return names

@@ -1,0 +1,281 @@
+"""Which ops become one kernel: the largest groups that make nothing wait that did not wait before.
+
+Ops are visited in topological order; each joins the groups of the values it reads, where that is safe. Let E be what a group reads from
+outside. Every value that leaves a group depends on all of E anyway (in the graph as it was, directly or through others), so that one
+kernel for the group starts when the first of its values was due to be complete at the latest. An op that joins keeps this up:
+
+* a group that nobody else reads may take whatever the op reads besides: only the op waits for that;
+* a group with other readers may only take an op whose further inputs the group depends on already.
+
+From the same rule follows that contraction makes no cycle: a path that leaves a group and comes back would enter through an input that
+the group's readers depend on, and that the group depends on itself. Whether one op depends on another is searched backwards for a bounded
+number of steps ("no" where that is not enough), so all of it takes time linear in the graph.
+
+Views (reshapes, slices, splits) launch nothing. A view of a member is a member; a view of anything else is no bond between those that
+read it: each of them gets a copy of the view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.pointwise_fusion.legality import Role, is_exact, is_step, role
+
+MOST_MEMBERS = 64
+"""Ops of a group that compute something: compile time grows with them, and registers run out."""
+
+MOST_INPUTS = 24
+"""Tensors that a group reads."""
+
+SEARCH = 64
+"""Ops and groups visited to learn whether one depends on another."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that are to be one kernel.
+
+    Attributes:
+        members: In topological order, views of members included.
+        launching: How many of them compute something.
+    """
+
+    members: tuple[int, ...]
+    launching: int
+
+
+@dataclass(eq=False)
+class _Unit:
+    """A group on its way, or an op that is in none.
+
+    Attributes:
+        members: Op numbers; empty for an op that is in no group.
+        launching: How many of them compute something.
+        reads: Units that it reads, with how often.
+        open: Reads of its values by others.
+        first: Place of its first op in the order.
+        last: Place of its last op.
+        inputs: Values it reads from outside.
+        size: Elements of its largest member.
+        rounded: Members' values that another correct kernel may give in other bits.
+        reduces: Whether there is a reduction in it.
+    """
+
+    members: list[int] = field(default_factory=list)
+    launching: int = 0
+    reads: Counter[int] = field(default_factory=Counter)
+    open: int = 0
+    first: int = 0
+    last: int = 0
+    inputs: set[Key] = field(default_factory=set)
+    size: int = 0
+    rounded: set[Key] = field(default_factory=set)
+    reduces: bool = False
+
+
+def find_groups(
+    source: Source, dtypes: Mapping[Key, str], *, among: Container[int] | None = None, strict: bool = False
+) -> list[Group]:
+    """Groups of at least two ops that compute something.
+
+    Args:
+        source: The ops, in topological order, with shapes.
+        dtypes: Dtype name of each value that an op reads.
+        among: Ops that may be members; all if None.
+        strict: Only ops that compute equally many elements share a group, no reductions and no
+            joins.
+    """
+    return _Finder(source, dict(dtypes), among, strict).run()
+
+
+class _Finder:
+    def __init__(self, source: Source, dtypes: dict[Key, str], among: Container[int] | None, strict: bool) -> None:
+        self.source, self.dtypes, self.among, self.strict = source, dtypes, among, strict
+        self.reads = Counter(key for op in source.ops.values() for key in op.inputs)
+        self.ports: dict[int, list[int]] = {number: [] for number in source.ops}  # that anything wants
+        for producer, port in sorted(self.reads.keys() | set(source.fetches.values())):
+            if producer in self.ports:
+                self.ports[producer].append(port)
+        self.units: list[_Unit] = []
+        self.parent: list[int] = []
+        self.made_in: dict[Key, int] = {}  # value -> unit
+        self.views: dict[Key, Key] = {}  # value of a view in no group -> what it is a view of
+
+    def run(self) -> list[Group]:
+        place = {number: position for position, number in enumerate(self.source.ops)}
+        for number, op in self.source.ops.items():
+            self._visit(op, place[number])
+        groups = [
+            Group(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching)
+            for index, unit in enumerate(self.units)
+            if self.parent[index] == index and unit.launching > 1
+        ]
+        return sorted(groups, key=lambda group: place[group.members[0]])
+
+    def _visit(self, op: Op, place: int) -> None:
+        kind = role(self.source, op, self.dtypes) if self.among is None or op.node in self.among else None
+        if self.strict and kind in (Role.REDUCTION, Role.JOIN):
+            kind = None
+        data = self._data(op) if kind else list(op.inputs)
+        keys = [self._base(key) for key in data]
+        if kind is Role.VIEW:
+            unit = self._unit_of(keys[0])
+            if unit is None or not self.units[unit].members:
+                self.views |= {(op.node, port): keys[0] for port in self.ports[op.node]}
+                return
+            self._add_view(op, unit, place)
+            return
+        joined = self._joinable(op, keys) if kind else []
+        self._create(op, kind, keys, joined, place)
+
+    def _data(self, op: Op) -> list[Key]:
+        """What an op reads on the device."""
+        static = positions(table()[op.op], len(op.inputs))
+        return [key for slot, key in enumerate(op.inputs) if slot not in static]
+
+    def _base(self, key: Key) -> Key:
+        while key in self.views:
+            key = self.views[key]
+        return key
+
+    def _root(self, index: int) -> int:
+        while self.parent[index] != index:
+            self.parent[index] = self.parent[self.parent[index]]
+            index = self.parent[index]
+        return index
+
+    def _unit_of(self, key: Key) -> int | None:
+        index = self.made_in.get(key)
+        return None if index is None else self._root(index)
+
+    def _reads(self, index: int) -> Counter[int]:
+        """What a unit reads, by what those units are part of today."""
+        unit = self.units[index]
+        if any(self.parent[other] != other for other in unit.reads):
+            now: Counter[int] = Counter()
+            for other, times in unit.reads.items():
+                now[self._root(other)] += times
+            unit.reads = now
+        return unit.reads
+
+    def _readers(self, op: Op) -> int:
+        """How many reads there are of an op's values."""
+        return sum(self.reads[op.node, port] for port in self.ports[op.node])
+
+    def _add_view(self, op: Op, index: int, place: int) -> None:
+        unit = self.units[index]
+        unit.members.append(op.node)
+        unit.last = place
+        unit.open += self._readers(op) - 1
+        rounded = any(key in unit.rounded for key in op.inputs)
+        for port in self.ports[op.node]:
+            self.made_in[op.node, port] = index
+            if rounded:
+                unit.rounded.add((op.node, port))
+
+    def _joinable(self, op: Op, keys: list[Key]) -> list[int]:
+        """The groups that an op joins."""
+        near = {index for key in keys if (index := self._unit_of(key)) is not None}
+        groups = [index for index in sorted(near) if self.units[index].members]
+        if is_step(op, self.dtypes):
+            rounded = {self._unit_of(key) for key in keys if self._is_rounded(key)}
+            groups = [index for index in groups if index not in rounded]
+        if self.strict:
+            size = self._size(op)
+            groups = [index for index in groups if self.units[index].size == size]
+        while groups:
+            if sum(self.units[index].launching for index in groups) >= MOST_MEMBERS:
+                return []
+            inputs = {key for key in keys if self._unit_of(key) not in groups}
+            if len(inputs.union(*(self.units[index].inputs for index in groups))) > MOST_INPUTS:
+                return []
+            refused = self._refused(groups, keys)
+            if not refused:
+                return groups
+            groups = [index for index in groups if index not in refused]
+        return []
+
+    def _is_rounded(self, key: Key) -> bool:
+        index = self._unit_of(key)
+        return index is not None and key in self.units[index].rounded
+
+    def _refused(self, groups: list[int], keys: list[Key]) -> set[int]:
+        """Groups with other readers that would have to wait for more than they do."""
+        mine = Counter(index for key in keys if (index := self._unit_of(key)) is not None)
+        outside = set(mine).union(*(self._reads(index) for index in groups)) - set(groups)
+        refused = set()
+        for index in groups:
+            inside = mine[index] + sum(self._reads(other)[index] for other in groups if other != index)
+            # A reduction takes longer than what follows it, so that it must not wait for that one's other inputs either.
+            waits = self.units[index].reduces or self.units[index].open > inside
+            if waits and not all(self._depends(index, other) for other in outside):
+                refused.add(index)
+        return refused
+
+    def _depends(self, index: int, on: int) -> bool:
+        """Whether a unit depends on another, as far as a bounded search tells."""
+        earliest = self.units[on].first
+        seen = {index}
+        waiting = deque([index])
+        while waiting:
+            for older in self.units[waiting.popleft()].reads:
+                other = self._root(older)
+                if other == on:
+                    return True
+                if other not in seen and self.units[other].last > earliest:
+                    if len(seen) == SEARCH:
+                        return False
+                    seen.add(other)
+                    waiting.append(other)
+        return False
+
+    def _size(self, op: Op) -> int:
+        return math.prod(self.source.shapes[op.node, 0])
+
+    def _create(self, op: Op, kind: Role | None, keys: list[Key], joined: list[int], place: int) -> None:
+        index = len(self.units)
+        self.parent.append(index)
+        unit = _Unit(first=place, last=place, open=self._readers(op))
+        self.units.append(unit)
+        unit.reads.update(other for key in keys if (other := self._unit_of(key)) is not None and other not in joined)
+        for key in keys:
+            other = self._unit_of(key)
+            if other is not None and other in joined:
+                self.units[other].open -= 1
+        if kind is not None:
+            self._fill(unit, op, kind, keys, joined)
+        for port in self.ports[op.node]:
+            self.made_in[op.node, port] = index
+        for other in joined:
+            self._absorb(index, other, joined)
+        for other in joined:
+            self.parent[other] = index
+        unit.reads = Counter({other: times for other, times in unit.reads.items() if self._root(other) != index})
+
+    def _fill(self, unit: _Unit, op: Op, kind: Role, keys: list[Key], joined: list[int]) -> None:
+        unit.members = [op.node]
+        unit.launching = 1
+        unit.size = self._size(op)
+        unit.reduces = kind is Role.REDUCTION
+        unit.inputs = {key for key in keys if self._unit_of(key) not in joined}
+        if not is_exact(op, self.dtypes) or any(self._is_rounded(key) for key in keys if self._unit_of(key) in joined):
+            unit.rounded = {(op.node, port) for port in self.ports[op.node]}
+
+    def _absorb(self, index: int, other: int, joined: list[int]) -> None:
+        unit, old = self.units[index], self.units[other]
+        inside = sum(times for reader in joined for read, times in self._reads(reader).items() if read == other)
+        unit.open += old.open - inside
+        unit.members += old.members
+        unit.launching += old.launching
+        unit.size = max(unit.size, old.size)
+        unit.reduces = unit.reduces or old.reduces
+        unit.first = min(unit.first, old.first)
+        unit.rounded |= old.rounded
+        unit.inputs |= {key for key in old.inputs if self._unit_of(key) not in joined}
+        unit.reads.update({read: times for read, times in self._reads(other).items() if read not in joined})

@@ -1,0 +1,158 @@
+"""The engine's own build without a device and without running anything: what it would refuse, all of it.
+
+The graph is built and loops and conds become what they run, exactly as before a run, on tensors that have a shape and no data (PyTorch's
+`meta` device). Only what decides shapes and turns is computed: small constants, as shape inference does. What can not be told without data,
+such as the shape of what the host part makes, is not held against the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.frontend.functionalize_while import Raised
+from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.frontend.partition import Division
+from msplit.engines.cuda.frontend.unroll import TooMany
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import Unsupported, table
+from msplit.engines.cuda.ir.program import STEPS, Key, Op, Source, StandIn
+from msplit.engines.cuda.passes.embedding.densify import Prover
+from msplit.engines.cuda.passes.embedding.unique import drop_uniques
+from msplit.engines.cuda.passes.specialize import Tracer, infer
+from msplit.errors import EngineError, LoadError, MsplitError
+from msplit.opset import schema
+from msplit.shapes import Shapes
+from msplit.shapes.registry import known
+
+MOST_OUTPUTS = 16
+"""Outputs of an op that nobody counts."""
+
+
+def rehearse(
+    raised: Raised, division: Division, sizes: Shapes, most: int | None = None
+) -> tuple[list[MsplitError], bool]:
+    """Builds what of a graph runs on the device as far as that goes without one.
+
+    Args:
+        raised: The graph.
+        division: Who runs what.
+        sizes: Shapes of the graph as it was.
+        most: Ops that loops are followed for; what is longer is not looked at to its end. None: as many as the engine takes.
+
+    Returns:
+        What the engine refuses, in the order of the graph; what follows from another refusal is left out. And whether loops were followed
+        to their ends.
+    """
+    flat = raised.flat
+    fed: dict[str, Key] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
+    handed = {f"{node}:{port} (host)": (node, port) for node, port in division.frontier}
+    others = {*division.fetched, *division.late}
+    outputs = tuple(tensor for tensor in flat.outputs if tensor.name not in others)
+    flat = replace(flat, outputs=(*outputs, *division.handed_outputs()))
+    given = {}
+    for name, key in {**fed, **handed}.items():
+        shape = sizes.shape(*raised.origin.get(key, key))
+        full = tuple(int(size or 0) for size in shape) if shape is not None and known(shape) else None
+        given[name] = StandIn(full, sizes.dtype(*key) or "float32")
+    given[STEPS] = StandIn((), "int64")
+    try:
+        large: dict[Key, StandIn] = {}
+        source = build(flat, {**fed, **handed}, raised.bodies, stand_ins=large)
+        drop_uniques(source)
+        tracer = Rehearsal(source, given, large)
+        tracer.most_unrolled = most
+        infer(source, {}, tracer.device, Prover(source), tracer)
+    except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
+        return [problem], True
+    return tracer.refused, tracer.whole
+
+
+class Rehearsal(Tracer):
+    """A trace of shapes that goes on where the engine would stop.
+
+    Attributes:
+        refused: What it would have stopped for.
+        whole: Whether all loops were followed to their ends.
+    """
+
+    def __init__(self, source: Source, given: Mapping[str, StandIn], large: Mapping[Key, StandIn]) -> None:
+        super().__init__(source, torch.device("meta"), nchw=False)
+        self._given, self._large = given, large
+        self.refused: list[MsplitError] = []
+        self.whole = True
+        self._unknown: set[int] = set()  # ops of which nothing can be told
+        self._free: set[int] = set()  # ops whose shapes the engine knows to depend on values
+
+    def feed(self, feeds: Mapping[str, NDArray[np.generic]]) -> None:
+        """Inputs and large constants as tensors without data."""
+        del feeds
+        named = {key: self._given[name] for name, key in self.source.feeds.items()}
+        for key, value in {**named, **self._large}.items():
+            try:
+                dtype = torch_dtype(value.dtype)
+            except Unsupported:
+                self._unknown.add(key[0])
+                continue
+            if value.shape is None:
+                self._unknown.add(key[0])
+            else:
+                try:
+                    self.values[key] = torch.empty(value.shape, dtype=dtype, device=self.device)
+                except RuntimeError:  # more bytes than a number of 64 bits counts: the file says so, and it may lie
+                    self._unknown.add(key[0])
+                    continue
+                self.base[key] = -1
+                self.shapes[key] = value.shape
+
+    def skips(self, op: Op) -> bool:
+        """Leaves out what needs something that can not be told."""
+        if any(key[0] in self._unknown for key in op.inputs):
+            self._unknown.add(op.node)
+        self._before = len(self._unknown)
+        return op.node in self._unknown
+
+    def forgives(self, op: Op, problem: EngineError) -> bool:
+        """Keeps what the engine refuses, and goes on. What came of the lack of data is no refusal."""
+        told = len(self._unknown) == self._before
+        if isinstance(problem, TooMany) and self.most_unrolled is not None:
+            self.whole = told = False
+        if told and (problem.__cause__ is None or isinstance(problem.__cause__, Unsupported | KeyError)):
+            self.refused.append(problem)
+        self._unknown.add(op.node)
+        return True
+
+    def run(self, op: Op) -> bool:
+        """As `Tracer.run`, on shapes."""
+        if op.op not in table() or any(key[0] in self._unknown for key in op.inputs):
+            self._unknown.add(op.node)
+            return False
+        lowering = table()[op.op]
+        if not all(key in self.static for key in op.inputs) or not op.inputs:
+            free = any(key[0] in self._free for key in op.inputs) or lowering.dynamic_with(op.attrs)
+            asks = any(op.inputs[slot] not in self.static for slot in positions(lowering, len(op.inputs)))
+            if free or asks:
+                self._let_go(op)
+                return False
+        try:
+            return super().run(op)
+        except EngineError as problem:
+            if isinstance(problem.__cause__, Unsupported | KeyError):
+                raise
+            self._unknown.add(op.node)
+        except NotImplementedError:
+            self._unknown.add(op.node)
+        return False
+
+    def _let_go(self, op: Op) -> None:
+        """Notes an op whose result has another shape in every run, or may have."""
+        self._free.add(op.node)
+        count = schema.output_count(op.op, op.attrs)
+        for port in range(MOST_OUTPUTS if count is None else count):
+            dtype = schema.output_dtype(op.op, op.attrs, port)
+            self.source.dtypes[op.node, port] = dtype or "float32"

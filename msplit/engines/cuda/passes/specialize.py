@@ -1,0 +1,429 @@
+"""Runs a graph once on the device to learn what cannot be known otherwise: shapes, which steps launch kernels, who shares memory.
+
+It is partial evaluation: what depends only on constants and shapes is evaluated on the CPU and never again. The run
+doubles as the warm-up that a capture needs (library handles, algorithm choice).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.core.dag import Dag
+from msplit.engines.cuda.autotune import conv, matmul
+from msplit.engines.cuda.frontend.importer import hands_on
+from msplit.engines.cuda.frontend.unroll import Unroller
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, positions
+from msplit.engines.cuda.ir.lowering import Lowering, Node, table
+from msplit.engines.cuda.ir.program import Key, Op, Program, Source, Step
+from msplit.engines.cuda.ir.windows import keeps_channels_last
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes.embedding.densify import Prover
+from msplit.engines.cuda.passes.embedding.intervals import COUNTED
+from msplit.engines.cuda.passes.embedding.proof import Proof
+from msplit.errors import EngineError
+
+
+class Tracer:
+    """The state of one trace: what runs each op, and what it has learned."""
+
+    def __init__(self, source: Source, device: torch.device, nchw: bool) -> None:
+        self.source, self.device, self.nchw = source, device, nchw
+        self.measures = device.type == "cuda"  # whether layouts of weights are measured
+        self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
+        self.values: dict[Key, torch.Tensor] = {}
+        self.static: dict[Key, NDArray[Any]] = dict(source.constants)
+        self.constants: dict[Key, torch.Tensor] = {}
+        self.varying: set[Key] = set()  # values whose shape changes from run to run
+        self.shapes: dict[Key, tuple[int, ...]] = {}  # of all others
+        self.base: dict[Key, int] = {}  # step in whose memory a value lies, -1 for constants and inputs
+        self.steps: list[Step] = []
+        self.made_by: dict[Key, int] = {}
+        self.dynamic: list[int] = []
+        self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
+        self.shared: set[Key] = set()  # filters that several convolutions read
+        for op in source.ops.values():
+            if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
+                self.shared.add(op.inputs[1])
+
+    def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Puts the inputs on the device."""
+        for name, key in self.source.feeds.items():
+            if name not in feeds:
+                raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
+            self.values[key] = to_torch(np.array(feeds[name]), self.device)
+            self.base[key] = -1
+            self.shapes[key] = feeds[name].shape
+
+    def skips(self, op: Op) -> bool:
+        """Whether an op, with all that it becomes, is to be left out. None is."""
+        del op
+        return False
+
+    def forgives(self, op: Op, problem: EngineError) -> bool:
+        """Whether to go on behind an op that the engine refuses. It is not."""
+        del op, problem
+        return False
+
+    def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
+        """Shares constants that are on the device; filters only a convolution itself lays out."""
+        for key, tensor in constants.items():
+            if key in self.static and key not in self.filters:
+                self.constants[key] = tensor
+                self.base[key] = -1
+
+    def constant(self, key: Key) -> torch.Tensor:
+        """A known value on the device; filters of convolutions laid out as the convolution wants them."""
+        tensor = self.constants.get(key)
+        if tensor is None:
+            if key not in self.static:
+                raise EngineError("a node reads an output that no node has", fix="export the model again")
+            tensor = to_torch(self.static[key], self.device)
+            op = self.filters.get(key)
+            if op is not None:
+                channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
+                tensor = FILTERS[op.op](tensor, channels_last)
+            self.constants[key] = tensor
+            self.base[key] = -1
+        return tensor
+
+    def run(self, op: Op) -> bool:
+        """Evaluates an op now if it can be known, otherwise runs it and keeps a step. Whether there is a step."""
+        lowering = table()[op.op]
+        varying = any(key in self.varying for key in op.inputs)
+        if lowering.shape_only and not varying:
+            shapes = [self.values[key] if key in self.values else self.static[key] for key in op.inputs]
+            tensors = [torch.empty(value.shape, dtype=torch.bool, device="meta") for value in shapes]
+            for port, size in enumerate(as_tuple(call(lowering, op, tensors))):
+                self.know((op.node, port), to_numpy(size))
+            return False
+        if all(key in self.static for key in op.inputs):
+            results = evaluate(op, [self.static[key] for key in op.inputs])
+            if results is not None:
+                for port, result in enumerate(results):
+                    self.know((op.node, port), result)
+                return False
+        self._step(lowering, op, varying)
+        return True
+
+    def know(self, key: Key, value: NDArray[Any]) -> None:
+        """A value that is the same in every run."""
+        self.static[key] = value
+        self.shapes[key] = value.shape
+
+    def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
+        static = positions(lowering, len(op.inputs))
+        unknown = [slot for slot in sorted(static) if op.inputs[slot] not in self.static]
+        bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
+        keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
+        function: Callable[..., tuple[torch.Tensor, ...]]
+        function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
+        fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
+        arguments = self.arguments(keys)
+        if self.measures and not unknown:
+
+            def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+                return functools.partial(_invoke, lowering, op, bound, (), len(op.inputs), self.nchw)
+
+            op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
+            function = lowered(op)
+        results = function(*arguments)
+        number = len(self.steps)
+        dynamic = lowering.dynamic_with(op.attrs)
+        if dynamic or unknown or (varying and lowering.shape_only):
+            self.dynamic.append(number)
+        varying = varying or dynamic or bool(unknown)
+        bases, size = self._memory(keys, arguments, results, number)
+        if varying:
+            bases = [number] * len(results)
+        launches = size > 0 or varying
+        read = dict(zip(keys, arguments, strict=True)).values()
+        traffic = sum(map(_extent, (*read, *results)))
+        self.steps.append(Step(op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic))
+        for port, result in enumerate(results):
+            key = (op.node, port)
+            self.values[key] = result
+            self.base[key] = bases[port]
+            self.made_by[key] = number
+            if varying:
+                self.varying.add(key)
+            else:
+                self.shapes[key] = tuple(result.shape)
+
+    def _choose(
+        self,
+        op: Op,
+        arguments: list[torch.Tensor],
+        lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+        *,
+        fresh: bool,
+        varying: bool,
+    ) -> Op:
+        """The op with the kernel that measures fastest, its constant weights or filter laid out for it.
+
+        Args:
+            op: What is to run.
+            arguments: Its inputs; changed.
+            lowered: What runs an op.
+            fresh: Nothing has read its second input before, so that it may come to lie in another way.
+            varying: The shapes of its inputs change from run to run.
+        """
+        if op.op in matmul.BATCHED:
+            return op if varying else matmul.choose(op, arguments, lowered, movable=False)[0]
+        weights = op.inputs[1] if len(op.inputs) > 1 else None
+        if weights is None or weights not in self.constants:
+            return op
+        if op.op in matmul.WITH_WEIGHTS:
+            if varying:
+                return op
+            op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh)
+        elif self._is_nhwc_convolution(op):
+            keep = weights in self.shared
+            op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
+        else:
+            return op
+        self.constants[weights] = arguments[1]
+        return op
+
+    def _is_nhwc_convolution(self, op: Op) -> bool:
+        return (
+            not self.nchw and op.op in ("Conv2D", "_FusedConv2D") and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
+        )
+
+    def dtypes(self, op: Op) -> dict[Key, str]:
+        """Types of what an op made."""
+        keys = [(op.node, port) for port in range(self.steps[-1].outputs)]
+        return {key: dtype_name(self.values[key].dtype) for key in keys}
+
+    def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
+        """The values of a step's inputs."""
+        return [self.values[key] if key in self.values else self.constant(key) for key in keys]
+
+    def _memory(
+        self, keys: tuple[Key, ...], arguments: list[torch.Tensor], results: tuple[torch.Tensor, ...], number: int
+    ) -> tuple[list[int], int]:
+        """In whose memory each result lies, and how many bytes are new."""
+        memory = {
+            argument.untyped_storage().data_ptr(): self.base[key] for argument, key in zip(arguments, keys, strict=True)
+        }
+        fresh: dict[int, int] = {}
+        bases = []
+        for result in results:
+            storage = result.untyped_storage()
+            if result.device.type != self.device.type or result.numel() == 0:
+                bases.append(-1)
+            elif storage.data_ptr() in memory:
+                bases.append(memory[storage.data_ptr()])
+            else:
+                fresh[storage.data_ptr()] = storage.nbytes()
+                bases.append(number)
+        return bases, sum(fresh.values())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of memory that a tensor's elements lie in: what is broadcast counts once."""
+    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
+
+
+def _invoke(
+    lowering: Lowering,
+    op: Op,
+    bound: Mapping[int, Any],
+    unknown: tuple[int, ...],
+    count: int,
+    nchw: bool,
+    *tensors: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Calls a lowering with its bound inputs in place; inputs that it wants on the host but that only the run knows are read back."""
+    rest = iter(tensors)
+    arguments = [
+        bound[slot] if slot in bound else to_numpy(next(rest)) if slot in unknown else next(rest)
+        for slot in range(count)
+    ]
+    return as_tuple(call(lowering, op, arguments, nchw=nchw))
+
+
+def infer(
+    source: Source,
+    feeds: Mapping[str, NDArray[Any]],
+    device: torch.device,
+    prover: Prover | None = None,
+    tracer: Tracer | None = None,
+) -> bool:
+    """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
+
+    The graph runs once for it, as it is but for loops, conds and calls: those become what they run. (PyTorch's `meta` tensors would do
+    without data, but the first of them takes longer, since they need PyTorch's compiler loaded.)
+
+    Args:
+        source: Its `shapes` are filled in, its `ops` that need no run become `constants`.
+        feeds: An array per input.
+        device: Where to run.
+        prover: Finds simpler ops in the place of those whose shapes depend on values.
+        tracer: What runs it, where that is not the device.
+
+    Returns:
+        Whether the prover found anything.
+
+    Raises:
+        EngineError: An op failed on these shapes; the message names the node.
+    """
+    tracer = tracer or Tracer(source, device, nchw=False)
+    tracer.measures = False
+    tracer.feed(feeds)
+    last_use = _last_uses(source)
+    names: dict[Key, Key] = {}  # what was proved to be another value
+    kept: dict[int, Op] = {}
+    if prover is not None:
+        prover.start(tracer.static, tracer.shapes)
+    with torch.no_grad():
+        source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
+        unroller = Unroller(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        if tracer.most_unrolled is not None:
+            unroller.most = tracer.most_unrolled
+        kept_alive = unroller.kept
+
+        def run(op: Op) -> None:
+            """Runs an op, or what is proved to do in its place."""
+            op.inputs = [names.get(key, key) for key in op.inputs]
+            proof = prover.prove(op) if prover is not None else None
+            for step in _instead(op, proof):
+                if tracer.run(step):
+                    kept[step.node] = step
+                    made = tracer.dtypes(step)
+                    source.dtypes |= made
+                    unroller.made += made
+                    if prover is not None and _has_one_value(tracer, prover, step):
+                        del kept[step.node]
+            for port, found in () if proof is None else proof.outputs.items():
+                if isinstance(found, tuple):
+                    names[op.node, port] = found
+                    kept_alive.add(found)  # it is read in another's place from now on
+                else:
+                    tracer.know((op.node, port), found)
+            tracer.steps.clear()
+            # Proofs may read integers later on.
+            kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in COUNTED)
+
+        for op in source.ops.values():
+            if tracer.skips(op):
+                continue
+            try:
+                for piece in unroller.pieces(op):
+                    run(piece)
+            except EngineError as problem:
+                if not tracer.forgives(op, problem):
+                    raise
+            for key in op.inputs:
+                if last_use.get(key) == op.node and key not in kept_alive:
+                    tracer.values.pop(key, None)
+    source.ops = kept
+    source.constants = tracer.static
+    source.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
+    source.rename(names)
+    source.prune()
+    return bool(names)
+
+
+def _instead(op: Op, proof: Proof | None) -> list[Op]:
+    """What runs in the place of an op."""
+    if proof is None:
+        return [op]
+    return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
+
+
+def _has_one_value(tracer: Tracer, prover: Prover, op: Op) -> bool:
+    """Whether an op's only output turned out to be the same in every run; it is a constant then."""
+    result = tracer.values[op.node, 0]
+    name = dtype_name(result.dtype)
+    always = prover.learn(op, np.dtype(name if name in COUNTED else "float32"))
+    if always is None or (op.node, 1) in tracer.values:
+        return False
+    tracer.know((op.node, 0), always)
+    del tracer.values[op.node, 0]
+    return True
+
+
+def trace(
+    source: Source,
+    feeds: Mapping[str, NDArray[Any]],
+    device: torch.device,
+    *,
+    nchw: bool = False,
+    observe: Callable[[Step, list[torch.Tensor]], None] | None = None,
+    held: Mapping[Key, torch.Tensor] | None = None,
+) -> Program:
+    """Runs the graph once on example inputs.
+
+    Args:
+        source: The ops. Not changed.
+        feeds: An array per input; they fix every shape.
+        device: Where to run.
+        nchw: Memory layout of convolutions.
+        observe: Called with each step and its inputs right after it ran, for profiling.
+        held: Constants of this source that another program has on the device, to share them.
+
+    Raises:
+        EngineError: An op failed on these shapes; the message names the node.
+    """
+    tracer = Tracer(source, device, nchw)
+    tracer.hold(held or {})
+    tracer.feed(feeds)
+    fed = {
+        name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))
+        for name, key in source.feeds.items()
+    }
+    last_use = _last_uses(source)
+    with torch.no_grad():
+        for op in source.ops.values():
+            if tracer.run(op) and observe:
+                step = tracer.steps[-1]
+                observe(step, tracer.arguments(step.inputs))
+            _forget(tracer, op, last_use)
+    return _finish(tracer, fed)
+
+
+def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
+    """Frees what nothing reads after this op."""
+    for key in op.inputs:
+        if last_use.get(key) == op.node:
+            tracer.values.pop(key, None)
+
+
+def _last_uses(source: Source) -> dict[Key, int]:
+    last: dict[Key, int] = {}
+    for number, op in source.ops.items():
+        for key in op.inputs:
+            last[key] = number
+    for key in source.fetches.values():
+        last.pop(key, None)
+    return last
+
+
+def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
+    src, dst = [], []
+    for number, step in enumerate(tracer.steps):
+        for key in step.inputs:
+            if key in tracer.made_by:
+                src.append(tracer.made_by[key])
+                dst.append(number)
+    fetches = {name: key for name, key in tracer.source.fetches.items() if key not in tracer.static}
+    known = {name: tracer.static[key] for name, key in tracer.source.fetches.items() if key in tracer.static}
+    return Program(
+        tuple(tracer.steps),
+        tracer.constants,
+        tracer.source.feeds,
+        fetches,
+        known,
+        Dag.of(len(tracer.steps), src, dst),
+        tuple(tracer.dynamic),
+        fed,
+        tracer.source.unrolled,
+        tracer.source.streamless,
+    )

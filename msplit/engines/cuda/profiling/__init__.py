@@ -1,0 +1,1 @@
+"""Measures what kernels cost, one by one."""

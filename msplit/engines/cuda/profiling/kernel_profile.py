@@ -1,0 +1,273 @@
+"""Times every kind of step of a lowered graph alone on the device: what `msplit profile` runs."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from msplit.cost.profile import Constants, Kernel
+from msplit.engines.base import Arrays
+from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
+from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
+from msplit.engines.cuda.ir.program import Key, Program, Step
+from msplit.engines.cuda.profiling import cupti
+from msplit.engines.cuda.profiling.microbench import constants
+from msplit.errors import EngineError
+
+Progress = Callable[[str, float], None]
+
+LONG_US = 150.0
+"""A chain of copies of a step takes about so long; the time that a graph takes to begin is 2 % of it."""
+
+MOST_COPIES = 100
+LANES = 16
+"""Copies of a step side by side: a step that they do not slow down fills no more than a sixteenth of the device."""
+
+LANE_US = 20.0
+"""Each of them is a chain of about so long."""
+
+TINY = 1.2
+"""Kernels that take up to so many times the tiniest one are not run side by side: the device could not start enough of them to tell."""
+
+PROFILER_SHARE = 0.2
+"""Of the seconds that measuring may take, those that are kept for the grids."""
+
+DYNAMIC = "its shapes depend on values, so it can not be captured"
+LATE = "there was no time left"
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What measuring a program gave.
+
+    Attributes:
+        kernels: Each kind of step once.
+        kernel: Per step of the program the index of its kind in `kernels`, or -1.
+        constants: Of the device.
+        unmeasured: Why -> number of steps that launch kernels and have no time.
+        recorded: Whether grids were recorded; else why not.
+    """
+
+    kernels: tuple[Kernel, ...]
+    kernel: tuple[int, ...]
+    constants: Constants
+    unmeasured: Mapping[str, int]
+    recorded: str
+
+
+def measure(
+    program: Program,
+    feeds: Arrays,
+    device: torch.device,
+    *,
+    seconds: float = 20.0,
+    grids: bool = True,
+    progress: Progress | None = None,
+) -> Measured:
+    """Times the steps of a program.
+
+    A step runs with the inputs that it has in the model, over and over, as nodes of a CUDA graph, so what fits in the L2 cache is there.
+    Steps of the same op, attributes, constant arguments, shapes, types and strides count as one.
+
+    Args:
+        program: The steps.
+        feeds: Its inputs.
+        device: Where it was traced; on a CPU the times are the CPU's and nothing else is measured.
+        seconds: How long it may take; what is not reached has no time.
+        grids: Whether to record grids and occupancy too.
+        progress: Told what is done and how much of it.
+    """
+    tell = progress or (lambda _what, _share: None)
+    start = time.perf_counter()
+    on_gpu = device.type == "cuda"
+    timer: Timer = CudaTimer(device, LANES) if on_gpu else CpuTimer()
+    try:
+        tell("the device itself", 0.0)
+        found = constants(timer, device) if isinstance(timer, CudaTimer) else Constants()
+        stop = start + seconds * (1 - PROFILER_SHARE if grids and on_gpu else 1.0)
+        run = _Steps(program, timer, found, stop)
+        for number, done in enumerate(walk(program, feeds, device)):
+            run.see(number, *done)
+            tell("steps", (number + 1) / len(program.steps))
+    finally:
+        timer.close()
+    recorded = "there is no GPU"
+    kernels = run.kernels
+    if on_gpu and grids:
+        tell("grids", 0.0)
+        kernels, recorded = _with_grids(program, feeds, device, run.first, kernels)
+    return Measured(tuple(kernels), tuple(run.kernel), found, run.unmeasured, recorded)
+
+
+def walk(
+    program: Program, feeds: Arrays, device: torch.device
+) -> Iterator[tuple[Step, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
+    """Runs a program step by step. Before each step runs, it is given out with its inputs and the call that will run."""
+    values: dict[Key, torch.Tensor] = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()}
+    last: dict[Key, int] = {}
+    for number, step in enumerate(program.steps):
+        for key in step.inputs:
+            last[key] = number
+    constants = program.constants
+    with torch.no_grad():
+        for number, step in enumerate(program.steps):
+            arguments = [values[key] if key in values else constants[key] for key in step.inputs]
+            call = functools.partial(step.call, *arguments)
+            yield step, arguments, call
+            for port, result in enumerate(call()):
+                if (step.op.node, port) in last:
+                    values[step.op.node, port] = result
+            for key in step.inputs:
+                if last[key] == number:
+                    values.pop(key, None)
+
+
+class _Steps:
+    """Measures each kind of step when it first comes by."""
+
+    def __init__(self, program: Program, timer: Timer, device: Constants, stop: float) -> None:
+        self.timer, self.device, self.stop = timer, device, stop
+        self.dynamic = frozenset(program.dynamic)
+        self.kernels: list[Kernel] = []
+        self.kernel: list[int] = []
+        self.first: dict[int, int] = {}  # step -> kind, for the first of each kind
+        self.unmeasured: dict[str, int] = {}
+        self._kinds: dict[tuple[Any, ...], int | str] = {}
+
+    def see(self, number: int, step: Step, arguments: Sequence[torch.Tensor], call: Callable[[], Any]) -> None:
+        """Takes the next step."""
+        if not step.launches:
+            self.kernel.append(-1)
+            return
+        kind = kind_of(step, arguments)
+        if kind not in self._kinds:
+            self._kinds[kind] = self._measure(number, step, arguments, call)
+        found = self._kinds[kind]
+        if isinstance(found, str):
+            self.unmeasured[found] = self.unmeasured.get(found, 0) + 1
+            if found == LATE:
+                del self._kinds[kind]
+        self.kernel.append(found if isinstance(found, int) else -1)
+
+    def _measure(
+        self, number: int, step: Step, arguments: Sequence[torch.Tensor], call: Callable[[], Any]
+    ) -> int | str:
+        if number in self.dynamic:
+            return DYNAMIC
+        if time.perf_counter() > self.stop:
+            return LATE
+        try:
+            time_us, share = _time(self.timer, call, self.device, step.bytes)
+        except (EngineError, RuntimeError) as problem:
+            if (
+                torch.cuda.is_available()
+            ):  # what a failed measurement left comes to an end, and its memory is free again
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            if isinstance(problem, EngineError):
+                return problem.what[:140]
+            return f"{step.op.op} can not be captured: {str(problem).splitlines()[0][:120]}"
+        inputs = tuple((dtype_name(one.dtype), tuple(one.shape), tuple(one.stride())) for one in arguments)
+        moved = float(sum(one.numel() * one.element_size() for one in arguments) + step.bytes)
+        self.first[number] = len(self.kernels)
+        self.kernels.append(Kernel(step.op.op, inputs, time_us, share, moved))
+        return len(self.kernels) - 1
+
+
+def kind_of(step: Step, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Equal for steps that run the same kernels on other memory."""
+    attrs = tuple((key, repr(value)) for key, value in sorted(step.op.attrs.items()) if not key.startswith("_"))
+    bound = tuple((slot, value.dtype.str, value.shape, value.tobytes()) for slot, value in sorted(step.bound.items()))
+    tensors = tuple((one.dtype, tuple(one.shape), one.stride()) for one in arguments)
+    return step.op.op, attrs, bound, tensors
+
+
+def _time(timer: Timer, call: Callable[[], Any], device: Constants, size: int) -> tuple[float, float | None]:
+    """µs of a call alone, and the share of the device that it takes in the company of its like. A call makes `size` bytes."""
+    if isinstance(timer, CpuTimer):
+        return timer.graph_us([[call]]), None
+    launch = device.launch_us or 0.0
+    rough = max((timer.graph_us([[call] * 5]) - launch) / 5, 0.5)
+    copies = min(max(round(LONG_US / rough), 3), MOST_COPIES)
+    alone = max((timer.graph_us([[call] * copies]) - launch) / copies, 0.1)
+    if device.node_us is not None and alone < TINY * device.node_us:
+        return alone, None
+    if size * timer.lanes > MOST_SIDE_BY_SIDE:
+        return alone, 1.0
+    # The lanes of a graph do not begin at once: what twice as long ones take longer is free of that.
+    deep = min(max(round(LANE_US / alone), 2), 16)
+    short, long = (timer.graph_us([[call] * count] * timer.lanes) for count in (deep, 2 * deep))
+    return alone, share_of(alone, (long - short) / (deep * timer.lanes), timer.lanes, device.issue_us or 0.0)
+
+
+def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> float | None:
+    """Share of the device that a kernel fills; None where the device could not start enough of its like to tell.
+
+    Args:
+        alone_us: Its time alone.
+        each_us: Time per kernel when many of its like run side by side.
+        lanes: How many ran.
+        issue_us: The least that `each_us` can be: the device does not start kernels faster.
+    """
+    if each_us <= 1.2 * issue_us:
+        return None
+    return float(min(max(each_us / alone_us, 1 / (16 * lanes)), 1.0))
+
+
+def _with_grids(
+    program: Program, feeds: Arrays, device: torch.device, first: Mapping[int, int], kernels: Sequence[Kernel]
+) -> tuple[list[Kernel], str]:
+    """The kernels with what the profiler records of them, and whether it did."""
+    end = max(first, default=-1)
+
+    def run() -> None:
+        for number, (_, _, call) in enumerate(walk(program, feeds, device)):
+            if number in first:
+                with torch.profiler.record_function(f"{cupti.MARK}{first[number]}"):
+                    call()
+            if number >= end:
+                break
+        torch.cuda.synchronize(device)
+
+    try:
+        found = cupti.record(run)
+    except (RuntimeError, OSError, KeyError, ValueError) as problem:
+        return list(kernels), f"the profiler recorded no kernels: {problem}"
+    if not found:
+        return list(kernels), "the profiler recorded no kernels"
+    limits = torch.cuda.get_device_properties(device)
+    return [_with_grid(kernel, found.get(kind, []), limits) for kind, kernel in enumerate(kernels)], ""
+
+
+def _with_grid(kernel: Kernel, found: Sequence[cupti.Record], limits: Any) -> Kernel:
+    if not found:
+        return kernel
+    main = max(found, key=lambda one: one.time_us)
+    return replace(
+        kernel,
+        launches=len(found),
+        kernel=main.name[:200],
+        blocks=main.blocks,
+        threads=main.threads,
+        registers=main.registers,
+        shared_bytes=main.shared_bytes,
+        resident=limits.multi_processor_count * resident(main, limits),
+        occupancy=main.occupancy,
+    )
+
+
+def resident(kernel: cupti.Record, limits: Any) -> int:
+    """Blocks that one multiprocessor holds, by threads, registers and shared memory (CUDA programming guide, multiprocessor level)."""
+    warps = -(-kernel.threads // 32)
+    by = [32, limits.max_threads_per_multi_processor // max(32 * warps, 1)]
+    if kernel.registers:
+        by.append(getattr(limits, "regs_per_multiprocessor", 65536) // (-(-kernel.registers * 32 // 256) * 256 * warps))
+    if kernel.shared_bytes and hasattr(limits, "shared_memory_per_multiprocessor"):
+        by.append(limits.shared_memory_per_multiprocessor // kernel.shared_bytes)
+    return max(min(int(most) for most in by), 1)

@@ -1,0 +1,1 @@
+"""Runs a compiled model: streams, memory, copies, capture and replay."""

@@ -1,0 +1,75 @@
+"""The engine without a GPU: the same program and the same actions on CPU tensors, for tests and for `BenchRequest(device="cpu")`.
+
+It proves lowerings, plans, waits and releases; its timings mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Timeline, refuse
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.runtime.stream_program import Lanes, Tap, simulate
+from msplit.engines.cuda.runtime.timeline import HostTap, timeline
+
+
+def check_feeds(program: Program, feeds: Arrays) -> None:
+    """Raises an EngineError where an input is missing or has another shape or dtype than the one that was traced."""
+    given = {
+        name: value for name, value in feeds.items() if name in program.fed
+    }  # what runs before it may hand on more
+    refuse(given, {name: (dtype, shape) for name, (shape, dtype) in program.fed.items()})
+
+
+class SimulatedExecutable:
+    """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
+
+    def __init__(
+        self, program: Program, lanes: Lanes, facts: Mapping[str, Any], *, seed: int = 0, poison: bool = True
+    ) -> None:
+        self.program, self.lanes, self._facts, self._seed, self._poison = program, lanes, dict(facts), seed, poison
+        self._feeds: Arrays = {}
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step."""
+        return self._run(feeds, None)
+
+    def _run(self, feeds: Arrays, tap: Tap | None) -> dict[str, NDArray[Any]]:
+        check_feeds(self.program, feeds)
+        self._feeds = feeds
+        self._seed += 1
+        cpu = torch.device("cpu")
+        values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
+        with torch.no_grad():
+            simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison, tap=tap)
+        constants = self.program.constants
+        results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
+
+    def launch(self) -> None:
+        """One step on the last inputs."""
+        self.step(self._feeds)
+
+    def device_times(self, count: int) -> None:
+        """There is no device."""
+        del count
+
+    def timeline(self) -> Timeline:
+        """One step by the host's clock: one kernel at a time, streams taking turns at random."""
+        tap = HostTap()
+        self._run(self._feeds, tap)
+        clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
+        return timeline(self.program, self.lanes, tap.times_us(), clock)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Streams, waits, kernels, memory."""
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,330 @@
+"""Runs a program on CUDA streams: launched step by step, or captured once and replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Timeline
+from msplit.engines.cuda.device import scratch
+from msplit.engines.cuda.device import stream_pool as pool
+from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.ir.program import Key, Program
+from msplit.engines.cuda.runtime.graph_exec import Replay
+from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.stream_program import Lanes, Tap, poison_memory, run_step
+from msplit.engines.cuda.runtime.timeline import EventTap, timeline
+from msplit.errors import EngineError
+
+TIMELINE_RUNS = 5
+"""Runs of a step that a timeline is made of: the last is told."""
+
+HEAD_START_CYCLES = 20_000_000
+"""What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
+
+
+_ROOTS = 2
+"""With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
+kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
+
+
+@dataclass(frozen=True)
+class Torture:
+    """What tests do to an executable to make races show.
+
+    Attributes:
+        poison: Overwrite memory with NaN bytes when it is let go.
+        delay_cycles: Longest random wait put before a step, in GPU cycles.
+        seed: Of the waits.
+    """
+
+    poison: bool = False
+    delay_cycles: int = 0
+    seed: int = 0
+
+
+class CudaExecutable:
+    """One program with one plan on one device. See `engines.base.Executable`.
+
+    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        lanes: Lanes,
+        feeds: Mapping[str, torch.Tensor],
+        device: torch.device,
+        *,
+        capture: bool,
+        ieee: bool,
+        facts: Mapping[str, Any],
+        torture: Torture | None = None,
+        timing_only: bool = False,
+    ) -> None:
+        self.program, self.lanes, self.device, self.ieee = program, lanes, device, ieee
+        self._facts = dict(facts)
+        self._torture = torture or Torture()
+        self._chance = random.Random(self._torture.seed)
+        self._streams = pool.lease(device, max(lanes.count, 1))
+        self._origin = self._streams[0]
+        self._inputs = Inputs(feeds, device)
+        self._memory = scratch.pool() if timing_only else torch.cuda.graph_pool_handle()
+        self._graphs: dict[bool, Replay] = {}
+        self._results: dict[bool, dict[str, torch.Tensor]] = {}
+        self._capture = capture
+        self._timing_only = timing_only
+        self._ready = False
+        self._root = torch.zeros(1, dtype=torch.int32, device=device)
+        with self._on_origin():
+            self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
+            self._inputs.to_device()
+            # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
+            results = self._record()
+            if not timing_only:
+                self._outputs = Outputs(results, device, captured=capture)
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_reserved(device)
+        if capture:
+            if lanes.actions:  # CUDA refuses to run a graph of nothing
+                self._capture_graph(copies=False)
+            if not timing_only:
+                self._capture_graph(copies=True)
+                self._outputs.aim()
+                torch.cuda.synchronize(device)
+                self._outputs.settle()
+        self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
+
+    @contextlib.contextmanager
+    def _on_origin(self) -> Iterator[None]:
+        with torch.no_grad(), precision(self.ieee), torch.cuda.device(self.device), torch.cuda.stream(self._origin):
+            yield
+
+    def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
+        """Issues every action on its stream. The current stream is the origin."""
+        tap = None if make_tap is None else make_tap()
+        values: dict[Key, torch.Tensor] = {
+            key: self._inputs.on_device[name] for name, key in self.program.feeds.items()
+        }
+        events: dict[int, torch.cuda.Event] = {}
+        start = None
+        if self.lanes.fork:
+            start = torch.cuda.Event()
+            start.record(self._origin)
+        for view in self.lanes.first_views:
+            run_step(self.program, view, values)
+        current = self._origin
+        for action in self.lanes.actions:
+            stream = self._streams[action.lane]
+            if start is not None and action.step in self.lanes.fork:
+                stream.wait_event(start)
+            for other in action.waits:
+                stream.wait_event(events[other])
+            if current is not stream:
+                torch.cuda.set_stream(stream)
+                current = stream
+            if self._torture.delay_cycles:
+                torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
+            if tap is not None:
+                tap.before(action)
+            try:
+                run_step(self.program, action.step, values)
+            except (EngineError, RuntimeError) as problem:
+                reason = problem.__cause__ if isinstance(problem, EngineError) else problem
+                if not isinstance(reason, torch.AcceleratorError) or not torch.cuda.is_current_stream_capturing():
+                    raise
+                raise uncapturable(self.program, action.step, reason) from problem
+            if tap is not None:
+                tap.after(action)
+            for view in action.views:
+                run_step(self.program, view, values)
+            if action.records:
+                events[action.step] = torch.cuda.Event()
+                events[action.step].record(stream)
+            for key in action.releases:
+                if self._torture.poison and key in values and values[key].numel():
+                    poison_memory(values[key])
+                values.pop(key, None)
+        torch.cuda.set_stream(self._origin)
+        for last in self.lanes.join:
+            self._origin.wait_event(events[last])
+        if self._torture.poison:  # what it writes comes after the last events
+            for stream in self._streams[1:]:
+                self._origin.wait_stream(stream)
+        constants = self.program.constants
+        return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+
+    def _capture_graph(self, *, copies: bool) -> None:
+        """Captures one run, with or without the copies of outputs and of inputs that are not sent ahead.
+
+        Both graphs share memory and never run at once.
+
+        Raises:
+            EngineError: A step can not be captured; it is named.
+        """
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with self._on_origin(), self._capturing(graph):
+                if copies and self._inputs.rest:
+                    self._inputs.rest_to_device()
+                elif len(self.lanes.fork) >= _ROOTS:
+                    self._root.add_(1)
+                results = self._record()
+                if copies:
+                    self._outputs.deliver(results)
+        except torch.AcceleratorError as problem:
+            # A capture that a step made invalid can not be ended either, which raises an error of its own.
+            if isinstance(problem.__context__, EngineError):
+                raise problem.__context__ from None
+            raise
+        self._graphs[copies] = Replay(graph, self.device)
+        self._results[copies] = results
+
+    @contextlib.contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What is issued on the streams goes into the graph."""
+        if not self._timing_only:
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
+                yield
+            return
+        # PyTorch's context would collect garbage and give all cached memory back, for every one of hundreds of trials.
+        torch.cuda.synchronize(self.device)
+        graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step: host inputs in, host outputs back."""
+        if self._capture:
+            self._inputs.send(feeds)
+            graph = self._graphs[True]
+            self._outputs.expect()
+            graph.start()
+            if not self._outputs.arrived():
+                graph.finish()
+                self._outputs.settle()
+        else:
+            self._inputs.fill(feeds)
+            with self._on_origin():
+                self._inputs.to_device()
+                results = self._record()
+                if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
+                    return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
+                self._outputs.copy(results)
+            self._origin.synchronize()
+        return {**self._outputs.read(), **self.program.known_outputs()}
+
+    def buffers(self) -> Arrays:
+        """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""
+        return dict(self._inputs.block.arrays)
+
+    def _enqueue(self) -> None:
+        """Issues one step on the inputs that are on the device.
+
+        A captured graph replays on the caller's stream: entering another one would cost as much as a small model's launch.
+        """
+        if not self._capture:
+            with self._on_origin():
+                self._record()
+        elif False in self._graphs:
+            self._graphs[False].start()
+
+    def launch(self) -> None:
+        """One step on the inputs that are on the device already."""
+        self._enqueue()
+        if not self._capture:
+            self._origin.synchronize()
+        elif False in self._graphs:
+            self._graphs[False].finish()
+
+    def device_times(self, count: int) -> list[float]:
+        """Seconds of each of `count` back-to-back steps by the device's clock."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        stream = torch.cuda.current_stream(self.device) if self._capture else self._origin
+        marks[0].record(stream)
+        for mark in marks[1:]:
+            self._enqueue()
+            mark.record(stream)
+        stream.synchronize()
+        return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
+
+    def timeline(self) -> Timeline:
+        """One step with timing events around all of its parts; see `timeline`."""
+        if not self.lanes.actions:
+            return Timeline((), (), "nothing runs on the device")
+        plain = statistics.median(self.device_times(TIMELINE_RUNS))
+        taps: list[EventTap] = []
+
+        def tap() -> EventTap:
+            taps.append(EventTap(self._streams, captured=self._capture))
+            return taps[-1]
+
+        graph = torch.cuda.CUDAGraph()
+        with self._on_origin():
+            if self._capture:
+                with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
+                    results = self._record(tap)
+            for _ in range(TIMELINE_RUNS):  # the last one counts, when everything is warm
+                if self._capture:
+                    graph.replay()
+                else:
+                    # The launches queue up behind a wait, so that the device does not wait for the host.
+                    torch.cuda._sleep(HEAD_START_CYCLES)
+                    results = self._record(tap)
+                self._origin.synchronize()
+        times = taps[-1].times_us()
+        del results  # in the graph's memory
+        if self._capture:
+            graph.reset()
+        marked = max(end for _, end in times.values()) - min(start for start, _ in times.values())
+        how = (
+            "the captured CUDA graph, replayed" if self._capture else "kernels launched one by one, behind a head start"
+        )
+        clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
+        return timeline(self.program, self.lanes, times, clock)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Streams, waits, kernels, memory."""
+        return self._facts
+
+    def close(self) -> None:
+        """Frees graphs and memory and gives the streams back."""
+        if self._streams:
+            torch.cuda.synchronize(self.device)
+            for graph in self._graphs.values():
+                graph.reset()
+            self._graphs.clear()
+            self._results.clear()
+            pool.give_back(self.device, self._streams)
+            self._streams = []
+
+
+@contextlib.contextmanager
+def precision(ieee: bool) -> Iterator[None]:
+    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards."""
+    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not ieee
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+
+
+def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:
+    """What to say of a step that failed in a capture, and had run before it."""
+    op = program.steps[step].op
+    return EngineError(
+        f"{op.name} ({op.op}) can not be captured: {str(problem).splitlines()[0]}",
+        fix="run launch by launch with --no-capture, or cut it off with --inputs and --outputs",
+    )

@@ -1,0 +1,137 @@
+"""The host part: strings, tables and parsing, run by TensorFlow on the CPU before the device starts, or when it is done.
+
+What it makes before is fed to the device part like any input; what it needs behind is fetched of it like any output. TensorFlow is
+imported only for a model that has such a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Executable
+from msplit.engines.cuda.frontend.partition import Division
+from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.runtime.wrapped import Wrapped
+from msplit.flatten.flat import FlatGraph, Tensor
+
+if TYPE_CHECKING:
+    from msplit.engines.tensorflow.session import SessionExecutable
+
+
+class HostPart:
+    """Everything in front of the device part as one TensorFlow session, and everything behind it as another.
+
+    Args:
+        flat: The graph.
+        division: Which of its nodes run here.
+        op_libraries: Shared objects with custom ops to load first.
+        origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
+
+    Attributes:
+        feeds: Name of each value that is handed to the device -> the value.
+        handed: Values that the device is to hand back.
+        nodes: How many nodes run here.
+
+    Raises:
+        EngineError: TensorFlow is missing, or can not load the model.
+    """
+
+    def __init__(
+        self,
+        flat: FlatGraph,
+        division: Division,
+        op_libraries: Sequence[Path] = (),
+        origin: Mapping[Key, Key] | None = None,
+    ) -> None:
+        names = flat.graph.names
+        origin = origin or {}
+        self._op_libraries = op_libraries
+        fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
+        self.feeds: Mapping[str, Key] = {
+            f"{names[node]}:{port} (host)": (node, port) for node, port in division.frontier
+        }
+        self.handed = division.handed_outputs()
+        self.nodes = len(division.host) + len(division.behind)
+        # An input that is an output as it is: a session gives nothing back that it was fed.
+        self._handed_on = {name: fed[key] for name, key in division.fetched.items() if key in fed}
+        made = {name: key for name, key in division.fetched.items() if key not in fed}
+        self._made = tuple(made)
+        self._before = self._session(flat, {**self.feeds, **made}, origin)
+        given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in self.handed)
+        self._behind = self._session(replace(flat, inputs=(*flat.inputs, *given)), division.late, origin)
+
+    def _session(
+        self, flat: FlatGraph, wanted: Mapping[str, Key], origin: Mapping[Key, Key]
+    ) -> SessionExecutable | None:
+        """What makes some values on the CPU; None where there are none to make."""
+        if not wanted:
+            return None
+        from msplit.engines.tensorflow import runtime
+        from msplit.engines.tensorflow.placed import place
+        from msplit.engines.tensorflow.session import SessionExecutable
+
+        runtime.load_op_libraries(self._op_libraries)
+        # The flat graph, so that values inside of functions can be fetched.
+        cut = replace(
+            flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=()
+        )
+        placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
+        config = runtime.session_config(1, cpu_only=True)
+        return SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+
+    def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Runs what is in front of the device part.
+
+        Args:
+            feeds: The model's inputs.
+
+        Returns:
+            Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
+        """
+        made = self._before.step(feeds) if self._before is not None else {}
+        outputs = {name: made.pop(name) for name in self._made}
+        outputs |= {name: np.array(feeds[given]) for name, given in self._handed_on.items()}
+        return {**feeds, **made}, outputs
+
+    def finish(self, feeds: Arrays, made: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Runs what is behind the device part.
+
+        Args:
+            feeds: The model's inputs.
+            made: What the device gave.
+
+        Returns:
+            The outputs of the model among that, and those that are made of the rest.
+        """
+        outputs = dict(made)
+        handed = {tensor.name: outputs.pop(tensor.name) for tensor in self.handed}
+        return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        for session in (self._before, self._behind):
+            if session is not None:
+                session.close()
+
+
+class WithHost(Wrapped):
+    """An executable whose steps run the host part around it. `launch` and `device_times` are the device's alone."""
+
+    def __init__(self, host: HostPart, device: Executable) -> None:
+        super().__init__(device)
+        self._host = host
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """See `Executable`."""
+        inputs, outputs = self._host.run(feeds)
+        return {**self._host.finish(feeds, self.device.step(inputs)), **outputs}
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `Executable`."""
+        return {**self.device.facts(), "host_nodes": self._host.nodes}

@@ -1,0 +1,225 @@
+"""Host memory that the GPU reads and writes without the CPU's help: one block for all inputs, one for all outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, refuse
+from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype
+from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.runtime import memcpy
+from msplit.engines.cuda.runtime.async_copy import Sender
+from msplit.errors import EngineError
+
+_ALIGNMENT = 256
+_SMALL_BYTES = 1 << 14
+"""Inputs up to this size lie gap-free beside others of their type, so that one call copies all of them."""
+_ENGINE_BYTES = 1 << 12
+"""Up to this size the GPU's copy engine brings inputs sooner than a kernel does."""
+_AHEAD_BYTES = 1 << 22
+"""From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
+spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
+
+
+class Block:
+    """Tensors side by side in one block of host memory, pinned where there is a GPU.
+
+    Args:
+        like: The tensors.
+        runs: Their names in groups: those of a group lie side by side without a gap, each group starts where memory is aligned.
+        device: Who else is to see the memory.
+
+    Attributes:
+        host: The block.
+        starts: Byte of the block at which each tensor starts, by name.
+        arrays: The tensors in it as NumPy arrays.
+    """
+
+    def __init__(self, like: Mapping[str, torch.Tensor], runs: Sequence[Sequence[str]], device: torch.device) -> None:
+        self.starts: dict[str, int] = {}
+        end = 0
+        for run in runs:
+            for name in run:
+                self.starts[name] = end
+                end += _size(like[name])
+            end = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
+        self.host = torch.zeros(max(end, _ALIGNMENT), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        memory = self.host.numpy()
+        self.arrays = {name: _array(memory, self.starts[name], tensor) for name, tensor in like.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Inputs of one type that lie side by side without a gap.
+
+    Attributes:
+        names: In order.
+        take: Their arrays out of all that are fed.
+        shapes: Of each.
+        dtypes: Likewise, all the same.
+        places: Where they lie in the host block.
+        memory: The same place as bytes.
+    """
+
+    names: tuple[str, ...]
+    take: Callable[[Arrays], tuple[Any, ...]]
+    shapes: list[tuple[int, ...]]
+    dtypes: list[np.dtype[Any]]
+    places: list[NDArray[Any]]
+    memory: memoryview
+
+
+class Inputs:
+    """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
+
+    Attributes:
+        block: The host's side.
+        on_device: The tensors on the device, by name.
+        rest: Bytes at the start of the block that `send` does not send.
+    """
+
+    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        runs = _runs(like)
+        self.block = Block(like, runs, device)
+        self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
+        self._device = torch.zeros_like(self.block.host, device=device)
+        self.on_device = {name: _tensor(self._device, self.block.starts[name], tensor) for name, tensor in like.items()}
+        self._groups = [self._group(run) for run in runs]
+        self._sender = Sender(self.block.host, self._device)
+        self._seen: torch.Tensor | None = None
+        if device.type == "cuda" and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
+            from msplit.engines.cuda.kernels import copy
+
+            self._seen = copy.seen_by(device, self.block.host)
+
+    def _group(self, run: list[str]) -> _Group:
+        arrays = [self.block.arrays[name] for name in run]
+        start = self.block.starts[run[0]]
+        memory = self.block.host.numpy()[start : start + sum(array.nbytes for array in arrays)]
+        return _Group(
+            tuple(run),
+            _taker(run),
+            [array.shape for array in arrays],
+            [array.dtype for array in arrays],
+            arrays,
+            memoryview(memory),
+        )
+
+    def to_device(self) -> None:
+        """Issues the copy of the host block to the device on the current stream."""
+        self._to_device(self.block.host.numel())
+
+    def rest_to_device(self) -> None:
+        """Issues the copy of what `send` does not send."""
+        self._to_device(self.rest)
+
+    def _to_device(self, size: int) -> None:
+        if self._seen is None:
+            self._device[:size].copy_(self.block.host[:size], non_blocking=True)
+            return
+        from msplit.engines.cuda.kernels import copy
+
+        copy.copy(self._seen[:size], self._device[:size])
+
+    def fill(self, arrays: Arrays) -> None:
+        """Copies arrays into the host block. An array that is its own place in the block is there already.
+
+        Raises:
+            EngineError: An array is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
+        """
+        self._fill(arrays, ahead=False)
+
+    def send(self, arrays: Arrays) -> None:
+        """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
+
+        Raises:
+            EngineError: As above.
+        """
+        self._fill(arrays, ahead=True)
+
+    def _fill(self, arrays: Arrays, *, ahead: bool) -> None:
+        for group in self._groups:
+            try:
+                sources = group.take(arrays)
+                fits = [source.shape for source in sources] == group.shapes and [
+                    source.dtype for source in sources
+                ] == group.dtypes
+            except (KeyError, AttributeError):
+                fits = False
+            if not fits:
+                self._refuse(arrays)
+            if len(sources) == 1:
+                self._fill_one(group.names[0], sources[0], ahead=ahead)
+                continue
+            if all(map(is_, sources, group.places)):
+                continue
+            # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
+            try:
+                group.memory[:] = b"".join(sources)
+            except TypeError:  # one of them is not contiguous
+                group.memory[:] = b"".join([source.tobytes() for source in sources])
+
+    def _fill_one(self, name: str, source: NDArray[Any], *, ahead: bool) -> None:
+        place, start = self.block.arrays[name], self.block.starts[name]
+        tell = self._teller(start) if ahead and start >= self.rest else None
+        if source is not place:
+            if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
+                # Another input may have been copied over it by now.
+                raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
+            memcpy.copy(source, place, tell)
+        elif tell is not None:
+            tell(0, place.nbytes)
+
+    def _teller(self, start: int) -> memcpy.Tell:
+        send = self._sender.send
+        return lambda first, last: send(start + first, start + last)
+
+    def _refuse(self, arrays: Arrays) -> None:
+        places = self.block.arrays
+        given = {
+            name: value for name, value in arrays.items() if name in places
+        }  # what runs before it may hand on more
+        refuse(given, {name: (place.dtype.name, place.shape) for name, place in places.items()})
+
+
+def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:
+    if len(names) > 1:  # with a single name `itemgetter` gives the value instead of a tuple
+        return itemgetter(*names)
+    (name,) = names
+    return lambda arrays: (arrays[name],)
+
+
+def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Names in groups: small tensors with others of their type, each larger one alone; last those that go ahead."""
+    small: dict[torch.dtype, list[str]] = {}
+    alone: list[list[str]] = []
+    for name, tensor in like.items():
+        if 0 < _size(tensor) <= _SMALL_BYTES:
+            small.setdefault(tensor.dtype, []).append(name)
+        else:
+            alone.append([name])
+    return [*small.values(), *sorted(alone, key=lambda run: _goes_ahead(run, like))]
+
+
+def _goes_ahead(run: Sequence[str], like: Mapping[str, torch.Tensor]) -> bool:
+    return len(run) == 1 and _size(like[run[0]]) >= _AHEAD_BYTES
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _tensor(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    return block[offset : offset + _size(like)].view(like.dtype).view(like.shape)
+
+
+def _array(block: NDArray[Any], offset: int, like: torch.Tensor) -> NDArray[Any]:
+    memory = block[offset : offset + _size(like)]
+    return memory.view(numpy_dtype(dtype_name(like.dtype))).reshape(tuple(like.shape))

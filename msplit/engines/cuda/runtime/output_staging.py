@@ -1,0 +1,116 @@
+"""The end of a captured step: its outputs come to pinned host memory by one kernel, which then tells the host that the step is over."""
+
+from __future__ import annotations
+
+import platform
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.runtime.input_staging import Block
+from msplit.engines.cuda.runtime.memcpy import copy_of
+
+_CAN_POLL = platform.machine() in ("x86_64", "AMD64")
+"""These processors see memory change in the order in which it was written: with the new number, the outputs are there."""
+_LOOKS = 16
+"""How often the host looks, 0.6 µs in all, before it lets go of the interpreter's lock."""
+_PATIENCE = 1e-3
+"""Seconds that it looks for before it asks CUDA to wait. The 2 to 4 µs that it gains are nothing to a longer step."""
+
+
+class Outputs:
+    """A step's outputs in pinned host memory.
+
+    A kernel that writes there takes half as long as the copy engine, which is slow to start in a graph, and one kernel serves all
+    outputs. What the host watches is a number that the kernel raises by one at the end of every step: on an H200 that is seen 2.3 µs
+    before CUDA says that the graph is over. Without Triton, or launched without a graph, the copy engine brings the outputs.
+
+    Args:
+        like: The outputs.
+        device: Where they are.
+        captured: They are to be delivered by a graph.
+    """
+
+    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device, *, captured: bool) -> None:
+        self._block = Block(like, [[name] for name in like], device)
+        self._copies: dict[str, Callable[[], NDArray[Any]]] = {
+            name: _copier(array) for name, array in self._block.arrays.items()
+        }
+        self._delivery: Any = None
+        self._sources: list[torch.Tensor] = []
+        self._number = 0
+        self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
+        if captured and device.type == "cuda" and can_compile():
+            from msplit.engines.cuda.kernels.copy import Delivery
+
+            arrays, base = self._block.arrays, self._block.host.data_ptr()
+            targets = [base + self._block.starts[name] for name in arrays]
+            self._delivery = Delivery([array.nbytes for array in arrays.values()], targets, device)
+            self.deliver(like)  # compiles it
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Issues copies of tensors on the device, by name, to the host, on the current stream."""
+        for name, place in self._block.arrays.items():
+            target = self._block.host[self._block.starts[name] :][: place.nbytes]
+            source = tensors[name].contiguous()
+            target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+
+    def deliver(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Issues the same in a capture, as the graph's last kernel. `aim` it before the graph is replayed."""
+        if self._delivery is None:
+            self.copy(tensors)
+            return
+        self._sources = [_aligned(tensors[name]) for name in self._block.arrays]
+        self._delivery.issue([source.data_ptr() for source in self._sources])
+
+    def aim(self) -> None:
+        """Issues what tells the captured kernel where the outputs are and go to. Wait for it, then `settle`."""
+        if self._delivery is not None:
+            self._delivery.aim([source.data_ptr() for source in self._sources])
+
+    def expect(self) -> None:
+        """Announces a replay. Call it before, so that a replay that was interrupted is never taken for the next."""
+        self._number += 1
+
+    def arrived(self) -> bool:
+        """Waits a while for the replay that was announced; whether it is over. If not, let CUDA wait for it and call `settle`.
+
+        The processor is never given away: beside processes that want it, `sched_yield` once in a while cost every step of 50 µs a slice
+        or more of the scheduler's time, 16 ms. The interpreter's lock is let go of every µs: another thread would otherwise get it
+        when it has waited for 5 ms, over many steps, and so gets it in 80 µs.
+        """
+        if self._delivery is None or not _CAN_POLL:
+            return False
+        number, expected, look_up = self._delivery.number, self._number, self._look_up
+        end = time.perf_counter() + _PATIENCE
+        while True:
+            for _ in range(_LOOKS):
+                if number[0] == expected:
+                    return True
+            look_up(0)
+            if time.perf_counter() > end:
+                return False
+
+    def settle(self) -> None:
+        """Everything that was issued is over: the number that the next replay raises is the one that stands there."""
+        if self._delivery is not None:
+            self._number = self._delivery.number[0]
+
+    def read(self) -> dict[str, NDArray[Any]]:
+        """Copies of the outputs."""
+        return {name: copy() for name, copy in self._copies.items()}
+
+
+def _copier(array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+    return lambda: copy_of(array)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor that starts at a whole word."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 4 == 0 else tensor.clone()

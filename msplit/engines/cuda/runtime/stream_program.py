@@ -1,0 +1,324 @@
+"""A plan as what each stream does, one action after the other: wait, run, record, release.
+
+Memory is correct under concurrency by construction. PyTorch's allocator gives a freed block only to later work of the stream that
+it was allocated on. So a value is let go at the first point of its own stream at which everything that reads it, on any
+stream, is known to be over: from then on whatever that stream writes there comes after every reader.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from msplit.engines.cuda.ir.program import Key, Program
+from msplit.schedule.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Action:
+    """One step of one stream, with what surrounds it.
+
+    Attributes:
+        step: Step to run.
+        lane: Its stream.
+        waits: Steps on other streams whose events it waits for first.
+        records: Whether somebody waits for its event.
+        releases: Values whose memory is let go after it.
+        views: Steps that launch nothing and whose inputs are there after it, in order.
+    """
+
+    step: int
+    lane: int
+    waits: tuple[int, ...]
+    records: bool
+    releases: tuple[Key, ...]
+    views: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Everything an executor does for one run.
+
+    Attributes:
+        actions: In record order.
+        first_views: Views of constants and inputs: made before the first action.
+        fork: Steps that wait for the start of the origin stream.
+        join: Steps whose events the origin stream waits for at the end.
+        count: Number of streams.
+        peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up.
+    """
+
+    actions: tuple[Action, ...]
+    first_views: tuple[int, ...]
+    fork: frozenset[int]
+    join: tuple[int, ...]
+    count: int
+    peak_bytes: int
+
+
+def arrange(program: Program, plan: Plan) -> Lanes:
+    """Turns a plan into actions. Near-linear: O(steps + reads × log waits + waits × streams)."""
+    waits: dict[int, list[int]] = {}
+    for node, on in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
+        waits.setdefault(node, []).append(on)
+    recorded = set(plan.wait_on.tolist()) | set(plan.join.tolist())
+    first_views, views = _place_views(program, plan)
+    releases, peak = _releases(program, plan, waits, views)
+    actions = tuple(
+        Action(
+            step,
+            int(plan.stream[step]),
+            tuple(waits.get(step, ())),
+            step in recorded,
+            tuple(releases.get(step, ())),
+            tuple(views.get(step, ())),
+        )
+        for step in plan.order.tolist()
+    )
+    return Lanes(
+        actions, tuple(first_views), frozenset(plan.fork.tolist()), tuple(plan.join.tolist()), plan.streams, peak
+    )
+
+
+def _place_views(program: Program, plan: Plan) -> tuple[list[int], dict[int, list[int]]]:
+    """Each view right after the last of the steps that its inputs come from."""
+    made_by = program.producers()
+    rank = {step: number for number, step in enumerate(plan.order.tolist())}
+    after: dict[int, int] = {}  # view -> step it comes after, -1 at the start
+    first: list[int] = []
+    views: dict[int, list[int]] = {}
+    for number, step in enumerate(program.steps):
+        if step.launches:
+            continue
+        latest = -1
+        for key in step.inputs:
+            producer = made_by.get(key, -1)
+            if producer >= 0 and not program.steps[producer].launches:
+                producer = after[producer]
+            if producer >= 0 and (latest < 0 or rank[producer] > rank[latest]):
+                latest = producer
+        after[number] = latest
+        (first if latest < 0 else views.setdefault(latest, [])).append(number)
+    return first, views
+
+
+def _releases(
+    program: Program, plan: Plan, waits: Mapping[int, list[int]], views: Mapping[int, list[int]]
+) -> tuple[dict[int, list[Key]], int]:
+    """After which step of its own stream each value is let go, and the memory needed at the highest."""
+    groups, readers = _lifetimes(program, views)
+    known = _Knowledge(plan, waits)
+    releases: dict[int, list[Key]] = {}
+    freed: dict[int, int] = {}  # bytes let go after each step
+    for owner, keys in groups.items():
+        last = known.after_all(owner, readers[owner])
+        if last is not None:
+            releases.setdefault(last, []).extend(keys)
+            freed[last] = freed.get(last, 0) + program.steps[owner].bytes
+    peak = 0
+    for members in known.members:
+        live = highest = 0
+        for step in members:
+            live += program.steps[step].bytes
+            highest = max(highest, live)
+            live -= freed.get(step, 0)
+        peak += highest
+    return releases, peak
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Memory of one step's results.
+
+    Attributes:
+        owner: The step.
+        bytes: Its size.
+        readers: Steps that must be over before it is let go; None: it is never let go.
+    """
+
+    owner: int
+    bytes: int
+    readers: tuple[int, ...] | None
+
+
+def values_of(program: Program, plan: Plan) -> list[Value]:
+    """What lies in memory during a run, by the steps that it is made by."""
+    groups, readers = _lifetimes(program, _place_views(program, plan)[1])
+    return [
+        Value(number, step.bytes, tuple(readers[number]) if number in groups else None)
+        for number, step in enumerate(program.steps)
+        if step.launches and step.bytes
+    ]
+
+
+def _lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:
+    """Per step whose memory is let go at some time: the values that lie in it, and the steps that must be over by then."""
+    base = {(step.op.node, port): where for step in program.steps for port, where in enumerate(step.bases)}
+    made_after = {view: step for step, placed in views.items() for view in placed}
+    kept = {base[key] for key in program.fetches.values() if key in base}
+    groups: dict[int, list[Key]] = {}
+    for key, owner in base.items():
+        if owner >= 0:
+            groups.setdefault(owner, []).append(key)
+    readers: dict[int, list[int]] = {owner: [] for owner in groups}
+    for number, step in enumerate(program.steps):
+        # A view is made on the host when the step that it is placed after has been issued.
+        reader = number if step.launches else made_after.get(number)
+        for key in step.inputs:
+            owner = base.get(key, -1)
+            if owner < 0:
+                continue
+            if reader is not None:
+                readers[owner].append(reader)
+            if step.varying:
+                kept.add(owner)  # what shares memory with what may differ from run to run
+        if step.varying:
+            kept.add(number)
+    for owner in kept:
+        groups.pop(owner, None)
+    return groups, readers
+
+
+class _Knowledge:
+    """What each stream knows to be over, as it goes on.
+
+    Every stream has a clock per other stream: how far that one is known to have come. It only moves at a wait, and only forward, so
+    the moves are kept and searched.
+    """
+
+    def __init__(self, plan: Plan, waits: Mapping[int, list[int]]) -> None:
+        self.stream: list[int] = plan.stream.tolist()
+        self.members: list[list[int]] = [[] for _ in range(plan.streams)]
+        self.place: dict[int, int] = {}
+        # (stream, other) -> (places of the other that became known, ascending; places in the stream from which on they were)
+        self.moves: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        clocks = [[-1] * plan.streams for _ in range(plan.streams)]
+        seen: dict[int, list[int]] = {}
+        for step in plan.order.tolist():
+            lane = self.stream[step]
+            place = self.place[step] = len(self.members[lane])
+            self.members[lane].append(step)
+            if step in waits:
+                before, clock = clocks[lane], list(clocks[lane])
+                for on in waits[step]:
+                    clock = [max(mine, theirs) for mine, theirs in zip(clock, seen[on], strict=True)]
+                    clock[self.stream[on]] = max(clock[self.stream[on]], self.place[on])
+                for other, now in enumerate(clock):
+                    if now > before[other] and other != lane:
+                        reached, since = self.moves.setdefault((lane, other), ([], []))
+                        reached.append(now)
+                        since.append(place)
+                clocks[lane] = clock
+            seen[step] = clocks[lane]
+
+    def after_all(self, owner: int, readers: list[int]) -> int | None:
+        """The first step of the owner's stream from whose start on all readers, and the owner itself, are known to be over.
+
+        Readers on that stream are over at their own place. None: the stream ends without knowing.
+        """
+        lane = self.stream[owner]
+        latest = self.place[owner]
+        for reader in readers:
+            if self.stream[reader] == lane:
+                latest = max(latest, self.place[reader])
+                continue
+            reached, since = self.moves.get((lane, self.stream[reader]), ([], []))
+            move = bisect.bisect_left(reached, self.place[reader])
+            if move == len(reached):
+                return None
+            latest = max(latest, since[move])
+        return self.members[lane][latest]
+
+
+class Tap(Protocol):
+    """Wants to know when each action of a run is issued."""
+
+    def before(self, action: Action) -> None:
+        """The action's waits are issued; its step comes next."""
+        ...
+
+    def after(self, action: Action) -> None:
+        """Its step is issued."""
+        ...
+
+
+def simulate(
+    program: Program,
+    lanes: Lanes,
+    values: dict[Key, torch.Tensor],
+    *,
+    seed: int | None = None,
+    poison: bool = False,
+    tap: Tap | None = None,
+) -> None:
+    """Runs the actions on the CPU, streams interleaved at random as the waits allow.
+
+    It stands in for a GPU in tests: any order that the events permit may happen, so a missing wait shows as a missing value, and
+    with `poison` memory let go too early shows as a wrong one.
+
+    Args:
+        program: The steps.
+        lanes: The actions.
+        values: Inputs, filled with every value still alive at the end.
+        seed: Of the interleaving; None takes the record order.
+        poison: Overwrite memory with NaN bytes when it is let go.
+        tap: Told of each action.
+    """
+    queues: list[list[Action]] = [[] for _ in range(lanes.count)]
+    for action in reversed(lanes.actions):
+        queues[action.lane].append(action)
+    chance = random.Random(seed)
+    finished: set[int] = set()
+    postponed = _run_views(program, lanes.first_views, values)
+    order = iter(lanes.actions)
+    while any(queues):
+        if seed is None:
+            action = next(order)
+            queues[action.lane].pop()
+        else:
+            ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
+            if not ready:
+                raise RuntimeError("streams wait for each other in a circle")
+            action = chance.choice(ready).pop()
+        if tap is not None:
+            tap.before(action)
+        run_step(program, action.step, values)
+        if tap is not None:
+            tap.after(action)
+        finished.add(action.step)
+        postponed = _run_views(program, (*postponed, *action.views), values)
+        for key in action.releases:
+            value = values.pop(key, None)
+            if poison and value is not None and value.numel():
+                poison_memory(value)
+
+
+def _run_views(program: Program, views: tuple[int, ...], values: dict[Key, torch.Tensor]) -> tuple[int, ...]:
+    """Makes the views whose inputs are there; returns the others (a view of several values, not all of them made yet)."""
+    postponed = []
+    for view in views:
+        if all(key in values or key in program.constants for key in program.steps[view].inputs):
+            run_step(program, view, values)
+        else:
+            postponed.append(view)
+    return tuple(postponed)
+
+
+def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:
+    """Calls one step and files its results under their keys."""
+    step = program.steps[number]
+    constants = program.constants
+    results = step.call(*[values[key] if key in values else constants[key] for key in step.inputs])
+    for port, result in enumerate(results):
+        values[step.op.node, port] = result
+
+
+def poison_memory(value: torch.Tensor) -> None:
+    """Fills the whole storage behind a tensor with 0xFF bytes: NaN as floats, -1 as integers."""
+    storage = value.untyped_storage()
+    torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage).fill_(255)

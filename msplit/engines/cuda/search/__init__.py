@@ -1,0 +1,1 @@
+"""What the search for schedules needs of the engine: kernel modes, and schedules that are measured."""

@@ -1,0 +1,167 @@
+"""What each way to make kernels is worth, in the simulator: plain ones, fused ones, grouped ones, and both, each on its best streams.
+
+Nothing is timed here: steps cost what the data sheet or a profile says (`step_costs`). To learn what steps there are, the graph is lowered,
+which runs it once on the device (`trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from msplit.core.graph import Ints
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.profiling.step_costs import estimated
+from msplit.engines.cuda.runtime.stream_program import arrange
+from msplit.engines.cuda.search.measurement import OPTIONS, Arm, arms
+from msplit.schedule.algorithms import ONE
+from msplit.schedule.machine import Machine
+from msplit.schedule.search.choose import TIE, Candidate, best, choose, leanest
+from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search.search import Trial, trial_of
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to make kernels.
+
+    Attributes:
+        arm: Its kernels.
+        candidates: Ways to put them on streams, as `choose` gives them; empty where nothing launches.
+    """
+
+    arm: Arm
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def name(self) -> str:
+        """A key of `trials.OPTIONS`."""
+        return self.arm.name
+
+    @property
+    def fastest(self) -> Candidate:
+        """The fastest in the simulator; one stream unless that is clearly slower."""
+        return best(self.candidates)
+
+    @cached_property
+    def best(self) -> Candidate:
+        """The fastest, unless that takes much memory and another one does not and is hardly slower; see `leanest`."""
+        return leanest(self.candidates, self.peak_bytes)
+
+    def peak_bytes(self, candidate: Candidate) -> int:
+        """Memory for values at its highest, of a candidate that was tried."""
+        trial = trial_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
+        return arrange(self.arm.prepared.program, self.arm.plan(trial)).peak_bytes
+
+    @property
+    def one(self) -> Candidate:
+        """One stream."""
+        return next(candidate for candidate in self.candidates if candidate.name == ONE)
+
+    def trial(self) -> Trial:
+        """The best as something that runs."""
+        chosen = self.best
+        return trial_of(self.arm.problem, self.name, chosen.name, chosen.stream, chosen.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """All of them.
+
+    Attributes:
+        ways: By name, plain kernels first. One that gives the same kernels as an earlier one, or can not be made, is not there.
+        asked: The names that were to be tried.
+    """
+
+    ways: Mapping[str, Way]
+    asked: tuple[str, ...]
+
+    @property
+    def favourite(self) -> Way:
+        """The fastest in the simulator. Larger kernels are taken only where they gain more than `TIE` over simpler ones."""
+        taken, *rest = self.ways.values()
+        for way in rest:
+            if way.fastest.score_us < taken.fastest.score_us * (1 - TIE):
+                taken = way
+        return taken
+
+    @property
+    def plain(self) -> Way:
+        """The simplest, plain kernels as a rule."""
+        return next(iter(self.ways.values()))
+
+    @property
+    def one_us(self) -> float:
+        """Simulated time of plain kernels on one stream."""
+        return self.plain.one.makespan_us
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
+        return bool(self.plain.arm.prepared.program.dynamic)
+
+    def gain(self, way: Way) -> float:
+        """Of a way on its best streams, over plain kernels on one stream."""
+        return self.one_us / way.best.makespan_us
+
+    @property
+    def same(self) -> tuple[str, ...]:
+        """Ways that were asked for and change nothing."""
+        return tuple(name for name in self.asked if name not in self.ways)
+
+
+def ways(
+    job: Job,
+    groups: Ints,
+    *,
+    streams: int,
+    names: Sequence[str] = tuple(OPTIONS),
+    candidates: Sequence[str] | None = None,
+    wait_us: float | None = None,
+    tell: Callable[[str, float], None] | None = None,
+) -> Ways | None:
+    """Simulates every way to make the kernels of a model, on every way to put them on streams. None where nothing launches a kernel.
+
+    Args:
+        job: The model, its inputs, its costs, and the engine's options; its ids do not matter.
+        groups: Per flat node a group that must share a stream, or -1.
+        streams: Most streams.
+        names: Keys of `trials.OPTIONS`, the simplest first.
+        candidates: Algorithms to try; None: all.
+        wait_us: What a wait for another stream costs, in place of what is known of the GPU.
+        tell: Told what is being done and the share of it that is done.
+
+    Raises:
+        EngineError: The engine can not run the model.
+    """
+    made = arms(job, groups, names, tell=tell)
+    if not all(len(arm.problem) for arm in made.values()):
+        return None
+    found = {}
+    for number, (name, arm) in enumerate(made.items()):
+        if tell:
+            tell(f"simulating {name} kernels", number / len(made))
+        if wait_us is not None:
+            slower = replace(arm.problem, machine=replace(arm.problem.machine, wait_us=wait_us))
+            arm = replace(arm, problem=slower)
+        found[name] = Way(arm, tuple(choose(arm.problem, streams, candidates)))
+    return Ways(found, tuple(names))
+
+
+def predicted_us(job: Job) -> float:
+    """Simulated time of what the engine runs for a job: its kernels, its ids."""
+    import torch
+
+    program = ENGINE.prepared(job, torch.device(str(job.options.get("device", "cuda")))).program
+    lanes, _ = program.lanes(job.ids)
+    machine = None if job.costs is None else Machine.of_costs(job.costs)
+    problem = estimated(program, job.costs).problem(program, lanes, machine=machine)
+    if not len(problem):
+        return 0.0
+    return evaluate(problem, np.maximum(problem.pin, 0)).simulation.makespan_us

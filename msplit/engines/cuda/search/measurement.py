@@ -1,0 +1,283 @@
+"""Measures schedules for `schedule.search`: builds them cheaply from programs that are prepared already, and runs them side by side."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit.core.graph import Ints
+from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.runtime import plan_binding
+from msplit.engines.cuda.runtime.stream_program import arrange
+from msplit.errors import EngineError
+from msplit.schedule.bounds import StepBounds, bounds, step_bounds
+from msplit.schedule.machine import Machine
+from msplit.schedule.plan.plan import Plan
+from msplit.schedule.problem import Problem
+from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search.search import Trial, single
+from msplit.schedule.simulate import simulate
+
+if TYPE_CHECKING:
+    import torch
+
+    from msplit.engines.cuda.profiling.step_costs import StepCosts
+
+BURST_SECONDS = 0.003
+"""How long one trial runs on in a round."""
+
+LEAST_BURST, MOST_BURST = 4, 40
+
+MEMORY_FLOOR = 16 << 20
+"""Bytes: below this the memory of a plan's values does not matter, whatever it is over one stream's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way to make kernels of a model, ready to be scheduled.
+
+    Attributes:
+        name: "plain", "fuse", "group" or "both".
+        job: With the options that make these kernels; on one stream.
+        prepared: The program.
+        problem: Its steps.
+        costs: What they cost.
+    """
+
+    name: str
+    job: Job
+    prepared: Prepared
+    problem: Problem
+    costs: StepCosts
+
+    def plan(self, trial: Trial) -> Plan:
+        """The plan of a trial over the program's steps."""
+        return trial.point.plan(self.problem, self.prepared.program.dag)
+
+    def bounds(self) -> StepBounds:
+        """What limits every plan of these kernels, in µs.
+
+        Raises:
+            ValueError: The job has no costs.
+        """
+        if self.job.costs is None:
+            raise ValueError("bounds need costs")
+        static = bounds(self.job.flat, self.job.costs)
+        program, costs = self.prepared.program, self.costs
+        return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
+
+    def streams_of(self, ids: Ints) -> Ints:
+        """Per block the stream that ids of the flat graph's nodes mean."""
+        lanes, _ = self.prepared.program.lanes(ids)
+        stream = np.zeros(len(self.problem), np.int32)
+        inside = self.problem.block >= 0
+        # Of the steps of a block the first decides: of several values for one place numpy keeps the last, hence backwards.
+        stream[self.problem.block[inside][::-1]] = lanes[inside][::-1]
+        return stream
+
+
+OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "plain": {},  # as the job says
+    "fused": {"fuse": True},
+    "grouped": {"group": True},
+    "fused and grouped": {"fuse": True, "group": True},
+}
+"""The ways to make kernels that are tried."""
+
+
+def arms(
+    job: Job,
+    groups: Ints,
+    names: Sequence[str] = tuple(OPTIONS),
+    *,
+    seconds: float = 0.0,
+    tell: Callable[[str, float], None] | None = None,
+) -> dict[str, Arm]:
+    """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
+
+    Args:
+        job: What to run; its ids do not matter.
+        groups: Per flat node a group that must share a stream, or -1.
+        names: Keys of `OPTIONS`.
+        seconds: How long kernels may be timed alone, half of it for the first, so that simulations go by measured times. Costs that
+            come from a profile are measured already.
+        tell: Told what is being done.
+    """
+    import torch
+
+    from msplit.engines.cuda.profiling.step_costs import estimated, measured
+
+    device = torch.device(str(job.options.get("device", "cuda")))
+    profiled = job.costs is not None and job.costs.constants is not None
+    found: dict[str, Arm] = {}
+    seen = set()
+    for number, name in enumerate(names):
+        if tell:
+            tell(f"lowering, {name} kernels", number / len(names))
+        own = replace(job, options={**job.options, **OPTIONS[name]})
+        try:
+            prepared = ENGINE.prepared(own, device)
+        except EngineError:
+            if found:
+                continue  # larger kernels are an offer
+            raise
+        program = prepared.program
+        kernels = tuple((step.op.op, tuple(step.op.covers), step.inputs) for step in program.steps)
+        if kernels in seen:
+            continue
+        seen.add(kernels)
+        if profiled or seconds <= 0:
+            costs = estimated(program, job.costs)
+        else:
+            if tell:
+                tell(f"timing kernels, {name}", number / len(names))
+            own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
+            costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=own_seconds)
+            if costs.measured:
+                costs = replace(costs, one_us=one_stream_seconds(own, prepared, device) * 1e6)
+        problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
+        found[name] = Arm(name, own, prepared, problem, costs)
+    return found
+
+
+def _machine(job: Job, costs: StepCosts) -> Machine:
+    if job.costs is None:
+        return Machine()
+    machine = Machine.of_costs(replace(job.costs, constants=costs.constants or job.costs.constants))
+    return machine if costs.one_us is None else machine.in_company(costs.one_us, float(costs.time_us.sum()))
+
+
+class _Memory:
+    """Memory of trials over one stream's."""
+
+    def __init__(self, arms: Mapping[str, Arm]) -> None:
+        self.arms = arms
+        self._one: dict[str, int] = {}
+
+    def peak_bytes(self, trial: Trial) -> int:
+        """Memory for values at its highest."""
+        arm = self.arms[trial.arm]
+        return arrange(arm.prepared.program, arm.plan(trial)).peak_bytes
+
+    def memory(self, trial: Trial) -> float:
+        """See `schedule.search.Device`."""
+        if trial.arm not in self._one:
+            self._one[trial.arm] = self.peak_bytes(single(self.arms[trial.arm].problem, trial.arm))
+        peak, one = self.peak_bytes(trial), self._one[trial.arm]
+        return peak / one if peak > MEMORY_FLOOR and one else 1.0
+
+
+class GpuTrials(_Memory):
+    """See `schedule.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+
+    Args:
+        arms: What trials name.
+        seed: Of the order in which trials run.
+        build: Makes what runs a plan, in place of the engine.
+    """
+
+    def __init__(
+        self, arms: Mapping[str, Arm], seed: int = 0, build: Callable[[Arm, Plan], Executable] | None = None
+    ) -> None:
+        super().__init__(arms)
+        self._build = build or (lambda arm, plan: executable_for(arm.job, arm.prepared, plan, timing_only=True))
+        self._built: dict[tuple[str, bytes], Executable] = {}
+        self._chance = random.Random(seed)
+
+    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+        """See `schedule.search.Device`."""
+        wanted = {trial.key() for trial in trials}
+        for key in [key for key in self._built if key not in wanted]:
+            self._built.pop(key).close()
+        running = [self._executable(trial) for trial in trials]
+        bursts = [_burst(executable) for executable in running]
+        found: list[list[float]] = [[] for _ in trials]
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(rounds):
+                for number in self._chance.sample(range(len(trials)), len(trials)):
+                    # The first replay finds the caches full of what ran before.
+                    found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
+        finally:
+            if collecting:
+                gc.enable()
+        return found
+
+    def _executable(self, trial: Trial) -> Executable:
+        key = trial.key()
+        if key not in self._built:
+            arm = self.arms[trial.arm]
+            plan = prove(arm.plan(trial), arm.prepared.program)
+            self._built[key] = self._build(arm, plan)
+        return self._built[key]
+
+    def renew(self) -> None:
+        """See `schedule.search.Device`."""
+        for executable in self._built.values():
+            executable.close()
+        self._built.clear()
+
+    def describe(self) -> str:
+        """See `schedule.search.Device`."""
+        return gpu_name()
+
+
+def gpu_name() -> str:
+    """The current CUDA device."""
+    import torch
+
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "CPU"
+
+
+def _burst(executable: Executable) -> int:
+    typical = median(_device_times(executable, 3))
+    return max(LEAST_BURST, min(MOST_BURST, int(BURST_SECONDS / max(typical, 1e-7))))
+
+
+def _device_times(executable: Executable, count: int) -> list[float]:
+    times = executable.device_times(count)
+    assert times is not None
+    return times
+
+
+class SimulatedTrials(_Memory):
+    """Trials without a GPU: the simulator's times, for tests and for machines without one.
+
+    Args:
+        arms: What trials name.
+        distort: Makes the true time of a trial, in µs, from the simulated one; by default it is the simulated one.
+    """
+
+    def __init__(self, arms: Mapping[str, Arm], distort: Callable[[Trial, float], float] | None = None) -> None:
+        super().__init__(arms)
+        self._distort = distort or (lambda trial, simulated: simulated)
+
+    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+        """See `schedule.search.Device`."""
+        found = []
+        for trial in trials:
+            problem = self.arms[trial.arm].problem
+            plan = evaluate(problem, trial.point.stream, trial.point.order).plan
+            simulated = simulate(problem, plan).makespan_us
+            found.append([self._distort(trial, simulated) / 1e6 for _ in range(rounds)])
+        return found
+
+    def renew(self) -> None:
+        """Nothing is built."""
+
+    def describe(self) -> str:
+        """See `schedule.search.Device`."""
+        return "the simulator"
+
+
+def make_trials(arms: Mapping[str, Arm], device: torch.device) -> GpuTrials | SimulatedTrials:
+    """What measures on a device."""
+    return GpuTrials(arms) if device.type == "cuda" else SimulatedTrials(arms)

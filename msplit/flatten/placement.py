@@ -1,0 +1,254 @@
+"""Which nodes the host runs and which the GPU.
+
+As TensorFlow places them on a machine with one GPU:
+
+- A node that asks for a CPU device is the host's.
+- A node without a GPU kernel for its types (string, table, parsing and dataset ops, an integer MatMul) is the host's. So is one
+  whose GPU kernel keeps all that it gives in host memory: it launches nothing. That is how TensorFlow computes with shapes: Shape,
+  and Pack, StridedSlice, AddV2 and many others on int32.
+- Constants, placeholders and handles follow who uses them: they are the host's if all their consumers are, or take them in host
+  memory (the axis of a ConcatV2). An Identity on the host's side whose consumers all are there stays there; any other is the GPU's.
+- NoOp orders others and computes nothing; it is the GPU's unless it asks for a CPU, so that it never looks like a crossing.
+- An op that TensorFlow does not have is a custom op and usually there because of its GPU kernel: it is the GPU's, unless an
+  attribute says that it handles strings, or a string or a lookup table goes into it.
+- `While`, `If` and calls that stay calls run where their bodies run; they are the host's where all they give is strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import CONTROL, Graph, Ints
+from msplit.flatten.reachable import is_stateful
+from msplit.opset import schema
+
+_MAKERS = frozenset({"Const", "HostConst", "Placeholder", "PlaceholderV2", "VarHandleOp", "_Arg", "_DeviceArg"})
+_PASSERS = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault"})
+_FUNCTIONAL = frozenset(
+    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "For", "PartitionedCall", "RemoteCall"}
+    | {"StatefulPartitionedCall", "SymbolicGradient", "BatchFunction", "_If", "_While"}
+)
+_STRINGS = ("string", "string_ref")
+_MANY = 64
+"""Tensors of one argument that are taken at their word: a damaged file may claim millions."""
+
+_QUEUE = re.compile("[A-Za-z]*Queue")
+_TABLE = re.compile("Hash(Table|table)")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is known of a node from its op and types alone.
+
+    Attributes:
+        host: Whether the host runs it, before its neighbours are looked at.
+        memory: Per input whether it is data that is taken in host memory; what is left out is not.
+        follows: "consumers" or "neighbours" where it has no side of its own.
+    """
+
+    host: bool
+    memory: tuple[bool, ...] = ()
+    follows: str = ""
+
+
+def stateful_nodes(graph: Graph) -> NDArray[np.bool_]:
+    """Which nodes are stateful; see `is_stateful`."""
+    by_op = {op: is_stateful(op) for op in set(graph.ops)}
+    return np.fromiter((by_op[op] for op in graph.ops), np.bool_, len(graph))
+
+
+def host_nodes(graph: Graph) -> NDArray[np.bool_]:
+    """Which nodes the host runs; see the module's text.
+
+    Args:
+        graph: A DAG.
+    """
+    kinds: list[_Side] = []
+    which = _classify(graph, kinds)
+    host = np.array([kind.host for kind in kinds], np.bool_)[which]
+    pinned_to_host = _pinned_to_host(graph.devices)
+    host |= pinned_to_host
+    _unknown_ops(graph, host)
+    free = ~pinned_to_host
+    makers = np.array([kind.follows == "consumers" for kind in kinds], np.bool_)[which] & free
+    passers = np.array([kind.follows == "neighbours" for kind in kinds], np.bool_)[which] & free
+    _follow(graph, host, makers, passers, _in_host_memory(graph, kinds, which))
+    return host
+
+
+def _pinned_to_host(devices: Sequence[str]) -> NDArray[np.bool_]:
+    """Which nodes ask for a CPU device, as in ``"/job:localhost/device:CPU:0"`` or ``"/cpu:0"``."""
+    by_device = {
+        device: any(
+            part.lower().split(":")[-2:-1] == ["cpu"] or part.lower() in ("cpu", "device:cpu")
+            for part in device.split("/")
+        )
+        for device in set(devices)
+    }
+    return np.fromiter((by_device[device] for device in devices), np.bool_, len(devices))
+
+
+def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
+    """Per node the index of its kind in `kinds`, which is filled. Nodes of one op and the same types share a kind."""
+    by_key: dict[Any, int] = {}
+    asked: dict[str, tuple[str, ...]] = {}
+
+    def kind_of(node: int, most: int) -> int:
+        op = graph.ops[node]
+        names = asked.get(op)
+        if names is None:
+            names = asked[op] = _asked(op)
+        key: Any = (op, *_types(graph.attrs[node], names, most)) if names else op
+        kind = by_key.get(key)
+        if kind is None:
+            kind = by_key[key] = len(kinds)
+            kinds.append(_side(op, dict(zip(names, key[1:], strict=True)) if names else {}))
+        return kind
+
+    first, of = graph.per_kind()
+    alike = [kind_of(node, _MANY) for node in first.tolist()]
+    which = np.array(alike, np.int32)[of]
+    # Nodes with more inputs than that may be believed when they claim more.
+    for node in np.flatnonzero(np.diff(graph.in_start) >= _MANY).tolist():
+        which[node] = kind_of(node, len(graph.in_edges(node)) + 1)
+    return which
+
+
+def _types(attrs: Mapping[str, Any], names: tuple[str, ...], most: int) -> list[Any]:
+    """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one.
+
+    Args:
+        attrs: The node's attributes.
+        names: Which of them decide.
+        most: The largest number of tensors that is believed, at least `_MANY`.
+    """
+    values = [attrs.get(name) for name in names]
+    for place, value in enumerate(values):
+        if type(value) is str or value is None:
+            continue
+        if not isinstance(value, str | int | tuple) or (isinstance(value, tuple) and not _all_types(value)):
+            values[place] = None
+        elif isinstance(value, int) and value > _MANY:
+            values[place] = min(value, most)
+    return values
+
+
+def _all_types(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _asked(op: str) -> tuple[str, ...]:
+    """Attributes that decide the side of an op's nodes."""
+    info = schema.lookup(op)
+    if info is None or not info.gpu:
+        return ()
+    names: dict[str, None] = {}
+    for arg in (*info.inputs, *info.outputs):
+        names.update(dict.fromkeys(name for name in (arg.type_attr, arg.number_attr, arg.type_list_attr) if name))
+    for kernel in info.gpu:
+        names.update(dict.fromkeys(kernel.types))
+    return tuple(names)
+
+
+def _side(op: str, types: Mapping[str, Any]) -> _Side:
+    """The side of nodes of an op with some types.
+
+    Args:
+        op: The op.
+        types: What `_asked` asks for; None where a node does not say.
+    """
+    info = schema.lookup(op)
+    if info is None or op == "NoOp":
+        return _Side(host=False)
+    attrs = info.filled({name: value for name, value in types.items() if value is not None})
+    inputs = schema.input_dtypes(op, attrs)
+    outputs = schema.output_dtypes(op, attrs)
+    if op in _FUNCTIONAL:
+        return _Side(host=bool(outputs) and all(dtype in _STRINGS for dtype in outputs or ()))
+    kernel = schema.gpu_kernel(op, attrs)
+    strings = any(dtype in _STRINGS for dtype in (*(inputs or ()), *(outputs or ())))
+    if kernel is None or strings or _QUEUE.match(op):
+        return _Side(host=True)
+    # A handle is a name, not data: that it is kept in host memory says nothing about where the work is.
+    memory = tuple(
+        in_host and dtype != "resource"
+        for in_host, dtype in zip(schema.host_slots(info.inputs, attrs, kernel) or (), inputs or (), strict=True)
+    )
+    if op in _MAKERS:
+        return _Side(host=False, memory=memory, follows="consumers")
+    if op in _PASSERS:
+        return _Side(host=False, follows="neighbours")
+    given = [arg.name in kernel.host_memory for arg in info.outputs]
+    taken = [arg.name in kernel.host_memory for arg in info.inputs]
+    return _Side(host=all(given) if given else bool(taken) and all(taken), memory=memory)
+
+
+def _unknown_ops(graph: Graph, host: NDArray[np.bool_]) -> None:
+    """Finds the custom ops that work on strings or tables, and adds them to `host`."""
+    unknown = {op for op in set(graph.ops) if schema.lookup(op) is None and op not in graph.functions}
+    if not unknown:
+        return
+    for node, op in enumerate(graph.ops):
+        if op not in unknown or host[node]:
+            continue
+        attrs = graph.attrs[node]
+        host[node] = any(_says_string(attrs[name]) for name in attrs if not name.startswith("_")) or any(
+            _TABLE.search(graph.ops[source])
+            or schema.output_dtype(graph.ops[source], graph.attrs[source], port) in _STRINGS
+            for source, port in graph.inputs(node)
+        )
+
+
+def _says_string(value: Any) -> bool:
+    return value in _STRINGS or (isinstance(value, tuple) and any(item in _STRINGS for item in value))
+
+
+def _in_host_memory(graph: Graph, kinds: list[_Side], which: Ints) -> NDArray[np.bool_]:
+    """Per edge, whether the consumer takes the tensor in host memory."""
+    starts = np.cumsum([0, *(len(kind.memory) for kind in kinds)])
+    flat = np.array([in_host for kind in kinds for in_host in kind.memory] + [False], np.bool_)
+    kind = which[graph.edges.dst]
+    slot = graph.edges.slot
+    known = (slot != CONTROL) & (starts[kind] + slot < starts[kind + 1])
+    return flat[np.where(known, starts[kind] + slot, len(flat) - 1)]
+
+
+def _follow(
+    graph: Graph,
+    host: NDArray[np.bool_],
+    makers: NDArray[np.bool_],
+    passers: NDArray[np.bool_],
+    in_host_memory: NDArray[np.bool_],
+) -> None:
+    """Decides the nodes that follow others, and adds those that are the host's to `host`.
+
+    Args:
+        graph: A DAG.
+        host: Per node, whether the host runs it as far as is known.
+        makers: Nodes that follow their consumers.
+        passers: Nodes that are the host's if all around them is.
+        in_host_memory: Per edge, whether the consumer takes it in host memory.
+    """
+    edges = graph.edges
+    data = edges.port != CONTROL
+    to_host = (in_host_memory | host[edges.dst]) & data
+    order = graph.topological[passers[graph.topological]].tolist()
+    # Whether all consumers are on the host's side; consumers first.
+    for node in reversed(order):
+        out = graph.out_edges(node)
+        out = out[data[out]]
+        if len(out) and to_host[out].all():
+            into = np.arange(graph.in_start[node], graph.in_start[node + 1])
+            to_host[into] = data[into]
+    used = np.bincount(edges.src[data], minlength=len(graph))
+    by_host = np.bincount(edges.src[to_host], minlength=len(graph))
+    wanted = (used > 0) & (used == by_host)
+    host |= wanted & makers
+    for node in order:
+        host[node] = wanted[node] and all(host[source] for source, _ in graph.inputs(node))

@@ -1,0 +1,230 @@
+"""Serialized tf.Examples and SequenceExamples: what a parsing op wants in them, made, and read again.
+
+They are messages of few fields (example.proto, feature.proto): they are written and read here, field by field, so that neither needs
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import wire
+from msplit.inputs.ids import constant
+from msplit.opset import schema
+from msplit.shapes.registry import plain_shape
+
+PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample", "ParseSequenceExampleV2")
+_SEQUENCES = "ParseSequenceExampleV2"
+_PER_ROW = 2
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+"""Fields of the message Feature."""
+
+Values = Sequence[bytes] | Sequence[float] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a parsing op takes out of an example.
+
+    Attributes:
+        name: Its key.
+        dtype: "string", "float32" or "int64".
+        shape: Its shape within one example; ``(2,)`` where it may have any length.
+        node: The parsing op.
+        port: Output that holds its values.
+        steps: Whether it is there once for every step of a sequence.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    node: int
+    port: int
+    steps: bool = False
+
+
+def features_of(flat: FlatGraph, node: int) -> list[Feature] | None:
+    """The features that a parsing op names; None where they are not constants of the graph."""
+    attrs, op = flat.graph.attrs[node], flat.graph.ops[node]
+    if op == _SEQUENCES:
+        context = _of_sequences(flat, node, "context", 2)
+        listed = _of_sequences(flat, node, "feature_list", 5)
+        return None if context is None or listed is None else [*context, *listed]
+    sparse: Sequence[Any]
+    dense: Sequence[Any]
+    ragged: Sequence[Any] = ()
+    sparse_types, dense_types = _list(attrs, "sparse_types"), _list(attrs, "Tdense")
+    ragged_types = _list(attrs, "ragged_value_types") if op == "ParseExampleV2" else ()
+    if op == "ParseSingleExample":
+        sparse, dense = _list(attrs, "sparse_keys"), _list(attrs, "dense_keys")
+    elif op == "ParseExampleV2":
+        sparse, dense, ragged = (_vector(flat, node, slot) for slot in (2, 3, 4))
+    else:
+        last = 2 + len(sparse_types)
+        sparse = [key for slot in range(2, last) for key in _vector(flat, node, slot)]
+        dense = [key for slot in range(last, last + len(dense_types)) for key in _vector(flat, node, slot)]
+    kinds = (*sparse_types, *dense_types, *ragged_types)
+    keys = [_text(key) for key in (*sparse, *dense, *ragged)]
+    if len(keys) != len(kinds) or not all(isinstance(kind, str) for kind in kinds):
+        return None
+    count, first = len(sparse_types), 3 * len(sparse_types)
+    ports = [*range(count, 2 * count), *range(first, first + len(dense_types) + len(ragged_types))]
+    open_shapes = [plain_shape(shape) for shape in _list(attrs, "dense_shapes")]
+    shapes: list[tuple[int, ...]] = [(_PER_ROW,)] * count
+    shapes += [tuple(_PER_ROW if size is None else size for size in shape or ()) for shape in open_shapes]
+    shapes += [(_PER_ROW,)] * len(ragged_types)
+    if len(shapes) != len(keys):
+        return None
+    return [
+        Feature(key, kind, shape, node, port) for key, kind, shape, port in zip(keys, kinds, shapes, ports, strict=True)
+    ]
+
+
+def _of_sequences(flat: FlatGraph, node: int, part: str, slot: int) -> list[Feature] | None:
+    """The features of the context or of the steps of a SequenceExample. Keys of sparse, dense and ragged ones come in from a slot on."""
+    attrs, op = flat.graph.attrs[node], flat.graph.ops[node]
+    steps = part == "feature_list"
+    dense_types = "feature_list_dense_types" if steps else "Tcontext_dense"
+    found = []
+    for at, (form, types) in enumerate(
+        (("sparse", f"{part}_sparse_types"), ("dense", dense_types), ("ragged", f"{part}_ragged_value_types"))
+    ):
+        keys, kinds = list(map(_text, _vector(flat, node, slot + at))), _list(attrs, types)
+        ports = schema.output_ports(op, attrs, f"{part}_{form}_values")
+        shapes = [plain_shape(shape) or () for shape in _list(attrs, f"{part}_dense_shapes")] if form == "dense" else []
+        if len(keys) != len(kinds) or (keys and ports is None) or (form == "dense" and len(shapes) != len(keys)):
+            return None
+        for number, (key, kind) in enumerate(zip(keys, kinds, strict=True)):
+            shape = tuple(size or _PER_ROW for size in shapes[number]) if form == "dense" else (_PER_ROW,)
+            found.append(Feature(key, str(kind), shape, node, (ports or (0, 0))[0] + number, steps))
+    return found
+
+
+def make_examples(
+    features: Sequence[Feature], count: int, values: Callable[[Feature, tuple[int, ...]], NDArray[Any]]
+) -> NDArray[Any]:
+    """Serialized examples.
+
+    Args:
+        features: What is in each; a name that is there twice is made once.
+        count: How many.
+        values: Makes the values of a feature for all examples, in a shape whose first size is their number.
+    """
+    rows: dict[bool, dict[str, list[Any]]] = {False: {}, True: {}}
+    for feature in reversed(features):
+        times = _PER_ROW if feature.steps else 1
+        made = values(feature, (count * times, *feature.shape)).reshape(count, times, -1).tolist()
+        rows[feature.steps][feature.name] = made if feature.steps else [each for (each,) in made]
+    examples = [encode({name: each[at] for name, each in rows[False].items()}) for at in range(count)]
+    if rows[True]:
+        steps = [{name: each[at] for name, each in rows[True].items()} for at in range(count)]
+        examples = [example + encode_steps(each) for example, each in zip(examples, steps, strict=True)]
+    result = np.empty(count, dtype=object)
+    result[:] = examples
+    return result
+
+
+def encode(features: Mapping[str, Values]) -> bytes:
+    """A serialized Example of lists of bytes, floats or integers by name; the names in order, so that equal features give equal bytes."""
+    entries = (_field(1, _entry(name, features[name])) for name in sorted(features))
+    return _field(1, b"".join(entries))
+
+
+def encode_steps(steps: Mapping[str, Sequence[Values]]) -> bytes:
+    """What makes a serialized Example a SequenceExample: the values of each feature for each step of the sequence."""
+    entries = (
+        _field(1, _field(1, name.encode()) + _field(2, b"".join(_field(1, _feature(values)) for values in steps[name])))
+        for name in sorted(steps)
+    )
+    return _field(2, b"".join(entries))
+
+
+def decode(data: bytes) -> dict[str, list[Any]]:
+    """The features of a serialized Example, or of a SequenceExample, of that the values of all steps.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: dict[str, list[Any]] = {}
+    for part, features in _fields(data, 1, 2):
+        for _, entry in _fields(features, 1):
+            parts = dict(_fields(entry, 1, 2))
+            name, inside = parts.get(1, b"").decode(), parts.get(2, b"")
+            for feature in [inside] if part == 1 else [step for _, step in _fields(inside, 1)]:
+                for kind, values in _fields(feature, _BYTES, _FLOATS, _INTEGERS):
+                    found.setdefault(name, []).extend(_values(kind, values))
+    return found
+
+
+def _entry(name: str, values: Values) -> bytes:
+    return _field(1, name.encode()) + _field(2, _feature(values))
+
+
+def _feature(values: Values) -> bytes:
+    first = values[0] if len(values) else b""
+    if isinstance(first, bytes):
+        kind, packed = _BYTES, b"".join(_field(1, bytes(item)) for item in values)  # type: ignore[arg-type]
+    elif isinstance(first, float):
+        kind, packed = _FLOATS, _field(1, struct.pack(f"<{len(values)}f", *values))
+    else:
+        kind, packed = _INTEGERS, _field(1, b"".join(_varint(int(item)) for item in values))
+    return _field(kind, packed)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _fields(data: bytes, *wanted: int) -> Iterator[tuple[int, bytes]]:
+    """The fields of a message that are wanted; all of them are strings or messages."""
+    try:
+        for field in wire.fields(data):
+            if field.kind != wire.LENGTH or field.end > len(data):
+                raise ValueError("this is no tf.Example")
+            if field.number in wanted:
+                yield field.number, data[field.start : field.end]
+    except IndexError as error:
+        raise ValueError("this is no tf.Example") from error
+
+
+def _values(kind: int, data: bytes) -> list[Any]:
+    if kind == _BYTES:
+        return [item for _, item in _fields(data, 1)]
+    packed = b"".join(item for _, item in _fields(data, 1))
+    if kind == _FLOATS:
+        return list(struct.unpack(f"<{len(packed) // 4}f", packed[: len(packed) // 4 * 4]))
+    found, position = [], 0
+    while position < len(packed):
+        value, position = wire.varint(packed, position, len(packed))
+        found.append(value - (1 << 64) if value >> 63 else value)
+    return found
+
+
+def _list(attrs: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    value = attrs.get(key)
+    return value if isinstance(value, tuple) else ()
+
+
+def _vector(flat: FlatGraph, node: int, slot: int) -> list[Any]:
+    value = constant(flat, node, slot)
+    return [] if value is None else value.reshape(-1).tolist()
+
+
+def _text(key: Any) -> str:
+    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)

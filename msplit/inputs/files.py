@@ -1,0 +1,378 @@
+"""Values of inputs from files: NumPy's .npy and .npz, TFRecords, and JSON as TensorFlow Serving and saved_model_cli take it.
+
+Nothing in a file is run: arrays of objects, which NumPy would unpickle, are refused. Nothing a header says is believed beyond the
+size of the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import json
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError
+from msplit.formats.decode import numpy_dtype
+from msplit.formats.special import open_regular
+from msplit.inputs.examples import encode
+from msplit.inputs.reference import PACKED, unpacked
+
+_NPY, _ZIP, _GZIP = b"\x93NUMPY", b"PK", b"\x1f\x8b"
+_MOST_DEFLATED = 1100
+"""Deflate makes no file smaller than by this factor: what claims more is no array."""
+
+_UNNAMED = ""
+_ROWS, _COLUMNS, _EXAMPLES = "instances", "inputs", "examples"
+_SAVE = "write it with numpy.save; strings as a 'U' or 'S' array"
+_FIX = 'give NumPy\'s .npy or .npz, a TFRecord file, or JSON such as {"instances": [{"x": [1, 2]}]}'
+
+
+def names_in(path: Path) -> list[str]:
+    """The inputs that a file names; [""] where it holds one value without a name.
+
+    Raises:
+        LoadError: It can not be read.
+    """
+    with _opened(path) as (file, kind):
+        if kind == "npz":
+            with _archive(file, path) as archive:
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+            own = [name.removeprefix("input/") for name in names if name.startswith("input/")]
+            return own if PACKED in names else names
+        return list(_columns(file.read(), str(path))) if kind == "json" else [_UNNAMED]
+
+
+def read_value(name: str, path: Path, dtype: str, most: int | None) -> NDArray[Any]:
+    """The value of one input, of the type that the file has; JSON as near to the wanted type as its numbers go.
+
+    Args:
+        name: The input.
+        path: The file; ``file.npz[key]`` for another array than that of the input's name.
+        dtype: Type that the model wants.
+        most: How many records of a TFRecord file are read; None for all.
+
+    Raises:
+        LoadError: The file can not be read, or has no such value.
+    """
+    path, key = _with_key(path)
+    with _opened(path, name) as (file, kind):
+        if kind == "npy":
+            return _npy(file, os.fstat(file.fileno()).st_size, name, str(path))
+        if kind == "npz":
+            return _npz(file, key or name, name, path)
+        if kind == "json":
+            columns = _columns(file.read(), str(path))
+            wanted = key or (_UNNAMED if list(columns) == [_UNNAMED] else name)
+            if wanted not in columns:
+                raise _missing(wanted, columns, str(path))
+            return _of_json(columns[wanted], dtype, name, str(path))
+        if dtype != "string":
+            raise LoadError(f"input {name!r} is {dtype}, TFRecords are strings", where=str(path), fix=_FIX)
+        return _strings(_records(file, str(path), most))
+
+
+def _with_key(path: Path) -> tuple[Path, str]:
+    """``file.npz[key]`` as the file and the key, unless a file has that very name."""
+    text = str(path)
+    start = text.rfind("[")
+    if not text.endswith("]") or start < 1 or os.path.lexists(path):
+        return path, ""
+    return Path(text[:start]), text[start + 1 : -1]
+
+
+@contextmanager
+def _opened(path: Path, name: str = "") -> Iterator[tuple[IO[bytes], str]]:
+    """A regular file with its kind, from its first bytes."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open_regular(path))
+            head = file.read(12)
+            file.seek(0)
+        except OSError as error:
+            raise LoadError(
+                f"the value{f' of input {name!r}' if name else 's'} can not be read: {error.strerror or error}",
+                where=str(path),
+                fix="check the path",
+            ) from error
+        kind = _kind(head)
+        if not kind and path.suffix == ".npy":
+            raise LoadError(_no_array(name), where=str(path), fix=_SAVE)
+        if not kind:
+            raise LoadError("is of no format that inputs are read from", where=str(path), fix=_FIX)
+        yield file, kind
+
+
+def _kind(head: bytes) -> str:
+    if head.startswith(_NPY):
+        return "npy"
+    if head.startswith(_ZIP):
+        return "npz"
+    if head.startswith(_GZIP) or (len(head) == 12 and masked_crc(head[:8]) == head[8:]):
+        return "tfrecord"
+    return "json" if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") else ""
+
+
+# --- NumPy
+
+
+def _no_array(name: str) -> str:
+    return f"the value of input {name!r} is not an array in NumPy's .npy format"
+
+
+def _npy(file: IO[bytes], size: int, name: str, where: str) -> NDArray[Any]:
+    """An array; `size` are the bytes that there are."""
+    try:
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+        if header is None:
+            raise LoadError(f"this version of NumPy's format, {version}, is not known", where=where, fix=_SAVE)
+        shape, fortran, dtype = header(file)
+        if dtype.hasobject:
+            raise LoadError(
+                "it holds Python objects, which only unpickling would give, and that can run code",
+                where=where,
+                fix="save strings as a 'U' or 'S' array: array.astype('U')",
+            )
+        count = math.prod(shape)
+        there = size - file.tell()
+        if count * dtype.itemsize > there:
+            raise LoadError(
+                f"the header claims {count:,} elements of {dtype.itemsize} bytes, and there are {max(there, 0):,} bytes",
+                where=where,
+                fix="the file is cut off or damaged: save it again",
+            )
+        data = file.read(count * dtype.itemsize)
+        if len(data) < count * dtype.itemsize:
+            raise LoadError("the file is cut off", where=where, fix="save it again")
+        return np.ndarray(shape, dtype, bytearray(data), order="F" if fortran else "C")
+    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError, zlib.error, zipfile.BadZipFile) as error:
+        raise LoadError(_no_array(name), where=where, fix=_SAVE) from error
+
+
+def _archive(file: IO[bytes], path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
+        raise LoadError(
+            "is no .npz file, or a damaged one", where=str(path), fix="write it with numpy.savez"
+        ) from error
+
+
+def _npz(file: IO[bytes], key: str, name: str, path: Path) -> NDArray[Any]:
+    """The array of a name; one of a reference that bench wrote; or the only one."""
+    where = str(path)
+    with _archive(file, path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        found = next((k for k in (key, f"input/{key}") if k in members), None)
+        if found is None and len(members) == 1:
+            (found,) = members
+        if found is None:
+            raise _missing(key, members, where)
+        array = _member(archive, members[found], name, where)
+        if PACKED in members and found != PACKED:
+            try:
+                how = json.loads(str(_member(archive, members[PACKED], name, where)[()]))["packed"].get(found)
+                return unpacked(array, how)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise LoadError(
+                    "this is a damaged reference file of msplit", where=where, fix="make it again"
+                ) from error
+        return array
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, where: str) -> NDArray[Any]:
+    if member.file_size > _MOST_DEFLATED * max(member.compress_size, 1):
+        raise LoadError(
+            f"claims {member.file_size:,} bytes in {member.compress_size:,}, which can not be",
+            where=f"{where}[{member.filename}]",
+            fix="the file is damaged: save it again",
+        )
+    try:
+        with archive.open(member) as stream:
+            return _npy(stream, member.file_size, name, f"{where}[{member.filename.removesuffix('.npy')}]")
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, OSError) as error:
+        raise LoadError(f"the archive is damaged: {error}", where=where, fix="write it with numpy.savez") from error
+
+
+def _missing(name: str, known: Iterable[str], where: str) -> LoadError:
+    listed = ", ".join(sorted(known)[:8]) or "nothing"
+    return LoadError(
+        f"the file has no value for input {name!r}, but {listed}",
+        where=where,
+        fix=f"name one: --input {name}={where}[KEY]",
+    )
+
+
+# --- TFRecord
+
+
+def _records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
+    """The first records of a TFRecord file: length, its checksum, data, its checksum each."""
+    damaged = "the file is cut off or damaged: write it again"
+    stream: IO[bytes] = file
+    if file.read(2) == _GZIP:
+        file.seek(0)
+        stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
+    else:
+        file.seek(0)
+    size = os.fstat(file.fileno()).st_size * (_MOST_DEFLATED if stream is not file else 1)
+    records: list[bytes] = []
+    try:
+        while most is None or len(records) < most:
+            head = stream.read(12)
+            if not head:
+                break
+            if len(head) < 12 or masked_crc(head[:8]) != head[8:]:
+                raise LoadError(f"record {len(records)} has a damaged length", where=where, fix=damaged)
+            (length,) = struct.unpack("<Q", head[:8])
+            data = stream.read(length + 4) if length < size else b""
+            if len(data) < length + 4:
+                raise LoadError(f"record {len(records)} of {length:,} bytes is not all there", where=where, fix=damaged)
+            if masked_crc(data[:length]) != data[length:]:
+                raise LoadError(f"record {len(records)} does not fit its checksum", where=where, fix=damaged)
+            records.append(data[:length])
+    except (OSError, EOFError, zlib.error) as error:
+        raise LoadError(f"the compressed records are damaged: {error}", where=where, fix=damaged) from error
+    if not records:
+        raise LoadError("the file holds no records", where=where, fix=_FIX)
+    return records
+
+
+@cache
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+def masked_crc(data: bytes) -> bytes:
+    """The masked CRC-32C of TFRecords: the checksum, rotated, with a constant added."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# --- JSON
+
+
+def _columns(data: bytes, where: str) -> Mapping[str, Any]:
+    """Values by input, "" for one that has no name, from rows, columns or examples."""
+    try:
+        message = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"is no JSON: {error or 'nested too deeply'}", where=where, fix=_FIX) from None
+    if isinstance(message, dict):
+        if _EXAMPLES in message and isinstance(message[_EXAMPLES], list):
+            context = message.get("context", {})
+            return {_UNNAMED: [{**context, **example} for example in message[_EXAMPLES]]}
+        if _COLUMNS in message and not message.keys() - {_COLUMNS, "signature_name"}:
+            return message[_COLUMNS] if _is_named(message[_COLUMNS]) else {_UNNAMED: message[_COLUMNS]}
+        if _ROWS not in message or message.keys() - {_ROWS, "signature_name"}:
+            return message
+        message = message[_ROWS]
+    if not isinstance(message, list):
+        raise LoadError(f"{_ROWS!r} is no list", where=where, fix=_FIX)
+    if not message or not all(_is_named(row) for row in message):
+        return {_UNNAMED: message}
+    names = message[0].keys()
+    for number, row in enumerate(message):
+        if row.keys() != names:
+            raise LoadError(
+                f"instance {number} has other inputs than the first: {', '.join(sorted(row.keys() ^ names))}",
+                where=where,
+                fix="give every instance the same inputs",
+            )
+    return {name: [row[name] for row in message] for name in names}
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() != {"b64"}
+
+
+def _of_json(value: Any, dtype: str, name: str, where: str) -> NDArray[Any]:
+    uneven = LoadError(f"input {name!r} has rows of different lengths", where=where, fix="make them equal")
+    if dtype == "string":
+        try:
+            items = np.array(value, dtype=object)
+        except ValueError:
+            raise uneven from None
+        if any(isinstance(item, list) for item in items.reshape(-1)):
+            raise uneven
+        return _strings([_bytes_of(item, name, where) for item in items.reshape(-1)]).reshape(items.shape)
+    kind = numpy_dtype(dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise uneven from None
+    allowed = {"b": "b", "i": "iu", "u": "iu", "c": "iufc"}.get(kind.kind, "iuf")
+    if array.size and array.dtype.kind not in allowed:
+        said = {"U": "strings", "O": "no plain numbers", "b": "true and false", "f": "numbers with a fraction"}
+        raise LoadError(
+            f"input {name!r} is {dtype}, the file has {said.get(array.dtype.kind, array.dtype.name)}",
+            where=where,
+            fix=f"write {'true or false' if kind.kind == 'b' else 'numbers'}",
+        )
+    if kind.kind in "iu" and array.size:
+        limits = np.iinfo(kind)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise LoadError(f"input {name!r} is {dtype}, the file has larger numbers", where=where, fix="mend them")
+    return array.astype(kind)
+
+
+def _bytes_of(item: Any, name: str, where: str) -> bytes:
+    """A string; ``{"b64": …}`` for bytes; an object of other names for the tf.Example of these features."""
+    if isinstance(item, str):
+        return item.encode("utf-8", "surrogatepass")
+    if isinstance(item, dict):
+        try:
+            if item.keys() == {"b64"}:
+                return base64.b64decode(item["b64"], validate=True)
+            return encode({key: _feature(values) for key, values in item.items()})
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise LoadError(
+                f"input {name!r}: {error}", where=where, fix='write {"b64": "…"} or {"feature": [1, 2]}'
+            ) from None
+    raise LoadError(
+        f"input {name!r} is made of strings, the file has {json.dumps(item)[:40]}",
+        where=where,
+        fix='write a string, {"b64": "…"} for bytes, or {"feature": [1, 2]} for a tf.Example',
+    )
+
+
+def _feature(values: Any) -> list[Any]:
+    """The values of a feature, all of one type."""
+    listed = values if isinstance(values, list) else [values]
+    if all(isinstance(value, str) or (isinstance(value, dict) and value.keys() == {"b64"}) for value in listed):
+        return [_bytes_of(value, "", "") for value in listed]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in listed):
+        raise ValueError(f"a feature is a list of strings or of numbers, not {json.dumps(values)[:40]}")
+    if any(isinstance(value, float) for value in listed):
+        return [float(value) for value in listed]
+    if any(not -(1 << 63) <= value < 1 << 63 for value in listed):
+        raise ValueError("a feature has numbers of more than 64 bits")
+    return listed
+
+
+def _strings(items: list[bytes]) -> NDArray[Any]:
+    result = np.empty(len(items), dtype=object)
+    result[:] = items
+    return result

@@ -1,0 +1,314 @@
+"""What becomes of an input's values: which tables they index, in which vocabularies they are looked up, what parses them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import CONTROL, TensorValue
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import PLACEHOLDERS
+from msplit.inputs.vocabulary import Keys, table_of, vocabularies
+from msplit.shapes import Shapes, infer
+from msplit.shapes.registry import plain_shape
+
+_GATHERS = {
+    "Gather": (0, 1),
+    "GatherV2": (0, 1),
+    "ResourceGather": (0, 1),
+    "SparseSegmentSum": (0, 1),
+    "SparseSegmentMean": (0, 1),
+    "SparseSegmentSqrtN": (0, 1),
+    "SparseSegmentSumWithNumSegments": (0, 1),
+    "SparseSegmentMeanWithNumSegments": (0, 1),
+    "SparseSegmentSqrtNWithNumSegments": (0, 1),
+    "GatherNd": (0, 1),
+    "ResourceGatherNd": (0, 1),
+}
+"""Slot of the table and slot of the ids, by op."""
+
+_SEGMENTS = {
+    **dict.fromkeys((name for name in _GATHERS if name.startswith("SparseSegment")), 2),
+    **dict.fromkeys(("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"), 1),
+}
+"""Slot of segment ids, which must not decrease."""
+
+_SIZED = {"OneHot": (0, 1), "UnsortedSegmentSum": (1, 2), "UnsortedSegmentMax": (1, 2), "UnsortedSegmentMin": (1, 2)}
+"""Slot of the ids and slot of the constant that bounds them."""
+
+_PASSING = frozenset(
+    {
+        *("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Slice", "Split", "SplitV", "Unpack"),
+        *(
+            "Pack",
+            "ConcatV2",
+            "Transpose",
+            "Tile",
+            "Unique",
+            "UniqueV2",
+            "StopGradient",
+            "Snapshot",
+            "ReverseV2",
+            "BroadcastTo",
+        ),
+        *(
+            "PlaceholderWithDefault",
+            "Maximum",
+            "Relu",
+            "Enter",
+            "Round",
+            "Rint",
+            "Floor",
+            "PreventGradient",
+            "IdentityN",
+        ),
+        *("EnsureShape", "Bitcast", "GatherNd", "SparseFillEmptyRows", "Select", "SelectV2", "SparseReorder"),
+        *("Switch", "Merge", "DynamicPartition", "RaggedTensorToTensor", "SparseToDense", "AsString", "StringToNumber"),
+        *("StringLower", "StringUpper", "StringStrip", "RegexReplace", "StaticRegexReplace", "UnicodeTranscode"),
+        *("StringSplit", "StringSplitV2"),
+    }
+)
+"""Ops of which an output holds values of their input."""
+
+_DATA_SLOTS = {"Split": 1, "SparseFillEmptyRows": 1, "SparseReorder": 1, "RaggedTensorToTensor": 1, "SparseToDense": 2}
+"""Where the values come in, for passing ops where that is not every slot or the first."""
+
+_DATA_PORTS = {"SparseFillEmptyRows": 1, "SparseReorder": 1, "StringSplit": 1, "StringSplitV2": 1}
+"""Where they go out, where that is not the first port."""
+
+_ALL_PORTS = ("Split", "SplitV", "Unpack", "Switch", "DynamicPartition")
+_SCATTERED = 2
+"""Slot of the values of a TensorArrayScatter."""
+
+_FINDS = ("LookupTableFind", "LookupTableFindV2")
+_SPLITS = ("StringSplit", "StringSplitV2")
+_PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample", "ParseSequenceExampleV2")
+DECODERS = ("DecodeRaw", "DecodeCSV", "DecodeJpeg", "DecodePng", "DecodeImage", "DecodeAndCropJpeg")
+
+_TO_TABLE = frozenset({"Identity", "ReadVariableOp", "Cast", "Enter", "StopGradient", "Snapshot"})
+"""Ops between a table and the lookup in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """A table in which values of an input are looked up.
+
+    Attributes:
+        table: Name of the node that is or makes the table.
+        offset: What is added to the values on the way.
+        rows: How many rows they index; None for a vocabulary.
+        keys: Keys of the vocabulary; None for rows.
+    """
+
+    table: str
+    offset: int
+    rows: int | None = None
+    keys: Keys | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """What becomes of an input's values.
+
+    Attributes:
+        rows: Rows of the smallest table that they index, less the largest constant added on the way; None where they index none.
+        unknown: Whether they index something whose size is not known.
+        segments: Whether they are segment ids, which must not decrease.
+        ops: Ops that they reach, strings too.
+        lookups: Every table of known size, every vocabulary of known keys.
+        separator: What separates words where strings are split into words before they are looked up; None where they are not.
+        readers: Nodes that parse or decode strings.
+    """
+
+    rows: int | None = None
+    unknown: bool = False
+    segments: bool = False
+    ops: frozenset[str] = frozenset()
+    lookups: tuple[Lookup, ...] = ()
+    separator: bytes | None = None
+    readers: tuple[int, ...] = ()
+
+
+def use_of(flat: FlatGraph, node: int, port: int) -> Use:
+    """Follows a tensor forward through ops that hand its values on.
+
+    Args:
+        flat: The graph.
+        node: The node that makes it.
+        port: Its output port.
+    """
+    graph = flat.graph
+    lookups: list[Lookup] = []
+    readers: dict[int, None] = {}
+    unknown = segments = False
+    separator: bytes | None = None
+    ops: set[str] = set()
+    seen: dict[int, int] = {node: 0}
+    waiting = [(node, port, 0)]
+    while waiting:
+        source, at, offset = waiting.pop()
+        for e in graph.out_edges(source).tolist():
+            if int(graph.edges.port[e]) != at or int(graph.edges.slot[e]) == CONTROL:
+                continue
+            user, slot = int(graph.edges.dst[e]), int(graph.edges.slot[e])
+            op = graph.ops[user]
+            ops.add(op)
+            found = _lookup(flat, user, slot, offset)
+            if found is not None:
+                lookups.append(found)
+            elif _indexes(op, slot):
+                unknown = True
+            if _SEGMENTS.get(op) == slot:
+                segments = True
+            if slot == 0 and op in (*_PARSERS, *DECODERS):
+                readers[user] = None
+            if op in _SPLITS:
+                given = constant(flat, user, 1)
+                separator = bytes(given.reshape(-1)[0]) if given is not None and given.size else b""
+            if op.startswith("TensorArrayScatter") and slot == _SCATTERED:
+                waiting += [(reader, 0, offset) for reader in _reads_of_array(flat, user) if reader not in seen]
+            further = _handed_on(flat, user, slot, offset)
+            if further is None or seen.get(user, -1) >= further:
+                continue
+            seen[user] = further
+            waiting += [(user, p, further) for p in _ports(flat, user)]
+    rows = [found.rows - found.offset for found in lookups if found.rows is not None]
+    least = max(1, min(rows)) if rows else None
+    return Use(least, unknown, segments, frozenset(ops), tuple(lookups), separator, tuple(readers))
+
+
+def _reads_of_array(flat: FlatGraph, scatter: int) -> list[int]:
+    """Nodes that read the elements of the tensor array that a node fills, as map_fn of TensorFlow 1 does in its loop."""
+    array = _source(flat, scatter, 0)
+    if array is None:
+        return []
+    graph = flat.graph
+    found, waiting, seen = [], [array], {array}
+    while waiting:
+        for e in graph.out_edges(waiting.pop()).tolist():
+            user, slot = int(graph.edges.dst[e]), int(graph.edges.slot[e])
+            if graph.ops[user].startswith("TensorArrayRead") and slot == 0:
+                found.append(user)
+            elif graph.ops[user] in ("Enter", "Identity") and user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return found
+
+
+def _indexes(op: str, slot: int) -> bool:
+    return (op in _GATHERS and slot == _GATHERS[op][1]) or (op in _SIZED and slot == _SIZED[op][0])
+
+
+def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
+    """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
+    op = flat.graph.ops[node]
+    if op in _GATHERS and slot == _GATHERS[op][1]:
+        size, table = _rows(flat, node, _GATHERS[op][0]), _source(flat, node, _GATHERS[op][0])
+        return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size)
+    if op in _SIZED and slot == _SIZED[op][0]:
+        bound = constant(flat, node, _SIZED[op][1])
+        return None if bound is None else Lookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)))
+    if op in _FINDS and slot == 1:
+        name = table_of(flat, node)
+        keys = vocabularies(flat.model).get(name or "")
+        return None if name is None or keys is None else Lookup(name, offset, keys=keys)
+    if op == "Equal" and flat.graph.attrs[node].get("T") == "string":
+        words = constant(flat, node, 1 - slot)  # one alone is what padding is told by, or a missing value
+        return (
+            Lookup(flat.graph.names[node], 0, keys=words.reshape(-1)) if words is not None and words.size > 1 else None
+        )
+    return None
+
+
+def _handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None:
+    """The largest constant added so far if the node hands its input on, else None."""
+    op = flat.graph.ops[node]
+    if op in ("Add", "AddV2"):
+        added = constant(flat, node, 1 - slot)
+        return None if added is None or added.dtype.kind not in "iu" else offset + max(0, int(added.max(initial=0)))
+    if op in ("GatherV2", "Gather"):
+        return offset if slot == 0 else None
+    if op not in _PASSING:
+        return None
+    if op in ("ConcatV2", "Pack", "Maximum", "IdentityN", "Merge"):
+        return offset
+    if op in ("Select", "SelectV2"):
+        return offset if slot else None
+    return offset if slot == _DATA_SLOTS.get(op, 0) else None
+
+
+def _ports(flat: FlatGraph, node: int) -> range:
+    """Outputs that hold the values that a node hands on."""
+    op = flat.graph.ops[node]
+    if op in _ALL_PORTS:
+        return range(_port_count(flat, node))
+    first = _DATA_PORTS.get(op, 0)
+    return range(first, first + 1)
+
+
+def _port_count(flat: FlatGraph, node: int) -> int:
+    ports = flat.graph.edges.port[flat.graph.out_edges(node)]
+    return int(ports.max(initial=0)) + 1
+
+
+def _source(flat: FlatGraph, node: int, slot: int) -> int | None:
+    """The node behind an input, through ops that only hand a tensor or a handle on."""
+    graph = flat.graph
+    inputs = graph.inputs(node)
+    if slot >= len(inputs):
+        return None
+    source = inputs[slot][0]
+    while graph.ops[source] in _TO_TABLE:
+        before = graph.inputs(source)
+        if not before:
+            return None
+        source = before[0][0]
+    return source
+
+
+def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
+    """Size of the axis that a gather indexes, None where the table's shape is not known."""
+    table = _source(flat, gather, slot)
+    if table is None:
+        return None
+    shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
+    if not shape:
+        return None
+    if flat.graph.ops[gather] in ("GatherNd", "ResourceGatherNd"):
+        sizes = [size for size in shape if size is not None]
+        return min(sizes) if len(sizes) == len(shape) else None
+    axis = constant(flat, gather, 2) if flat.graph.ops[gather] == "GatherV2" else None
+    place = int(axis.reshape(-1)[0]) if axis is not None and axis.size == 1 else 0
+    return shape[place] if -len(shape) <= place < len(shape) else None
+
+
+_inferred: weakref.WeakKeyDictionary[FlatGraph, tuple[Shapes, NDArray[np.bool_]]] = weakref.WeakKeyDictionary()
+
+
+def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...] | None:
+    """The shape of a constant, a variable, or of what is computed of these; None where it is not known or inputs have a say in it."""
+    graph, source = flat.graph, node
+    while graph.ops[source] in _TO_TABLE and (before := graph.inputs(source)):
+        source = before[0][0]
+    attrs = graph.attrs[source]
+    value = attrs.get("value")
+    shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
+    if shape is not None and graph.ops[source] not in PLACEHOLDERS:
+        return shape
+    if flat not in _inferred:
+        _inferred[flat] = infer(flat), graph.descendants(tensor.node for tensor in flat.inputs)
+    shapes, fed = _inferred[flat]
+    return None if fed[node] else shapes.shape(node, port)
+
+
+def constant(flat: FlatGraph, node: int, slot: int) -> np.ndarray[Any, Any] | None:
+    """The value of an input of a node that is a constant, else None."""
+    source = _source(flat, node, slot)
+    if source is None or flat.graph.ops[source] != "Const":
+        return None
+    value = flat.graph.attrs[source].get("value")
+    return np.asarray(value.load()) if isinstance(value, TensorValue) else None

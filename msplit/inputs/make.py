@@ -1,0 +1,212 @@
+"""Values for the inputs of a model: from files, or made from type and shape."""
+
+from __future__ import annotations
+
+import difflib
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.decode import numpy_dtype
+from msplit.inputs.composite import Spec, structure
+from msplit.inputs.files import names_in, read_value
+from msplit.inputs.scalars import scalars
+from msplit.inputs.values import made_up
+from msplit.opset import schema
+from msplit.shapes.inputs import Fed, input_shapes
+from msplit.shapes.registry import shape_text
+
+
+def make_inputs(
+    flat: FlatGraph,
+    shapes: Mapping[str, tuple[int | None, ...]],
+    *,
+    batch: int = 1,
+    seed: int = 0,
+    given: Mapping[str, Path] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Gives every input of a model a value.
+
+    Floating-point inputs are standard normal, unless they are used as ids; ids are uniform over the rows of the smallest table that
+    they index, or over the keys of the table in which they are looked up, as strings are; segment ids do not decrease, other integers
+    are 0 or 1, other strings are short tokens, serialized examples and images are what reads them wants, and the parts of sparse and
+    ragged inputs fit together. Scalars that switch training or dropout are as in inference. An input's values depend on the seed
+    and its name alone.
+
+    Args:
+        flat: The graph.
+        shapes: Shape by input name, full or not. What neither it nor the model says: the first open dimension is the batch, any other
+            is 1. An input of unknown rank has the batch as its only dimension, unless the graph uses it as a scalar.
+        batch: Size of the batch.
+        seed: Equal seeds give equal values.
+        given: Files by input name, and under "" one that names its inputs itself; see `msplit.inputs.files`.
+
+    Raises:
+        LoadError: A file can not be read or does not fit its input; or an input's values can not be made up.
+    """
+    names = [tensor.name for tensor in flat.inputs]
+    given = _by_name(given or {}, names)
+    for name in given:
+        if name not in names:
+            fix = _with_default(flat, name, names) or _nearest(name, names)
+            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
+    specs, shaped = input_specs(flat, batch, shapes)
+    composite = structure(flat, specs, batch, frozenset(given), seed)
+    single = _scalars(flat, specs, shaped)
+    feeds: dict[str, NDArray[Any]] = {}
+    for spec in specs:
+        shape = shaped.get((spec.node, spec.port))
+        if spec.name in given:
+            wanted = shape if spec.name in shapes else spec.shape
+            feeds[spec.name] = load_input(spec.name, given[spec.name], spec.dtype, wanted, batch=batch)
+            continue
+        if spec.name in composite.fixed:
+            feeds[spec.name] = composite.fixed[spec.name]
+            continue
+        full = (
+            (() if spec.name in single else (batch,))
+            if shape is None
+            else tuple(1 if size is None else size for size in shape)
+        )
+        if spec.name in composite.lengths:
+            full = (composite.lengths[spec.name], *full[1:])
+        rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
+        feeds[spec.name] = made_up(flat, spec, full, rng)
+    return feeds
+
+
+def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """Files by input: what a file that was given without a name has is named by the file, or is the model's only input."""
+    found: dict[str, Path] = {}
+    whole = given.get("")
+    if whole is not None:
+        found |= {name or (names[0] if len(names) == 1 else ""): whole for name in names_in(whole)}
+        if "" in found:
+            raise LoadError(
+                f"this file holds one value without a name, and the model has {len(names)} inputs",
+                where=str(whole),
+                fix=f"say which: --input {names[0] if names else 'NAME'}={whole}",
+            )
+    return {**found, **{name: path for name, path in given.items() if name}}
+
+
+def _scalars(flat: FlatGraph, specs: Sequence[Spec], shaped: Fed) -> frozenset[str]:
+    """Inputs of unknown rank that the graph uses as one value."""
+    unknown = [spec for spec in specs if shaped.get((spec.node, spec.port)) is None]
+    known = [spec.node for spec in specs if shaped.get((spec.node, spec.port))]
+    return scalars(flat, [(spec.name, spec.node, spec.port) for spec in unknown], known)
+
+
+def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:
+    """What is known of every input, and the shape of each, by node and port, for a batch and some given shapes.
+
+    Raises:
+        MsplitError: A shape contradicts the graph's.
+    """
+    endpoints = {endpoint.name: endpoint for endpoint in flat.model.inputs}
+    shaped, _ = input_shapes(flat, batch, shapes)
+    declared, _ = input_shapes(flat, None, {})
+    specs = []
+    for tensor in flat.inputs:
+        endpoint = endpoints.get(tensor.name)
+        dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
+        stated = endpoint.shape if endpoint else None  # a sparse tensor's parts have none in a signature
+        open_shape = declared.get((tensor.node, tensor.port)) if stated is None else stated
+        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+    return specs, shaped
+
+
+def composite_inputs(flat: FlatGraph, specs: Sequence[Spec], batch: int) -> frozenset[str]:
+    """Inputs that are parts of sparse and ragged ones: how long they are is not for the batch alone to say."""
+    found = structure(flat, specs, batch, frozenset())
+    return frozenset({*found.fixed, *found.lengths})
+
+
+def load_input(
+    name: str, path: Path, dtype: str, shape: Sequence[int | None] | None, *, batch: int | None = None
+) -> NDArray[Any]:
+    """Reads an input from a file; see `msplit.inputs.files`.
+
+    Args:
+        name: The input.
+        path: The file.
+        dtype: Type that the model wants.
+        shape: Shape that the model wants, None for what it leaves open.
+        batch: Size that an open first dimension must have, None for any.
+
+    Raises:
+        LoadError: The file can not be read, or its type or shape is another.
+    """
+    where = str(path)
+    most = batch if not shape or shape[0] is None else shape[0]
+    array = read_value(name, path, dtype, 1 if shape is not None and not len(shape) else most)
+    if shape is not None and not len(shape) and array.shape == (1,):
+        array = array.reshape(())  # the only record of a file, for an input that is one string
+    wanted = numpy_dtype(dtype)
+    if dtype == "string":
+        if array.dtype.kind == "V" and array.dtype.names is None:
+            array = _bytes_of(array)  # of fixed length, with the zeros at their end
+        if array.dtype.kind not in "USO":
+            raise LoadError(
+                f"input {name!r} is made of strings, the file of {array.dtype}",
+                where=where,
+                fix="save it as a 'U' or 'S' array",
+            )
+    elif array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
+        array = array.view(wanted)  # NumPy's format does not know bfloat16 and its kin
+    elif array.dtype != wanted:
+        raise LoadError(
+            f"input {name!r} is {dtype}, the file {array.dtype}", where=where, fix=f"save it as array.astype({dtype!r})"
+        )
+    if shape is not None:
+        fits = len(shape) == array.ndim and all(w is None or w == h for w, h in zip(shape, array.shape, strict=True))
+        if not fits:
+            raise LoadError(
+                f"input {name!r} has shape {shape_text(shape)}, the file {shape_text(array.shape)}",
+                where=where,
+                fix="save an array of that shape, where ? may be anything",
+            )
+        if batch is not None and shape and shape[0] is None and array.shape[0] != batch:
+            raise LoadError(
+                f"input {name!r} has a batch of {array.shape[0]} in this file, the run has {batch}",
+                where=where,
+                fix=f"run with --batch {array.shape[0]}",
+            )
+    return np.ascontiguousarray(array) if array.ndim else array
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
+    result = np.empty(array.size, dtype=object)
+    result[:] = [item.tobytes() for item in array.reshape(-1)]
+    return result.reshape(array.shape)
+
+
+def _dtype(flat: FlatGraph, node: int, port: int) -> str:
+    attrs = flat.graph.attrs[node]
+    found = schema.output_dtype(flat.graph.ops[node], attrs, port) or attrs.get("dtype")
+    if not isinstance(found, str):
+        raise LoadError(
+            f"the type of input {flat.graph.names[node]!r} is not known",
+            where=str(flat.model.path),
+            fix="name other inputs with --inputs",
+        )
+    return found.removesuffix("_ref")
+
+
+def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
+    """How to feed a scalar that keeps its default, where the name is that of one."""
+    node = flat.graph.index.get(name)
+    if node is None or flat.graph.ops[node] != "PlaceholderWithDefault":
+        return ""
+    return f"it keeps its default; to feed it, name it among the inputs: --inputs {','.join([*known, name])}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"

@@ -1,0 +1,107 @@
+"""Inputs that are one number: what keeps dropout, whether this is training, how fast to learn.
+
+TensorFlow 1 programs leave their rank open. One element for each of a batch would broadcast against the wrong axis, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import CONTROL
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.ids import constant
+
+_SCALAR_SLOTS = {
+    **dict.fromkeys(("Switch", "RefSwitch", "Fill", "ScalarSummary"), (1,)),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase", "LoopCond"), (0,)),
+    "Range": (0, 1, 2),
+    "LinSpace": (0, 1, 2),
+    "ClipByValue": (1, 2),
+    "OneHot": (1, 2, 3),
+}
+"""Slots that take nothing but one value, by op. What trains a variable takes its rates so, too."""
+
+_UNARY = frozenset(
+    {"Identity", "Cast", "Neg", "Log", "Log1p", "Exp", "Sqrt", "Rsqrt", "Reciprocal", "Inv", "Square", "LogicalNot"}
+    | {"StopGradient", "PlaceholderWithDefault", "Enter", "Floor", "ReadVariableOp"}
+)
+_BINARY = frozenset(
+    {"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "FloorDiv", "Pow", "Maximum", "Minimum", "Mod"}
+    | {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr", "FloorMod"}
+)
+_LOOKS = frozenset({"Shape", "Size", "Rank", "ShapeN", "BroadcastGradientArgs", "NoOp"})
+"""Ops that ask for the shape only, as gradients do of all that may be broadcast."""
+
+_KEPT = re.compile(r"keep(ing)?_?(prob|rate)", re.IGNORECASE)
+_DROPPED = re.compile(r"drop(out|ped)?(_?(rate|prob))?(_\d+)?$|(^|[/_])rate(_\d+)?$", re.IGNORECASE)
+_LEARNS = re.compile(r"learn(ing)?_?rate|(^|[/_])lr(_\d+)?$", re.IGNORECASE)
+_TRAINS = re.compile(r"train|learning_phase|(^|[/_])phase(_\d+)?$", re.IGNORECASE)
+_RATE = 0.001
+
+
+def scalars(flat: FlatGraph, unknown: Iterable[tuple[str, int, int]], known: Iterable[int]) -> frozenset[str]:
+    """Which inputs of unknown rank are scalars.
+
+    Args:
+        flat: The graph.
+        unknown: (name, node, port) of inputs of unknown rank.
+        known: Nodes of inputs that have dimensions.
+    """
+    unknown = list(unknown)
+    if not unknown:
+        return frozenset()
+    none = np.zeros(len(flat), np.bool_)
+    data = [node for _, node, port in unknown if _judge(flat, node, port, none) is False]
+    reached = flat.graph.descendants([*known, *data])
+    judged = {name: _judge(flat, node, port, reached) for name, node, port in unknown}
+    return frozenset(name for name, one in judged.items() if one or (one is None and setting(name) is not None))
+
+
+def setting(name: str, dtype: str = "float32") -> NDArray[Any] | None:
+    """The value that inference gives a scalar of this name: keep everything, drop nothing, do not train; None for other names."""
+    if dtype == "bool":
+        return np.asarray(False) if _TRAINS.search(name) else None
+    for pattern, value in ((_KEPT, 1.0), (_LEARNS, _RATE), (_DROPPED, 0.0)):
+        if pattern.search(name):
+            return np.asarray(value)
+    return np.asarray(0.0) if _TRAINS.search(name) else None
+
+
+def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bool | None:
+    """True for what scales, decides or bounds; False for what is worked on; None where neither can be told."""
+    graph = flat.graph
+    scalar: bool | None = True if graph.attrs[node].get("dtype") == "bool" else None
+    seen = {node}
+    waiting = [(node, port)]
+    while waiting:
+        source, at = waiting.pop()
+        for e in graph.out_edges(source).tolist():
+            slot = int(graph.edges.slot[e])
+            if int(graph.edges.port[e]) != at or slot == CONTROL:
+                continue
+            user = int(graph.edges.dst[e])
+            op = graph.ops[user]
+            if slot in _SCALAR_SLOTS.get(op, ()) or (slot and "Apply" in op):
+                scalar = True
+            elif op in _BINARY:
+                other = graph.inputs(user)[1 - slot][0]
+                value = constant(flat, user, 1 - slot)
+                if data[other]:
+                    scalar = True
+                elif value is not None and value.ndim:
+                    return False
+                elif user not in seen:
+                    seen.add(user)
+                    waiting.append((user, 0))
+            elif op in _UNARY:
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append((user, 0))
+            elif op not in _LOOKS and op != "Switch":  # the pivots of a cond switch the predicate itself
+                return False
+    return scalar

@@ -1,0 +1,247 @@
+"""Values for one input, from what the graph does with it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.decode import numpy_dtype
+from msplit.inputs.composite import Spec
+from msplit.inputs.examples import PARSERS, Feature, features_of, make_examples
+from msplit.inputs.ids import Use, constant, use_of
+from msplit.inputs.scalars import setting
+from msplit.inputs.vocabulary import Keys
+from msplit.shapes.registry import plain_shape
+
+_SMALL = 2
+"""Integers that index nothing we know of are below this: right for masks, labels and kinds."""
+
+_TOKENS = 1000
+_WORDS = 4
+"""Words of a string that is split before its words are looked up."""
+
+_IMAGES = ("DecodeJpeg", "DecodePng", "DecodeImage", "DecodeAndCropJpeg")
+_IMAGE_SIZE = (48, 64)
+_INTO_LOOPS = frozenset(
+    {"TensorListFromTensor", "TensorArrayV2FromTensor", "While", "StatelessWhile", "If", "StatelessIf"}
+)
+_NEEDS_FILE = (
+    "ParseSequenceExample",
+    "ParseSingleSequenceExample",
+    "DecodeBmp",
+    "DecodeGif",
+    "DecodeProtoV2",
+)
+
+
+def made_up(flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Values of the type of an input, in a shape.
+
+    Raises:
+        LoadError: They can not be made up.
+    """
+    use = use_of(flat, spec.node, spec.port)
+    if spec.dtype == "string":
+        return _strings(flat, spec.name, shape, use, rng)
+    if spec.dtype in ("resource", "variant"):
+        raise LoadError(
+            f"input {spec.name!r} is a {spec.dtype}, which has no value outside of TensorFlow",
+            where=str(flat.model.path),
+            fix="choose inputs that are tensors with --inputs",
+        )
+    kind = _numeric(flat, spec)
+    if not shape and (value := setting(spec.name, spec.dtype)) is not None:
+        return value.astype(kind)
+    return _numbers(kind, shape, use, rng)
+
+
+def _numeric(flat: FlatGraph, spec: Spec) -> np.dtype[Any]:
+    try:
+        return numpy_dtype(spec.dtype)
+    except (TypeError, ValueError) as error:  # a damaged file may name anything
+        raise LoadError(
+            f"the type of {spec.name!r} is {spec.dtype!r}, which no value has",
+            where=str(flat.model.path),
+            fix="export the model again, or choose other inputs with --inputs",
+        ) from error
+
+
+def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.random.Generator) -> NDArray[Any]:
+    if kind == np.bool_:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    keys = _keys(use)
+    if keys is not None and kind.kind in "iuf":
+        numbers = _as_numbers(keys, kind, use.rows)
+        if numbers.size:
+            return np.asarray(rng.choice(numbers, shape)).astype(kind)
+    ids = use.rows is not None or use.unknown or use.segments
+    if np.issubdtype(kind, np.integer) or (ids and kind.kind != "c"):
+        high = min(use.rows or _SMALL, _most(kind))
+        integers = rng.integers(0, 1 if use.rows is None and use.unknown else high, shape)
+        return (np.sort(integers, axis=None).reshape(shape) if use.segments else integers).astype(kind)
+    drawn: NDArray[Any] = rng.standard_normal(shape)
+    if kind.kind == "c":
+        drawn = drawn + 1j * rng.standard_normal(shape)
+    return np.asarray(drawn).astype(kind)
+
+
+def _most(kind: np.dtype[Any]) -> int:
+    return int(np.iinfo(kind).max) if np.issubdtype(kind, np.integer) else 1 << 53
+
+
+def _keys(use: Use) -> Keys | None:
+    """Keys that are in every vocabulary in which the values are looked up; those of the first where no key is in all."""
+    found = [
+        lookup.keys - lookup.offset if lookup.offset else lookup.keys
+        for lookup in use.lookups
+        if lookup.keys is not None
+    ]
+    if not found:
+        return None
+    shared = found[0]
+    for other in found[1:]:
+        if other.dtype.kind == shared.dtype.kind and (both := np.intersect1d(shared, other)).size:
+            shared = both
+    return shared
+
+
+def _as_numbers(keys: Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[Any]:
+    """Keys as numbers of a type; of those that are text, the decimal ones. None is outside of the rows that they index, too."""
+    if keys.dtype.kind == "O":
+        keys = np.array(
+            [int(key) for key in keys.tolist() if len(key) < 19 and key.removeprefix(b"-").isdigit()], np.int64
+        )
+    if keys.dtype.kind in "iu":
+        keys = keys[(keys <= _most(kind)) & (keys >= (np.iinfo(kind).min if kind.kind in "iu" else -_most(kind)))]
+        keys = keys if rows is None else keys[(keys >= 0) & (keys < rows)]
+    return keys
+
+
+def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator) -> NDArray[Any]:
+    count = int(np.prod(shape, dtype=np.int64))
+    read = _read(flat, name, count, use, rng)
+    if read is None:
+        for op in _NEEDS_FILE:
+            if op in use.ops:
+                raise _needs_file(flat, name, op)
+        keys = _keys(use)
+        if keys is not None and keys.dtype.kind == "O":
+            words = _WORDS if use.separator is not None else 1
+            picked = rng.integers(0, len(keys), (count, words))
+            separator = use.separator or b" "
+            read = [separator.join(keys[word] for word in row) for row in picked.tolist()]
+        elif "StringToNumber" in use.ops:
+            read = [str(number).encode() for number in rng.integers(0, use.rows or _TOKENS, count).tolist()]
+        else:
+            read = [f"token_{number}".encode() for number in rng.integers(0, _TOKENS, count).tolist()]
+    result = np.empty(count, dtype=object)
+    result[:] = read
+    return result.reshape(shape)
+
+
+def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:
+    return LoadError(
+        f"input {name!r} is read by {op}: its strings can not be made up",
+        where=str(flat.model.path),
+        fix=f'give real ones: --input {name}=FILE, a TFRecord file, JSON with {{"b64": …}}, .npz or .npy',
+    )
+
+
+def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator) -> list[bytes] | None:
+    """Strings for the ops that parse or decode them; None where none does.
+
+    Raises:
+        LoadError: What they want is not known.
+    """
+    parsers = [node for node in use.readers if flat.graph.ops[node] in PARSERS]
+    if parsers:
+        features: list[Feature] = []
+        for node in parsers:
+            found = features_of(flat, node)
+            if found is None:
+                raise _needs_file(flat, name, flat.graph.ops[node])
+            features += found
+
+        def values(feature: Feature, shape: tuple[int, ...]) -> NDArray[Any]:
+            inner = Spec(f"{name}.{feature.name}", feature.dtype, feature.shape, feature.node, feature.port)
+            return made_up(flat, inner, shape, np.random.default_rng([seed, zlib.crc32(inner.name.encode())]))
+
+        seed = int(rng.integers(1 << 31))
+        return list(make_examples(features, count, values))
+    for node in use.readers:
+        op = flat.graph.ops[node]
+        if op in _IMAGES:
+            return [_png(rng, flat.graph.attrs[node].get("channels")) for _ in range(count)]
+        if op == "DecodeCSV":
+            return [_csv(flat, node, rng) for _ in range(count)]
+        if op == "DecodeRaw":
+            size = _raw_bytes(flat, node)
+            if size is None:
+                raise _needs_file(flat, name, op)
+            kind = _numeric(flat, Spec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
+            return [_of_raw(kind, size, rng).tobytes() for _ in range(count)]
+    if use.ops & _INTO_LOOPS and (channels := _decoded_in_functions(flat)) is not None:
+        return [_png(rng, channels) for _ in range(count)]
+    return None
+
+
+def _decoded_in_functions(flat: FlatGraph) -> int | None:
+    """Channels of the images that a function decodes, such as the body of a map_fn over encoded images; None where none does."""
+    for function in flat.graph.functions.values():
+        for node, op in enumerate(function.body.ops):
+            if op in _IMAGES:
+                return int(function.body.attrs[node].get("channels") or 0)
+    return None
+
+
+def _of_raw(kind: np.dtype[Any], size: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Numbers as files have them: bytes of every value, pixels or samples."""
+    if kind.kind in "iu":
+        return rng.integers(0, min(256, _most(kind) + 1), size).astype(kind)
+    return _numbers(kind, (size,), Use(), rng)
+
+
+def _raw_bytes(flat: FlatGraph, node: int) -> int | None:
+    """How many numbers are reshaped to what follows a DecodeRaw, where that is constant; per string where the first size is open."""
+    graph = flat.graph
+    for e in graph.out_edges(node).tolist():
+        user = int(graph.edges.dst[e])
+        while graph.ops[user] in ("Cast", "Identity") and len(graph.out_edges(user)):
+            user = int(graph.edges.dst[graph.out_edges(user)[0]])
+        if graph.ops[user] == "Reshape" and (wanted := constant(flat, user, 1)) is not None:
+            sizes = wanted.reshape(-1).tolist()
+            return int(np.prod([size for size in sizes if size >= 0], dtype=np.int64))
+    hint = graph.attrs[node].get("_output_shapes")
+    shape = plain_shape(hint[0]) if isinstance(hint, tuple) and hint else None
+    return shape[-1] if shape else None
+
+
+def _csv(flat: FlatGraph, node: int, rng: np.random.Generator) -> bytes:
+    """A line of values that name the types of the columns, those that are lookup keys from their vocabularies."""
+    attrs = flat.graph.attrs[node]
+    kinds = attrs.get("OUT_TYPE") or ()
+    cells = []
+    for port, kind in enumerate(kinds):
+        inner = Spec(f"{flat.graph.names[node]}:{port}", str(kind), (), node, port)
+        value = made_up(flat, inner, (), rng)
+        cells.append(value.item().decode() if kind == "string" else str(value.item()))
+    return str(attrs.get("field_delim", ",")).join(cells).encode()
+
+
+def _png(rng: np.random.Generator, channels: Any) -> bytes:
+    """A small image of noise, without loss: the decoder of every format reads PNG, too."""
+    colors = channels if channels in (1, 3, 4) else 3
+    rows = rng.integers(0, 256, (_IMAGE_SIZE[0], _IMAGE_SIZE[1] * colors)).astype(np.uint8)
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)
+    kind = {1: 0, 3: 2, 4: 6}[colors]
+    header = struct.pack(">IIBBBBB", _IMAGE_SIZE[1], _IMAGE_SIZE[0], 8, kind, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

@@ -1,0 +1,172 @@
+"""Keys of the lookup tables that a model carries: from initializers, from vocabulary files in its assets, from its checkpoint."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import TensorValue
+from msplit.errors import MsplitError
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import split_tensor
+from msplit.formats.model import Model
+from msplit.formats.special import open_regular
+
+MAX_FILE_BYTES = 1 << 28
+"""A vocabulary file may be so large; of a larger one nothing is read."""
+
+MAX_KEYS = 1 << 24
+"""A constant may have so many keys: a damaged file may claim more than it holds."""
+
+_LITERAL = ("InitializeTable", "InitializeTableV2", "LookupTableImport", "LookupTableImportV2")
+_FILE = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
+_PASSING = ("Identity", "Enter", "Placeholder", "PlaceholderWithDefault", "StopGradient")
+_WHOLE_LINE, _LINE_NUMBER = -2, -1
+
+Keys = NDArray[Any]
+_known: weakref.WeakKeyDictionary[Model, Mapping[str, Keys]] = weakref.WeakKeyDictionary()
+
+
+def vocabularies(model: Model) -> Mapping[str, Keys]:
+    """Keys by the name of the node that makes a table: integers, or bytes as objects. Tables whose keys are not known are left out."""
+    if model not in _known:
+        _known[model] = _found(model)
+    return _known[model]
+
+
+def table_of(flat: FlatGraph, lookup: int) -> str | None:
+    """Name of the node that makes the table of a lookup (or of an initializer), through ops that hand its handle on."""
+    inputs = flat.graph.inputs(lookup)
+    for _ in range(64):
+        if not inputs:
+            return None
+        source = inputs[0][0]
+        if flat.graph.ops[source] not in _PASSING or not flat.graph.inputs(source):
+            return flat.graph.names[source]
+        inputs = flat.graph.inputs(source)
+    return None
+
+
+def _found(model: Model) -> dict[str, Keys]:
+    graph = model.graph
+    own = [graph.names[node] for node, op in enumerate(graph.ops) if op in (*_LITERAL, *_FILE)]
+    targets = tuple(dict.fromkeys([*(name for name in model.init_ops if name in graph.index), *own]))
+    found: dict[str, Keys] = {}
+    if not targets:
+        return found
+    try:
+        flat = flatten(replace(model, inputs=(), outputs=(), targets=targets, left_out=None))
+    except MsplitError:
+        return found  # a damaged initializer; TensorFlow will say so
+    files = _assets(model)
+    for node, op in enumerate(flat.graph.ops):
+        if op not in (*_LITERAL, *_FILE):
+            continue
+        table = table_of(flat, node)
+        keys = _literal(flat, node) if op in _LITERAL else _of_file(flat, node, files)
+        if table is not None and keys is not None and keys.size:
+            found.setdefault(table, _typed(flat, table, keys))
+    return found
+
+
+def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
+    """Keys of a file as numbers, where the table's are."""
+    kind = flat.graph.attrs[flat.graph.index[table]].get("key_dtype")
+    if kind not in ("int32", "int64") or keys.dtype.kind != "O":
+        return keys
+    return np.array(
+        [int(key) for key in keys.tolist() if key.strip().removeprefix(b"-").isdigit()][: len(keys)], np.int64
+    )
+
+
+def _literal(flat: FlatGraph, node: int) -> Keys | None:
+    value = _constant(flat, node, 1)
+    return None if value is None else value.reshape(-1)
+
+
+def _constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:
+    found = _source(flat, node, slot)
+    if found is None or flat.graph.ops[found] != "Const":
+        return None
+    value = flat.graph.attrs[found].get("value")
+    fits = isinstance(value, TensorValue) and math.prod(value.shape) <= MAX_KEYS
+    return np.asarray(value.load()) if fits and isinstance(value, TensorValue) else None
+
+
+def _source(flat: FlatGraph, node: int, slot: int) -> int | None:
+    for _ in range(64):
+        inputs = flat.graph.inputs(node)
+        if slot >= len(inputs):
+            return None
+        node, slot = inputs[slot][0], 0
+        if flat.graph.ops[node] not in _PASSING or not flat.graph.inputs(node):
+            return node
+    return None
+
+
+def _assets(model: Model) -> dict[str, Path]:
+    """Files in the model's folder by the tensor that holds their name."""
+    meta = model.meta
+    if meta is None or not model.is_saved_model:
+        return {}
+    folder = model.path / "assets"
+    return {
+        split_tensor(asset.tensor_info.name)[0]: folder / asset.filename
+        for asset in meta.asset_file_def
+        if asset.filename and Path(asset.filename).name == asset.filename
+    }
+
+
+def _file_name(flat: FlatGraph, node: int) -> int | None:
+    """The node that holds the name of the file: TensorFlow 2 keeps it in a variable, which the same run assigns."""
+    graph = flat.graph
+    source = _source(flat, node, 1)
+    if source is None or graph.ops[source] != "ReadVariableOp":
+        return source
+    variable = _source(flat, source, 0)
+    users = [] if variable is None else graph.successors(variable).tolist()
+    return next((_source(flat, user, 1) for user in users if graph.ops[user] == "AssignVariableOp"), None)
+
+
+def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | None:
+    """Keys of a vocabulary file: whole lines, a column of them, or their numbers."""
+    source = _file_name(flat, node)
+    if source is None:
+        return None
+    path = files.get(flat.graph.names[source])
+    value = flat.graph.attrs[source].get("value")
+    name = np.asarray(value.load()) if isinstance(value, TensorValue) else None
+    if path is None and name is not None and name.size == 1 and name.dtype.kind == "O":
+        path = Path(bytes(name.reshape(-1)[0]).decode(errors="surrogateescape"))
+    if path is None:
+        return None
+    attrs = flat.graph.attrs[node]
+    try:
+        with open_regular(path) as file:
+            lines = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError):
+        return None
+    if len(lines) > MAX_FILE_BYTES:
+        return None
+    rows = lines.splitlines()
+    size, offset = attrs.get("vocab_size", -1), attrs.get("offset", 0)
+    if isinstance(size, int) and size > 0:
+        rows = rows[:size]
+    column = attrs.get("key_index", _WHOLE_LINE)
+    if column == _LINE_NUMBER:
+        return np.arange(len(rows)) + (offset if isinstance(offset, int) else 0)
+    if isinstance(column, int) and column >= 0:
+        delimiter = str(attrs.get("delimiter", "\t")).encode()
+        split = (row.split(delimiter) for row in rows)
+        rows = [parts[column] for parts in split if column < len(parts)]
+    result = np.empty(len(rows), dtype=object)
+    result[:] = rows
+    return result

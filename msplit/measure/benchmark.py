@@ -1,0 +1,167 @@
+"""Runs a model on its streams and measures what they gain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Ints
+from msplit.cost.costs import Costs
+from msplit.cost.workload import Workload
+from msplit.decide.model import opened
+from msplit.decide.shown import Facts, Shown
+from msplit.engines.base import Job, Timeline
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.table_hits import Hits, hits
+from msplit.measure.ablation import Layer
+from msplit.measure.diagnose import hints
+from msplit.measure.limits import Limits, limits
+from msplit.measure.measure import Progress, Variant
+from msplit.measure.measure import bench as measure
+from msplit.measure.request import BenchRequest, as_recorded, workload_of
+from msplit.measure.results import BenchResult
+from msplit.measure.tuning import Tuned, confirmed
+from msplit.measure.variants import cuda_options, set_up
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """One step of a variant as it ran.
+
+    Attributes:
+        label: The variant's name.
+        timeline: When its parts ran.
+        ids: Stream id per node of the flat graph.
+        assignment: Which rule decided each; None where no rules did.
+    """
+
+    label: str
+    timeline: Timeline
+    ids: Ints
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bench(Shown):
+    """A measured model.
+
+    Attributes:
+        result: What was measured.
+        engine: Name of the engine.
+        why: Why this engine.
+        notes: What was done to the assignment, and what was not verified.
+        tuned: What tuning found, if it was asked for.
+        costs: What each node should cost.
+        traced: Timelines, where they were asked for, of the variants whose engine can tell.
+        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        limits: What bounds the kernels, where a device told times.
+        lookups: What share of the inputs' ids and strings is in the model's tables.
+        labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
+        workload: What sized and priced the model. Its batch is None where nobody says one.
+        inputs: Dtype and shape of what was fed.
+    """
+
+    result: BenchResult
+    engine: str
+    why: str
+    notes: tuple[str, ...]
+    tuned: Tuned | None = None
+    costs: Costs | None = None
+    traced: tuple[Traced, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    limits: Limits | None = None
+    lookups: tuple[Hits, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload = field(default_factory=Workload)
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int | None:
+        """Size of unknown leading dimensions."""
+        return self.workload.batch
+
+    def _facts(self) -> Facts:
+        times = [
+            (one.label, f"{(one.device or one.host).median * 1e6:,.1f} µs")
+            for one in self.result.variants
+            if one.host is not None
+        ]
+        return [("engine", self.engine), *times]
+
+
+def bench(
+    flat: FlatGraph | str | os.PathLike[str], request: BenchRequest | None = None, *, progress: Progress | None = None
+) -> Bench:
+    """Runs a model on one and on several streams, verifies that the outputs are equal, and measures what streams gain.
+
+    This executes the model. What sizes and prices it and is not given is as the record of its assignment says, where it has one.
+
+    Args:
+        flat: From `load`, or where the model is.
+        request: What to run; the defaults are those of `msplit bench`.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model; the message names what and the way out.
+        MsplitError: An input does not fit.
+    """
+    flat = opened(flat)
+    request, said = as_recorded(flat, request or BenchRequest())
+    setup = set_up(flat, request, progress=progress)
+    request, variants, tuned = setup.request, setup.variants, setup.tuned
+    result = measure(
+        variants,
+        fresh=setup.fresh,
+        settings=request.settings,
+        reference=setup.reference,
+        about=None if setup.job.costs is None else hints(flat, setup.job.costs),
+        command=request.command,
+        progress=progress,
+        timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
+    )
+    limited = None
+    if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
+        limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
+    return Bench(
+        result=result,
+        engine=setup.engine.name,
+        why=setup.why,
+        notes=(*said, *setup.notes, *setup.unverified),
+        tuned=None if tuned is None else confirmed(tuned, result, setup.tuned_label),
+        costs=setup.job.costs,
+        traced=_traced(result, variants, setup.decided),
+        layers=setup.layers,
+        limits=limited,
+        lookups=hits(flat, setup.job.feeds),
+        labels=setup.labels,
+        workload=workload_of(request),
+        inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
+    )
+
+
+def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limits | None:
+    """What limits a job's kernels, and where the time of each variant that captures them as they are goes."""
+    arm = tuned.arms.get("plain") if tuned is not None else None
+    plain = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
+    return limits(job, arm=arm, ids=plain)
+
+
+def _captures_plain(job: Job) -> bool:
+    """Whether a job runs as one graph, of kernels as they are."""
+    options = job.options
+    return bool(options.get("capture", True)) and not options.get("fuse") and not options.get("group")
+
+
+def _traced(
+    result: BenchResult, variants: Sequence[Variant], decided: Sequence[tuple[Ints, Assignment]]
+) -> tuple[Traced, ...]:
+    jobs = {variant.label: variant.job for variant in variants}
+    found = []
+    for one in result.variants:
+        if one.timeline is not None:
+            ids = jobs[one.label].ids
+            found.append(Traced(one.label, one.timeline, ids, next((a for given, a in decided if given is ids), None)))
+    return tuple(found)

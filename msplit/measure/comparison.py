@@ -1,0 +1,280 @@
+"""All ways to choose streams, and all ways to make kernels, side by side: simulated everywhere, measured where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit import rules
+from msplit.analysis.colocation import groups
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Ints
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.decide.assignment import assign
+from msplit.decide.kernels import job_of, with_kernels
+from msplit.decide.kernels import why_not as no_torch
+from msplit.decide.model import opened, price
+from msplit.decide.plans import fill_ids
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.make import make_inputs
+from msplit.measure import statistics
+from msplit.progress import phase
+from msplit.rules import RuleSet
+from msplit.rules.auto import PLAIN, Auto
+from msplit.rules.base import Context
+from msplit.schedule.algorithms import ONE
+from msplit.schedule.predict import predict
+from msplit.schedule.search.choose import best, choose
+from msplit.schedule.search.search import HEAT, ROUNDS, Device, single, trial_of
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.search.measurement import Arm
+
+STREAMS = 4
+"""Most streams where neither the user nor the rules say."""
+
+_NO_GRAPH = "its steps can not be captured as one CUDA graph"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way.
+
+    Attributes:
+        name: The algorithm, with its number of streams and its grain; or ``rules NAME``; with other kernels those in front, as in
+            ``fused and grouped: list-8``.
+        streams: Streams that it uses.
+        waits: Waits between them, before chains are lowered to the engine's steps.
+        predicted_us: Simulated time.
+        predicted_gain: Over one stream, simulated.
+        skipped: Why it was not tried, None if it was.
+        measured_us: Time on the device, median; None where it was not measured.
+        gain: Over one stream in the same rounds; None where it was not measured, and for one stream.
+        memory: Peak memory of values over one stream's; None where it is not known, 1 where it does not matter.
+    """
+
+    name: str
+    streams: int
+    waits: int
+    predicted_us: float
+    predicted_gain: float
+    skipped: str | None = None
+    measured_us: float | None = None
+    gain: statistics.Ratio | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """All of them.
+
+    Attributes:
+        flat: The graph.
+        costs: Cost of its nodes.
+        streams: Most streams.
+        rows: One stream first, then as they were tried, then the rules.
+        auto: Name of the one that the rule ``auto`` takes.
+        bound_us: No schedule is faster, in the simulator's terms.
+        device: What measured, "" if nothing did.
+        why_not: Why nothing was measured, "" if it was.
+        kernels: Each way to make kernels on its best streams, plain ones first. They are simulated over the engine's steps, and gains are
+            over plain kernels on one stream.
+        same: Ways to make kernels that change nothing.
+        no_kernels: Why there are none, "" if there are.
+    """
+
+    flat: FlatGraph
+    costs: Costs
+    streams: int
+    rows: tuple[Row, ...]
+    auto: str
+    bound_us: float
+    device: str
+    why_not: str
+    kernels: tuple[Row, ...] = ()
+    same: tuple[str, ...] = ()
+    no_kernels: str = ""
+
+
+def compare(
+    flat: FlatGraph | str | os.PathLike[str],
+    *,
+    streams: int | None = None,
+    ruleset: str | Path | RuleSet = rules.STANDARD,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+    measure: bool = True,
+    device: Callable[[Mapping[str, Arm]], Device] | None = None,
+    tell: Callable[[str, float], None] | None = None,
+) -> Compared:
+    """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
+
+    Args:
+        flat: From `load`, or where the model is.
+        streams: Most streams, instead of what the rules say.
+        ruleset: Rules to show beside the algorithms.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
+        measure: Whether to measure, and to lower the model to learn what kernels it becomes, where there are a GPU and PyTorch. This
+            executes the model.
+        device: Makes what measures, in place of the GPU.
+        tell: Told what is being done and how much of it is done.
+
+    Raises:
+        RulesError: The rules file is wrong.
+        AssignError: The rules contradict each other on this graph.
+    """
+    flat = opened(flat)
+    if not isinstance(ruleset, RuleSet):
+        ruleset = rules.load(ruleset, streams=streams)
+    ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
+    ruleset = with_kernels(ruleset, PLAIN)  # its row stands among those of plain kernels
+    most = streams or ruleset.streams or STREAMS
+    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    context = Context(flat, costs, most)
+    problem = Auto().problem(context, Assignment.empty(len(flat)))
+    rows, ids = [Row(ONE, 1, 0, 0.0, 1.0)], [np.zeros(len(flat), np.int32)]
+    auto = ONE
+    if len(problem):
+        with phase("simulating candidates"):
+            candidates = choose(problem, most)
+        one = next(candidate.makespan_us for candidate in candidates if candidate.name == ONE)
+        auto = best(candidates).name
+        rows = [
+            Row(c.name, c.streams, c.waits, c.makespan_us, one / c.makespan_us if c.skipped is None else 0.0, c.skipped)
+            for c in candidates
+        ]
+        ids = [ids[0] if c.skipped is not None else fill_ids(flat, costs, problem.spread(c.stream)) for c in candidates]
+        assigned = assign(flat, ruleset, streams=most, priced=(sizes, costs))
+        found = predict(flat, costs, assigned.ids)
+        name = Path(ruleset.source.removesuffix(" (shipped)")).stem
+        rows.append(
+            Row(f"rules {name}", len(found.lanes), found.plan.waits, found.makespan_us, one / found.makespan_us)
+        )
+        ids.append(assigned.ids)
+    why_not, where = "", ""
+    if not measure:
+        why_not = "measuring was not asked for"
+    elif device is None and (why := ENGINE.unavailable()):
+        why_not = why
+    elif not len(problem):
+        why_not = "no node launches a kernel"
+    else:
+        feeds = make_inputs(flat, dict(shapes or {}), batch=batch or 1)
+        options = {"device": "cuda" if device is None else "cpu"}
+        job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=options)
+        try:
+            rows, where = _measured(job, rows, ids, device, tell)
+        except EngineError as error:
+            why_not = error.what
+    kernels, same, no_kernels = _kernels(
+        lambda: job_of(flat, costs, batch=batch, shapes=shapes, profile=profile), most, measure, device, tell
+    )
+    return Compared(flat, costs, most, tuple(rows), auto, problem.bound_us(), where, why_not, kernels, same, no_kernels)
+
+
+def _kernels(
+    job: Callable[[], Job],
+    streams: int,
+    measure: bool,
+    device: Callable[[Mapping[str, Arm]], Device] | None,
+    tell: Callable[[str, float], None] | None,
+) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
+    """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
+    if not measure:
+        return (), (), "only running the model once shows what kernels it becomes; leave --no-measure out"
+    if (why := no_torch()) is not None:
+        return (), (), why
+    if device is None and (why := ENGINE.unavailable()):
+        return (), (), f"only running the model on a GPU shows what kernels it becomes; {why}"
+    from msplit.engines.cuda.search.kernel_modes import ways
+    from msplit.engines.cuda.search.measurement import GpuTrials
+
+    try:
+        made = job()
+        if device is not None:
+            made = replace(made, options={**made.options, "device": "cpu"})
+        found = ways(made, groups(made.flat).of, streams=streams, tell=tell)
+        if found is None:
+            return (), (), "the engine launches no kernel for it"
+        if found.dynamic:
+            return (), (), _NO_GRAPH
+        rows = []
+        for way in found.ways.values():
+            best = way.best
+            name = f"{way.name}: {best.name}"
+            rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
+        arms = {name: way.arm for name, way in found.ways.items()}
+        runner = device(arms) if device is not None else GpuTrials(arms)
+        one = single(found.plain.arm.problem, found.plain.name)
+        measurement = [way.trial() for way in found.ways.values()]
+        theirs, *ours = runner.times([one, *measurement], ROUNDS)
+        for number, (trial, times) in enumerate(zip(measurement, ours, strict=True)):
+            alone = trial.key() == one.key()
+            gain = None if alone else statistics.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
+            memory = runner.memory(trial)
+            rows[number] = replace(rows[number], measured_us=median(times) * 1e6, gain=gain, memory=memory)
+        runner.renew()
+    except (
+        MsplitError
+    ) as error:  # an input can not be made up, an op has no lowering: candidates are shown all the same
+        return (), (), error.what
+    return tuple(rows), found.same, ""
+
+
+def _measured(
+    job: Job,
+    rows: Sequence[Row],
+    ids: Sequence[Ints],
+    device: Callable[[Mapping[str, Arm]], Device] | None,
+    tell: Callable[[str, float], None] | None,
+) -> tuple[list[Row], str]:
+    """The rows with times: each in a heat of its own with one stream."""
+    from msplit.engines.cuda.search import measurement
+
+    arms = measurement.arms(job, groups(job.flat).of, ("plain",))
+    arm = arms["plain"]
+    if arm.prepared.program.dynamic:
+        raise EngineError(_NO_GRAPH)
+    runner = device(arms) if device is not None else measurement.GpuTrials(arms)
+    one = single(arm.problem, "plain")
+    found = {
+        number: trial_of(arm.problem, "plain", row.name, arm.streams_of(ids[number]))
+        for number, row in enumerate(rows)
+        if row.skipped is None
+    }
+    distinct = list({trial.key(): trial for trial in found.values() if trial.key() != one.key()}.values())
+    times: dict[tuple[str, bytes], tuple[Sequence[float], Sequence[float]]] = {}
+    for at in range(0, max(len(distinct), 1), HEAT):
+        heat = distinct[at : at + HEAT]
+        if tell:
+            tell("measuring", at / max(len(distinct), 1))
+        measured = runner.times([one, *heat], ROUNDS)
+        times.setdefault(one.key(), (measured[0], measured[0]))
+        times |= {trial.key(): (measured[0], rounds) for trial, rounds in zip(heat, measured[1:], strict=True)}
+        runner.renew()
+    result = list(rows)
+    for number, trial in found.items():
+        theirs, ours = times[trial.key()]
+        gain = (
+            statistics.ratio([list(theirs)], [list(ours)], over=ONE, clock="device")
+            if trial.key() != one.key()
+            else None
+        )
+        result[number] = replace(rows[number], measured_us=median(ours) * 1e6, gain=gain, memory=runner.memory(trial))
+    return result, runner.describe()

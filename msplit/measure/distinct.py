@@ -1,0 +1,132 @@
+"""Labels that say what is used, and each plan once: what several requests come to is compiled and measured as one variant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from msplit.core.graph import Ints
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.engine import plan_of_job
+from msplit.measure.ablation import Layer, plural
+from msplit.measure.measure import Variant
+
+
+@dataclass(frozen=True, eq=False)
+class Distinct:
+    """Variants of which no two run the same.
+
+    Attributes:
+        variants: In their order, named after what they use.
+        layers: Those that still add something.
+        labels: The label that a variant was given before -> that of the variant that runs it.
+        notes: Which variant stands for what else was asked for, in sentences.
+    """
+
+    variants: tuple[Variant, ...]
+    layers: tuple[Layer, ...]
+    labels: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def distinct(variants: Sequence[Variant], layers: Sequence[Layer] = ()) -> Distinct:
+    """Of variants that run the same kernels in the same order on the same streams, the first only.
+
+    Args:
+        variants: Named after what was asked for.
+        layers: What they show.
+    """
+    first: dict[Hashable, int] = {}
+    stands: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for number, variant in enumerate(variants):
+        key, streams = _runs(variant)
+        kept = first.setdefault(key, number)
+        stands.setdefault(kept, []).append(number)
+        used[number] = streams
+    labels: dict[str, str] = {}
+    notes: list[str] = []
+    found: dict[str, Variant] = {}
+    for kept, members in stands.items():
+        variant = variants[kept]
+        label = _label(variant, used[kept], found)
+        labels |= {variants[member].label: label for member in members}
+        wishes = [wish for member in members for wish in variants[member].asked or _own_name(variants[member], variant)]
+        asked = tuple(dict.fromkeys(wishes))
+        others = [wish for wish in asked if wish not in label]
+        if others:
+            too = ", too" if len(others) < len(asked) or not variant.asked else ""
+            notes.append(f"the row '{label}' is what runs for {_joined(others)}{too}")
+        found[label] = replace(variant, label=label, asked=asked, used=used[kept])
+    made = Distinct(tuple(_pointing(variant, labels) for variant in found.values()), (), labels, tuple(notes))
+    return replace(made, layers=_layers(layers, variants, made))
+
+
+def _runs(variant: Variant) -> tuple[Hashable, int]:
+    """What tells whether two variants run the same, and how many streams do something."""
+    job, options = variant.job, variant.job.options
+    if variant.engine is not CUDA:
+        streams = _numbered(job.ids[~job.flat.host])
+        return (variant.engine.name, tuple(sorted(options.items())), streams.tobytes()), int(streams.max(initial=0)) + 1
+    import torch
+
+    prepared = CUDA.prepared(job, torch.device(str(options.get("device", "cuda"))))
+    plan = plan_of_job(prepared.program, job)
+    kernels = tuple((step.op.op, tuple(step.op.covers)) for step in prepared.program.steps)
+    order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
+    how = (bool(options.get("capture", True)), prepared.layout)
+    return (variant.engine.name, how, kernels, order), max(plan.streams, 1)
+
+
+def _numbered(streams: Ints) -> Ints:
+    """Streams numbered as they come: two assignments that differ in the numbers only are the same."""
+    _, first, inverse = np.unique(streams, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse.reshape(-1)].astype(np.int32)
+
+
+def _label(variant: Variant, used: int, taken: Collection[str]) -> str:
+    """The label with the streams that are used; with those asked for behind it where another has it."""
+    if not variant.asked:
+        return variant.label
+    label = _with_used(variant.label, variant, used)
+    return f"{label} ({variant.asked[0]} asked for)" if label in taken else label
+
+
+def _own_name(variant: Variant, kept: Variant) -> tuple[str, ...]:
+    """What to call a variant that nobody asked for in streams, such as that of a plan file, where another runs it."""
+    return () if variant is kept else (variant.label.removeprefix("msplit, "),)
+
+
+def _with_used(text: str, variant: Variant, used: int) -> str:
+    unit = "stream" if variant.engine is CUDA else "logical device"
+    return text.replace(plural(variant.job.streams, unit), plural(used, unit), 1)
+
+
+def _pointing(variant: Variant, labels: Mapping[str, str]) -> Variant:
+    """The variant with the labels that others have now; it is compared with each of them once, and not with itself."""
+    against = None if variant.against is None else labels[variant.against]
+    over = dict.fromkeys(labels[label] for label in variant.over)
+    return replace(
+        variant,
+        against=None if against == variant.label else against,
+        over=tuple(label for label in over if label not in (variant.label, against)),
+    )
+
+
+def _layers(layers: Sequence[Layer], variants: Sequence[Variant], found: Distinct) -> tuple[Layer, ...]:
+    """The layers whose variant is measured, each variant in one layer, with names that say what is used."""
+    before = {variant.label: variant for variant in variants}
+    now = {variant.label: variant for variant in found.variants}
+    kept: dict[str, Layer] = {}
+    for layer in layers:
+        label = found.labels[layer.label]
+        name = _with_used(layer.name, before[layer.label], now[label].used or 1)
+        below = None if layer.before is None else found.labels[layer.before]
+        kept.setdefault(label, replace(layer, name=name, label=label, before=below))
+    return tuple(kept.values())
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and for ".join([", for ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,182 @@
+"""A model ready to run: what a service calls, after `bench` has said what it gains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.decide.model import opened
+from msplit.decide.shown import Facts, Shown
+from msplit.engines.base import Arrays, Executable, HasBuffers, refuse
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.measure import Progress, Variant
+from msplit.measure.measure import prepare as make_ready
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Check
+from msplit.measure.variants import Setup, plan_label, set_up
+
+_ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Runner(Shown):
+    """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
+
+    Threads that call it take turns; for steps side by side make one each.
+
+    Attributes:
+        label: What it is called in a bench.
+        engine: Name of the engine.
+        why: Why this engine.
+        inputs: Type and shape of every input by name. Each step takes all of them.
+        buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
+            more, where the engine can spare it. They may be filled again when the step has returned.
+        outputs: Names of the outputs that each step gives.
+        checks: What its outputs were held against.
+        notes: What was done to the assignment, and what was not verified.
+        facts: Streams, waits, kernels, bytes: whatever the engine tells.
+        executable: What runs.
+    """
+
+    label: str
+    engine: str
+    why: str
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    buffers: Arrays
+    outputs: tuple[str, ...]
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    executable: Executable
+    _turn: Lock = field(default_factory=Lock, init=False, repr=False)
+
+    def _facts(self) -> Facts:
+        inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
+        return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """One step: arrays in by name, the `buffers` or any others, and arrays of the caller's own back.
+
+        Raises:
+            EngineError: An input is missing, or has another type or shape than the one that was prepared.
+        """
+        # TensorFlow would take other shapes and types, and the cuda engine looks for what it needs only.
+        if self.engine == TENSORFLOW.name or len(feeds) != len(self.inputs):
+            refuse(feeds, self.inputs)
+        with self._turn:
+            outputs = self.executable.step(feeds)
+        if self.engine == TENSORFLOW.name:  # a session hands out its very constants: who changes one changes the model
+            return {name: value.copy() for name, value in outputs.items()}
+        return outputs
+
+    def close(self) -> None:
+        """Gives streams and memory back. It can not run afterwards."""
+        with self._turn:
+            self.executable.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def prepare(
+    flat: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest | None = None,
+    *,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Runner:
+    """Makes a model ready to run, and verifies it once, with the request that `bench` took.
+
+    This executes the model.
+
+    Args:
+        flat: From `load`, or where the model is.
+        request: As for `bench`: the engine, the largest number of streams, the rules or the plan, batch and shapes. What says how to
+            measure is not looked at.
+        variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
+            default the plan, where there is one, else that of the layers of the bench
+            (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
+            stream, where it is the fastest.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model, or its outputs are not those of the reference.
+        MsplitError: An input does not fit, or there is no such variant.
+    """
+    flat = opened(flat)
+    request = request or BenchRequest()
+    if request.tune is not None:
+        raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
+    setup = set_up(
+        flat, replace(request, compare_tensorflow=False, save_reference=None, timelines=False), progress=progress
+    )
+    chosen = _chosen(setup, variant)
+    # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
+    one = next(one for one in setup.variants if one.engine is chosen.engine and one.against is None)
+    executable, checks = make_ready(
+        [chosen] if chosen is one else [one, replace(chosen, against=one.label)],
+        fresh=setup.fresh,
+        settings=request.settings,
+        reference=setup.reference,
+        progress=progress,
+    )
+    notes = setup.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
+    CUDA.forget(flat)  # weights of other kernels, and in another precision
+    return Runner(
+        label=chosen.label,
+        engine=setup.engine.name,
+        why=setup.why,
+        inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
+        buffers=_buffers(executable, chosen.job.feeds),
+        outputs=tuple(output.name for output in flat.outputs),
+        checks=checks,
+        notes=(*notes, *setup.unverified),
+        facts=executable.facts(),
+        executable=executable,
+    )
+
+
+def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
+    """The executable's own where it has some."""
+    own = executable.buffers() if isinstance(executable, HasBuffers) else {}
+    return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
+
+
+def _chosen(setup: Setup, label: str | None) -> Variant:
+    """The variant to run.
+
+    Raises:
+        MsplitError: There is none of this label.
+    """
+    if label is not None:
+        label = setup.labels.get(label, label)
+        for one in setup.variants:
+            if one.label == label:
+                return one
+        labels = ", ".join(one.label for one in setup.variants)
+        raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
+    if setup.engine is not CUDA:
+        return setup.variants[0]
+    if setup.request.plan is not None:
+        planned = setup.labels[plan_label(setup.request.plan)]
+        return next(one for one in setup.variants if one.label == planned)
+    known = [layer for layer in setup.layers if layer.predicted_us is not None]
+    if not known:
+        return max(setup.variants, key=lambda one: one.job.streams)
+    best = min(known, key=lambda layer: layer.predicted_us or 0.0).label
+    return next(one for one in setup.variants if one.label == best)

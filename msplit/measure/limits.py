@@ -1,0 +1,98 @@
+"""What limits a measured model, and how much of that its variants reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msplit.core.graph import Ints
+from msplit.engines.base import Job
+from msplit.errors import EngineError
+from msplit.measure.results import VariantResult
+from msplit.schedule.bounds import Bounds, StepBounds, bounds
+from msplit.schedule.breakdown import Breakdown, breakdown
+from msplit.schedule.search.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.search.measurement import Arm
+
+MEASURE_SECONDS = 8.0
+"""Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """Lower bounds of a model on the cuda engine.
+
+    Attributes:
+        static: From the data sheet, over the nodes of the graph.
+        steps: Over the steps that run, without larger kernels.
+        source: Where the steps' times come from: "measured", "the profile" or "the data sheet".
+        spent: By variant that runs these steps, where its simulated time goes.
+    """
+
+    static: Bounds
+    steps: StepBounds
+    source: str
+    spent: Mapping[str, Breakdown] = field(default_factory=dict)
+
+    def reached(self, variant: VariantResult) -> float | None:
+        """The lower bound over the time of a variant that runs these steps; None for others, and where no device told the time."""
+        if variant.device is None or variant.engine != "cuda" or self.steps.lower_us <= 0:
+            return None
+        if variant.facts.get("kernels") != self.steps.steps:
+            return None
+        return self.steps.lower_us / (variant.device.median * 1e6)
+
+    def fused(self, variant: VariantResult) -> float | None:
+        """The bound of larger kernels over the time of a variant, whatever its kernels."""
+        if variant.device is None or variant.engine != "cuda" or self.steps.fused_us <= 0:
+            return None
+        return self.steps.fused_us / (variant.device.median * 1e6)
+
+
+def limits(
+    job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS, ids: Mapping[str, Ints] | None = None
+) -> Limits | None:
+    """Works out what limits a job's kernels, timing them alone where it runs on a GPU and no profile did.
+
+    Args:
+        job: The model, as the cuda engine runs it on one stream.
+        arm: Its kernels, where tuning has timed them already.
+        seconds: How long kernels may be timed.
+        ids: By variant that runs the same kernels the streams of the graph's nodes.
+
+    Returns:
+        None where the model can not be captured, so that times of steps mean little.
+    """
+    from msplit.engines.cuda.search import measurement
+
+    if job.costs is None:
+        return None
+    if arm is None:
+        alone = np.full(len(job.flat), -1, np.int32)
+        try:
+            arm = measurement.arms(job, alone, ("plain",), seconds=seconds)["plain"]
+        except (RuntimeError, EngineError):
+            # Out of memory, say: what was measured before is worth more than bounds by the clock.
+            arm = measurement.arms(job, alone, ("plain",))["plain"]
+    if arm.prepared.program.dynamic:
+        return None
+    profiled = job.costs.constants is not None
+    found = arm.bounds()
+    if profiled:
+        found = replace(found, measured=found.steps)
+    source = "the profile" if profiled else "measured" if found.measured else "the data sheet"
+    spent = {label: _spent(arm, streams) for label, streams in (ids or {}).items()}
+    return Limits(bounds(job.flat, job.costs), found, source, spent)
+
+
+def _spent(arm: Arm, ids: Ints) -> Breakdown:
+    """Where the time of kernels on given streams goes."""
+    program = arm.prepared.program
+    lanes, _ = program.lanes(ids)
+    problem = arm.costs.problem(program, lanes, machine=arm.problem.machine)
+    return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)

@@ -1,0 +1,108 @@
+"""What a model is to be run with: what `bench` compares, and what `prepare` makes ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from msplit.core.arguments import MAX_STREAMS, whole
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.results import Settings
+from msplit.measure.tuning import TuneSettings
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run and how to measure it.
+
+    Attributes:
+        streams: Numbers of streams to compare; 1 is always measured too.
+        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``auto``.
+        engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
+        gpu: Data sheet that prices the nodes; None: the default.
+        profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
+        seed: Of made-up inputs.
+        ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
+        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        layout: Memory layout of convolutions: ``auto`` measures.
+        fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
+        group: Whether to show what batching alike branches adds to that.
+        device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
+        compare_xla: And with XLA, which compiles for seconds to minutes.
+        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
+            are given, they are the file's.
+        save_reference: Where to save inputs and reference outputs.
+        force: Whether that may replace what is there.
+        op_libraries: Shared objects with custom TensorFlow ops.
+        settings: How to measure.
+        tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
+        plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
+        timelines: Also time the parts of one step of every variant.
+        command: The command line, for the record.
+    """
+
+    streams: Sequence[int] = (1, 2, 4)
+    ruleset: str | None = None
+    engine: str | None = None
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    gpu: str | None = None
+    profile: Profile | None = None
+    seed: int = 0
+    ieee: bool = False
+    capture: bool = True
+    layout: str = "auto"
+    fuse: bool = True
+    group: bool = True
+    device: str = "cuda"
+    compare_tensorflow: bool = True
+    compare_xla: bool = True
+    reference: Path | None = None
+    save_reference: Path | None = None
+    force: bool = False
+    op_libraries: Sequence[Path] = ()
+    settings: Settings = field(default_factory=Settings)
+    tune: TuneSettings | None = None
+    plan: Path | None = None
+    timelines: bool = False
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for streams in self.streams:
+            whole("the number of streams", streams, 1, MAX_STREAMS)
+        if self.batch is not None:
+            whole("the batch", self.batch)
+        whole("the seed", self.seed, 0)
+
+
+def workload_of(request: BenchRequest) -> Workload:
+    """What sizes and prices a model."""
+    return Workload(request.batch, request.shapes, request.gpu or DEFAULT_GPU, request.profile)
+
+
+def as_recorded(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+    """A request with what it leaves open and the record of the model's assignment says, and that in words.
+
+    A file of reference outputs says the batch and the shapes itself.
+    """
+    if flat.model.record is None:
+        return request, ()
+    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
+    work = basis.workload
+    request = replace(request, gpu=work.gpu, profile=work.profile)
+    sized = request.reference is None
+    if sized:
+        request = replace(request, batch=work.batch, shapes=work.shapes)
+    keys = ON_COSTS if sized else ("gpu", "profile")
+    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
+    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()

@@ -1,0 +1,443 @@
+"""The ways to run a model that are compared: which engine, on which streams, with which kernels, and what outputs are held against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msplit import formats, rules
+from msplit.core.assignment import Assignment
+from msplit.core.graph import Ints
+from msplit.cost.costs import Costs
+from msplit.decide.assignment import assign, present_ids
+from msplit.decide.basis import anew
+from msplit.decide.export import check_places
+from msplit.decide.kernels import NAMES, Chooser, ends_with_auto, with_kernels
+from msplit.decide.model import priced as price_for
+from msplit.decide.plans import runs_as_stored, stored_job
+from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.seeds import DRAWN_ON_DEVICE, remark
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.make import make_inputs
+from msplit.inputs.reference import Reference, load_reference, save_reference
+from msplit.measure.ablation import Layer, Layers, auto_layer, layers_of, plural, predicted
+from msplit.measure.distinct import distinct
+from msplit.measure.fold_ids import fold_ids
+from msplit.measure.measure import Progress, Variant
+from msplit.measure.profile import compared
+from msplit.measure.reference_fit import fit
+from msplit.measure.request import BenchRequest, workload_of
+from msplit.measure.tuning import TUNED, Tuned, tune
+from msplit.opset import schema
+from msplit.rules.auto import BEST, PLAIN, Auto
+from msplit.rules.options import MAX_STREAMS
+from msplit.schedule.plan import planfile
+from msplit.shapes import Shapes, infer
+
+_OWN_DATA = re.compile(
+    r"(MultiDevice|OneShot)?IteratorGetNext\w*|Queue(Dequeue\w*)|ReaderRead\w*|OptionalGetValue|StageGet|Unstage"
+)
+"""Ops that give a batch of their own."""
+
+ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a request means for a model.
+
+    Attributes:
+        request: The request, with batch and shapes of the reference or the profile where it names none itself.
+        engine: What runs.
+        why: Why this engine.
+        job: The model on one stream.
+        variants: What is compared.
+        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        reference: What outputs are held against; None where there is nothing.
+        fresh: Makes a set of inputs from a seed.
+        notes: What was done to the assignment.
+        unverified: What can not be verified.
+        decided: Ids that rules gave, with the rules that decided.
+        tuned: What tuning found, if it was asked for.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `api.distinct`.
+        tuned_label: Label of the variant that runs what tuning found; "" where there is none.
+    """
+
+    request: BenchRequest
+    engine: Engine
+    why: str
+    job: Job
+    variants: tuple[Variant, ...]
+    layers: tuple[Layer, ...]
+    reference: Reference | None
+    fresh: Callable[[int], Arrays]
+    notes: tuple[str, ...]
+    unverified: tuple[str, ...]
+    decided: tuple[tuple[Ints, Assignment], ...]
+    tuned: Tuned | None
+    labels: Mapping[str, str]
+    tuned_label: str
+
+
+def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None = None) -> Setup:
+    """Chooses engine, streams and kernels, and makes inputs and reference outputs. TensorFlow runs the model once for these.
+
+    Raises:
+        EngineError: The engine can not run the model; the message names what and the way out.
+        MsplitError: An input does not fit.
+    """
+    wrong = [streams for streams in request.streams if not 1 <= streams <= MAX_STREAMS]
+    if wrong:
+        raise MsplitError(f"streams: {wrong[0]} is not in the range 1<=x<={MAX_STREAMS}", fix="choose another number")
+    engine, why = choose_engine(request, flat)
+    _refuse(request, engine, why)
+    stored = None if request.plan is None else planfile.load(request.plan)
+    if request.save_reference is not None:
+        check_places(flat, [request.save_reference], force=request.force)
+    taken = ""
+    loaded = None if request.reference is None else load_reference(request.reference)
+    if loaded is not None and request.reference is not None:
+        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        taken = f"the batch is {batch}, as in {request.reference}" if batch != request.batch else ""
+        request = replace(request, batch=batch, shapes=shapes)
+    if request.profile is not None and request.batch is None:
+        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    sizes, costs = price_for(flat, workload_of(request))
+
+    def feeds_of(seed: int) -> Arrays:
+        return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
+
+    feeds = feeds_of(request.seed)
+    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds)
+    if loaded is not None:
+        feeds = loaded.feeds
+    if request.save_reference is not None:
+        outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
+        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"), force=request.force)
+    decided: list[tuple[Ints, Assignment]] = []
+    assignments, notes = assignments_for(flat, sizes, costs, request, decided)
+    if taken:
+        notes.insert(0, taken)
+    if left_out := formats.left_out_text(flat.model):
+        notes.append(left_out)
+    if engine is CUDA:
+        notes += _unsafe_caches()
+    notes += _made_up_seeds(flat)
+    if request.profile is not None:
+        notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
+    job = Job(
+        flat=flat,
+        ids=np.zeros(len(flat), np.int32),
+        streams=1,
+        feeds=feeds,
+        ieee=request.ieee,
+        op_libraries=request.op_libraries,
+        costs=costs,
+    )
+    variants = (
+        _tensorflow_variants(job, assignments)
+        if engine is TENSORFLOW
+        else _cuda_variants(job, assignments, request, engine)
+    )
+    shown = _layers(variants, assignments, request) if engine is CUDA else None
+    if shown is not None:
+        more = _auto(flat, (sizes, costs), request, [*variants, *shown.variants], progress)
+        shown = Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes)
+        variants += shown.variants
+        notes += shown.notes
+    tuned, tuned_variants = None, list[Variant]()
+    if stored is not None or request.tune is not None:
+        base = replace(job, options=cuda_options(request))
+        if stored is not None and request.plan is not None:
+            planned, said = stored_job(base, stored)
+            notes += said
+            if not runs_as_stored(planned):
+                notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
+            label = plan_label(request.plan)
+            variants.append(Variant(label, engine, planned, _one(variants)))
+        if request.tune is not None:
+            given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
+            most = max(request.streams, default=1)
+            how = replace(request.tune, kernels=_kernels(request, request.tune.kernels))
+            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
+            tuned_variants = _tuned_variants(base, tuned, _one(variants), engine)
+            variants += tuned_variants
+    settled = distinct(variants, () if shown is None else shown.layers)
+    return Setup(
+        request=request,
+        engine=engine,
+        why=why,
+        job=job,
+        variants=settled.variants,
+        layers=predicted(settled.layers, settled.variants),
+        reference=reference,
+        fresh=feeds_of,
+        notes=(*notes, *settled.notes),
+        unverified=(*unverified, *own_data(flat)),
+        decided=tuple(decided),
+        tuned=tuned,
+        labels=settled.labels,
+        tuned_label=settled.labels[tuned_variants[-1].label] if tuned_variants else "",
+    )
+
+
+def _made_up_seeds(flat: FlatGraph) -> list[str]:
+    """What is to be said of the random ops that the outputs need."""
+    from msplit.engines.cuda.frontend.partition import wanted
+    from msplit.engines.cuda.ir.reachable import needed
+
+    said = remark(flat, needed(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs}))
+    return [] if said is None else [said]
+
+
+def _unsafe_caches() -> list[str]:
+    """Folders of compiled kernels that are not used."""
+    from msplit.engines.cuda.kernels import cache
+
+    return cache.refused()
+
+
+def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises what is asked for and the engine can not do.
+
+    Raises:
+        EngineError: That.
+    """
+    if engine is not CUDA and (request.tune is not None or request.plan is not None):
+        option = "--tune" if request.tune is not None else "--plan"
+        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+        raise EngineError(
+            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
+            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
+        )
+
+
+def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
+    """The engine to run on, and why. Where none is asked for, one that can run a graph, if it is given.
+
+    Raises:
+        EngineError: The engine asked for can not run here.
+    """
+    if request.engine is not None:
+        if request.engine not in ENGINES:
+            raise MsplitError(f"there is no engine {request.engine!r}", fix=f"one of: {', '.join(ENGINES)}")
+        engine = ENGINES[request.engine]
+        why_not = engine.unavailable() if request.device == "cuda" or request.engine != "cuda" else None
+        if why_not:
+            raise EngineError(f"the {engine.name} engine can not run here: {why_not}", fix="see `msplit doctor`")
+        return engine, "asked for"
+    why_not = CUDA.unavailable()
+    if why_not is None:
+        from msplit.engines.cuda.coverage import cover
+
+        reasons = [] if flat is None else cover(flat, infer(flat, batch=request.batch, shapes=request.shapes)).reasons
+        if reasons and request.tune is None and request.plan is None:
+            return TENSORFLOW, f"the cuda engine can not run this model: {'; '.join(reasons)}"
+        return CUDA, "there are a CUDA device and PyTorch"
+    neither = TENSORFLOW.unavailable()
+    if neither:
+        raise EngineError(
+            f"no engine can run here: {neither}; and for the cuda engine, {why_not}",
+            fix=f"{INSTALL_TENSORFLOW} runs models on the CPU; `msplit doctor --for bench` says what else there is",
+        )
+    return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
+
+
+def assignments_for(
+    flat: FlatGraph,
+    sizes: Shapes,
+    costs: Costs,
+    request: BenchRequest,
+    decided: list[tuple[Ints, Assignment]] | None = None,
+) -> tuple[list[tuple[int, Ints]], list[str]]:
+    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user.
+
+    Where rules gave ids, `decided` gets those ids with the rules that decided.
+    """
+    wanted = sorted({streams for streams in request.streams if streams > 1})
+    notes: list[str] = []
+    found: list[tuple[int, Ints]] = []
+    if request.ruleset is None and flat.graph.nodes_with(formats.STREAM_ID):
+        ids = present_ids(flat)
+        highest = int(ids.max(initial=0)) + 1
+        used = plural(len(np.unique(ids)), "stream")
+        notes.append(f"the graph runs as it is annotated, on {used}; --rules assigns anew")
+        for streams in sorted({min(streams, highest) for streams in wanted} or {highest}):
+            folded = fold_ids(ids, costs.time_us, streams)
+            if folded.note:
+                notes.append(folded.note)
+            found.append((folded.streams, folded.ids))
+        return found, notes
+    name = request.ruleset or rules.STANDARD
+    annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
+    for streams in wanted:
+        ruleset = with_kernels(rules.load(name, streams=streams), PLAIN)
+        if annotated:
+            ruleset = anew(ruleset, flat)
+        assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
+        found.append((streams, assigned.ids))
+        if decided is not None:
+            decided.append((assigned.ids, assigned.outcome.assignment))
+    in_place = ", in place of the ids in the file" if annotated else ""
+    notes.append(f"streams are assigned by the rule set {name}{in_place}")
+    return found, notes
+
+
+def _tensorflow_variants(job: Job, assignments: Sequence[tuple[int, Ints]]) -> list[Variant]:
+    variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
+    for streams, ids in assignments:
+        label = f"TensorFlow, {plural(streams, 'logical device')}"
+        asked = (plural(streams, "stream"),)
+        variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
+    return variants
+
+
+def _cuda_variants(
+    job: Job, assignments: Sequence[tuple[int, Ints]], request: BenchRequest, engine: Engine
+) -> list[Variant]:
+    how = "CUDA graph" if request.capture else "eager"
+    variants = []
+    if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
+        variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
+        if request.compare_xla and set(DRAWN_ON_DEVICE).isdisjoint(job.flat.graph.ops):  # XLA draws others
+            xla = replace(job, options={"xla": True})
+            variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
+    options = cuda_options(request)
+    one = f"msplit, 1 stream, {how}"
+    if request.capture and request.device == "cuda":
+        eager = replace(job, options={**options, "capture": False})
+        variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
+    variants.append(Variant(one, engine, replace(job, options=options)))
+    for streams, ids in assignments:
+        label, asked = f"msplit, {plural(streams, 'stream')}, {how}", (plural(streams, "stream"),)
+        own = replace(job, ids=ids, streams=streams, options=options)
+        variants.append(Variant(label, engine, own, one, asked=asked))
+    return variants
+
+
+def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Layers:
+    """The layers above one stream, for the largest number of streams."""
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    most = None
+    if assignments:
+        streams, ids = max(assignments, key=lambda found: found[0])
+        most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
+    suffix = "" if request.capture else ", eager"
+    return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
+
+
+def _auto(
+    flat: FlatGraph,
+    priced: tuple[Shapes, Costs],
+    request: BenchRequest,
+    variants: Sequence[Variant],
+    progress: Progress | None,
+) -> Layers:
+    """What the rule `auto` would run, where it has the last word and the user has asked for it."""
+    nothing = Layers((), (), ())
+    if request.ruleset is None:
+        return nothing
+    most = max(request.streams, default=1)
+    ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
+    names = _kernels(request, NAMES)
+    if not ends_with_auto(ruleset) or len(names) < 2:
+        return nothing
+    if not request.capture:
+        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
+    ruleset = anew(ruleset, flat)
+    one = next(variant for variant in variants if variant.label == _one(variants))
+    chooser = Chooser(lambda: one.job, batch=request.batch, names=names, tell=progress)
+    assigned = assign(flat, ruleset, streams=most, priced=priced, kernels=chooser)
+    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
+        said = (
+            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
+        )
+        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
+    return auto_layer(one, chooser, variants)
+
+
+def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The ways to make kernels that may be tried."""
+    return tuple(
+        name for name in wanted if (request.fuse or "fused" not in name) and (request.group or "grouped" not in name)
+    )
+
+
+def cuda_options(request: BenchRequest) -> dict[str, Any]:
+    """What the cuda engine is told of a request, larger kernels left out."""
+    return {"device": request.device, "layout": request.layout, "capture": request.capture}
+
+
+def plan_label(plan: Path) -> str:
+    """What the variant of a plan file is called."""
+    return f"msplit, {plan}"
+
+
+def _one(variants: Sequence[Variant]) -> str:
+    """What plans are compared with: one stream, as the others run."""
+    alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
+    return next((variant.label for variant in alone if variant.against is None), alone[0].label)
+
+
+def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Variant]:
+    """The tuned plan, and one stream of its kernels if these are not what the others have."""
+    if tuned.gain is None:
+        return []  # one stream it stays, and that is measured
+    own = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    found = []
+    if tuned.kernels != "plain" and tuned.streams > 1:
+        alone = {key: value for key, value in own.options.items() if key != "plan"}
+        found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
+    return [*found, Variant(f"{TUNED}, {plural(tuned.streams, 'stream')}", engine, own, one)]
+
+
+def own_data(flat: FlatGraph) -> tuple[str, ...]:
+    """What to tell of a graph that brings its data itself: nobody can give two runs of it the same."""
+    graph = flat.graph
+    fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
+
+    def read(node: int) -> set[tuple[int, int]]:
+        edges = graph.out_edges(node)
+        return {(node, port) for port in graph.edges.port[edges].tolist()}
+
+    sources = [node for node, op in enumerate(graph.ops) if _OWN_DATA.fullmatch(op) and not read(node) <= fed]
+    if not sources:
+        return ()
+    node = sources[0]
+    count = schema.output_count(graph.ops[node], graph.attrs[node]) or 1
+    name = graph.names[node]
+    tensors = ",".join([name, *(f"{name}:{port}" for port in range(1, min(count, 4)))]) + (",…" if count > 4 else "")
+    return (
+        f"the model takes its data from {name} ({graph.ops[node]}) itself, so that every step has another batch: outputs are held "
+        "against those of other batches, and may differ for that alone; to verify and measure on the same data, feed it: "
+        f"--inputs {tensors}",
+    )
+
+
+def _tensorflow_sees_gpu() -> bool:
+    if TENSORFLOW.unavailable():
+        return False
+    from msplit.engines.tensorflow import runtime
+
+    return runtime.has_gpu()
+
+
+def _reference(flat: FlatGraph, engine: Engine, feeds: Arrays) -> tuple[Reference | None, tuple[str, ...]]:
+    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
+    if engine is TENSORFLOW:
+        return None, ()
+    if TENSORFLOW.unavailable():
+        return None, (
+            "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
+        )
+    return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()

@@ -1,6 +1,0 @@
-"""Ways to put blocks on streams. Each module is one algorithm: a pure function from a problem to a stream per block."""
-
-from msplit.schedule.candidates.base import Algorithm, Skipped
-from msplit.schedule.candidates.registry import ALGORITHMS, LIST, ONE
-
-__all__ = ["ALGORITHMS", "LIST", "ONE", "Algorithm", "Skipped"]

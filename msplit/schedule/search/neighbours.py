@@ -1,0 +1,314 @@
+"""Small changes of a schedule, for local search: a part to another stream, two streams into one, another record order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.dag import Dag
+from msplit.core.graph import Ints
+from msplit.schedule.algorithms.sections import Section, sections
+from msplit.schedule.plan.lane_order import keep_lanes
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import topological
+from msplit.schedule.plan.timed_order import timed_order
+from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import constrain
+from msplit.schedule.segments import components
+
+MOST_SECTIONED = 5_000
+"""Blocks up to which sections are looked for, which takes milliseconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A schedule: where each block runs, and in which order blocks are recorded.
+
+    Attributes:
+        stream: Per block its stream.
+        order: Topological order of the blocks.
+        keep: Whether the plan is then recorded so that streams keep their lanes of the CUDA graph (`lane_order`).
+    """
+
+    stream: Ints
+    order: Ints
+    keep: bool = True
+
+    def key(self) -> bytes:
+        """Equal for equal schedules."""
+        return b"%d " % self.keep + self.stream.tobytes() + self.order.tobytes()
+
+    def plan(self, problem: Problem, dag: Dag) -> Plan:
+        """The plan over the nodes that the problem was made from.
+
+        Args:
+            problem: The blocks.
+            dag: The graph behind them, in its own numbering.
+        """
+        lanes = problem.spread(self.stream)
+        position = np.empty(len(problem), np.float64)
+        position[self.order] = np.arange(len(self.order))
+        inside = problem.block >= 0
+        # Nodes that launch nothing come as early as they can.
+        key = np.where(inside, -position[np.maximum(problem.block, 0)], np.inf) if len(problem) else None
+        plan = make_plan(dag, _dense(lanes), topological(dag, key))
+        return keep_lanes(plan) if self.keep else plan
+
+
+def _dense(lanes: Ints) -> Ints:
+    used = np.unique(lanes[lanes >= 0])
+    return np.where(lanes >= 0, np.searchsorted(used, lanes), -1).astype(np.int32)
+
+
+def neighbours(
+    problem: Problem, point: Point, streams: int, chance: random.Random, others: Sequence[Point] = ()
+) -> Iterator[tuple[str, Point]]:
+    """Endless random small changes, each of the point that was given, with what was done in words.
+
+    What does not change anything is left out; ties are kept and streams numbered without gaps.
+
+    Args:
+        problem: The blocks.
+        point: What to change.
+        streams: Most streams.
+        chance: Draws.
+        others: Good points to take pieces from.
+    """
+    busy = np.flatnonzero(~problem.joints)
+    if not len(busy):
+        return
+    part, parts = _parts(problem, point.stream)
+    weights = np.bincount(part[busy], problem.work_us[busy], parts) + 1e-9
+    pieces = sections(problem) if len(problem) <= MOST_SECTIONED else []
+    view = _View(problem, point, streams, part, np.cumsum(weights), busy, chance, pieces, others)
+    kinds = _KINDS if streams > 1 else _ORDERS
+    unlucky = 0
+    while unlucky < 1000:  # where nothing can be changed, say so by ending
+        name, change = chance.choice(kinds)
+        changed = change(view)
+        if changed is None:
+            unlucky += 1
+            continue
+        found = replace(changed, stream=constrain(problem, changed.stream, streams))
+        if found.key() == point.key():
+            unlucky += 1
+            continue
+        unlucky = 0
+        yield name, found
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """A point with what the changes look at."""
+
+    problem: Problem
+    point: Point
+    streams: int
+    part: Ints
+    weights: NDArray[np.float64]
+    busy: NDArray[np.intp]
+    chance: random.Random
+    sections: Sequence[Section]
+    others: Sequence[Point]
+
+    def alike(self) -> list[Section]:
+        """All sections of one kind: mostly of one that there are several of."""
+        if not self.sections:
+            return []
+        kind = self.chance.choice(self.sections).kind
+        return [section for section in self.sections if section.kind == kind]
+
+    def lane(self, but: int) -> int:
+        """Another stream, a new one included where there may be more."""
+        used = int(self.point.stream.max()) + 1
+        choices = [lane for lane in range(min(used + 1, self.streams)) if lane != but]
+        return self.chance.choice(choices)
+
+    def random_part(self) -> NDArray[np.bool_]:
+        """A part: by its work, so that large ones are tried more often, or any."""
+        if self.chance.random() < 0.5:
+            number = int(np.searchsorted(self.weights, self.chance.random() * self.weights[-1], "right"))
+        else:
+            number = int(self.part[self.chance.choice(self.busy)])
+        return np.asarray(self.part == number)
+
+    def moved(self, blocks: NDArray[np.bool_], lane: int) -> Point:
+        """Some blocks on another stream. Half of the time the record order is worked out anew for it."""
+        return self.ordered(np.where(blocks, lane, self.point.stream).astype(np.int32))
+
+    def ordered(self, stream: Ints) -> Point:
+        """Other streams, in the order that there was or in one worked out for them."""
+        if self.chance.random() < 0.5:
+            return replace(self.point, stream=stream)
+        return replace(self.point, stream=stream, order=timed_order(self.problem, stream))
+
+    def reordered(self, blocks: NDArray[np.bool_], by: float) -> Point:
+        """Some blocks recorded earlier (`by` below 0) or later, as far as what they depend on allows."""
+        position = np.empty(len(self.problem))
+        position[self.point.order] = np.arange(len(self.point.order))
+        # By half a place more, so that it lands behind what it jumps over and not in a tie with it.
+        position[blocks] += by + (0.5 if by > 0 else -0.5)
+        return replace(self.point, order=topological(self.problem.dag, -position))
+
+
+def _parts(problem: Problem, stream: Ints) -> tuple[Ints, int]:
+    """Connected pieces of the graph on one stream: per block its part, and how many there are."""
+    src, dst = problem.dag.src, problem.dag.dst()
+    same = stream[src] == stream[dst]
+    first = components(len(problem), src[same], dst[same])
+    names, part = np.unique(first, return_inverse=True)
+    return part.reshape(-1).astype(np.int32), len(names)
+
+
+def _move_part(view: _View) -> Point | None:
+    blocks = view.random_part()
+    return view.moved(blocks, view.lane(int(view.point.stream[blocks][0])))
+
+
+def _move_block(view: _View) -> Point | None:
+    block = view.chance.choice(view.busy)
+    blocks = np.arange(len(view.problem)) == block
+    return view.moved(blocks, view.lane(int(view.point.stream[block])))
+
+
+def _split_part(view: _View) -> Point | None:
+    """The end of a part, in record order, goes to another stream."""
+    blocks = view.random_part()
+    inside = view.point.order[blocks[view.point.order]]
+    if len(inside) < 2:
+        return None
+    later = np.zeros(len(view.problem), np.bool_)
+    later[inside[view.chance.randrange(1, len(inside)) :]] = True
+    return view.moved(later, view.lane(int(view.point.stream[inside[0]])))
+
+
+def _swap_parts(view: _View) -> Point | None:
+    """Two parts change streams."""
+    one, other = view.random_part(), view.random_part()
+    first, second = (int(view.point.stream[blocks][0]) for blocks in (one, other))
+    if first == second:
+        return None
+    swapped = view.moved(one, second)
+    return replace(swapped, stream=np.where(other, first, swapped.stream).astype(np.int32))
+
+
+def _merge_streams(view: _View) -> Point | None:
+    used = np.unique(view.point.stream[view.busy]).tolist()
+    if len(used) < 3:
+        return None  # one stream is what everything is measured against anyway
+    one, other = view.chance.sample(used, 2)
+    return view.moved(view.point.stream == one, other)
+
+
+def _split_stream(view: _View) -> Point | None:
+    """A random half of the parts of a stream goes to a new one."""
+    used = int(view.point.stream.max()) + 1
+    if used >= view.streams:
+        return None
+    lane = view.chance.randrange(used)
+    parts = np.unique(view.part[view.point.stream == lane]).tolist()
+    if len(parts) < 2:
+        return None
+    chosen = view.chance.sample(parts, len(parts) // 2)
+    return view.moved(np.isin(view.part, chosen), used)
+
+
+def _shift_block(view: _View) -> Point | None:
+    block = view.chance.choice(view.busy)
+    blocks = np.arange(len(view.problem)) == block
+    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
+
+
+def _shift_part(view: _View) -> Point | None:
+    blocks = view.random_part()
+    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((2, 5, 10, len(view.problem))))
+
+
+def _move_alike(view: _View) -> Point | None:
+    """The same block of all alike sections to the same stream, or all that the section has on one stream."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    place = view.chance.randrange(len(alike[0].blocks))
+    lane = view.lane(int(view.point.stream[alike[0].blocks[place]]))
+    blocks = np.zeros(len(view.problem), np.bool_)
+    if view.chance.random() < 0.5:
+        blocks[[int(section.blocks[place]) for section in alike]] = True
+    else:
+        first = alike[0].blocks
+        same = np.flatnonzero(view.part[first] == view.part[first[place]])
+        for section in alike:
+            blocks[section.blocks[same]] = True
+    return view.moved(blocks, lane)
+
+
+def _shift_alike(view: _View) -> Point | None:
+    """The same block of all alike sections is recorded earlier or later."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    place = view.chance.randrange(len(alike[0].blocks))
+    blocks = np.zeros(len(view.problem), np.bool_)
+    blocks[[int(section.blocks[place]) for section in alike]] = True
+    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
+
+
+def _copy_alike(view: _View) -> Point | None:
+    """One section's streams for all that are alike."""
+    alike = view.alike()
+    if len(alike) < 2:
+        return None
+    model = view.chance.choice(alike)
+    stream = view.point.stream.copy()
+    for section in alike:
+        stream[section.blocks] = view.point.stream[model.blocks]
+    return view.ordered(stream)
+
+
+def _borrow(view: _View) -> Point | None:
+    """One section, or all that are alike, with the streams of another point."""
+    alike = view.alike()
+    if not alike or not view.others:
+        return None
+    other = view.chance.choice(view.others)
+    chosen = alike if view.chance.random() < 0.5 else [view.chance.choice(alike)]
+    stream = view.point.stream.copy()
+    for section in chosen:
+        stream[section.blocks] = np.minimum(other.stream[section.blocks], view.streams - 1)
+    return view.ordered(stream)
+
+
+def _order_anew(view: _View) -> Point | None:
+    if view.chance.random() < 0.5:
+        return replace(view.point, order=topological(view.problem.dag, view.problem.rank))
+    return replace(view.point, order=timed_order(view.problem, view.point.stream))
+
+
+def _other_lanes(view: _View) -> Point | None:
+    return replace(view.point, keep=not view.point.keep)
+
+
+_Change = Callable[[_View], "Point | None"]
+_ORDERS: list[tuple[str, _Change]] = [
+    ("a block earlier or later", _shift_block),
+    ("a block earlier or later in all alike sections", _shift_alike),
+    ("a branch earlier or later", _shift_part),
+    ("another record order", _order_anew),
+    ("another record order", _other_lanes),
+]
+_KINDS: list[tuple[str, _Change]] = [
+    *_ORDERS,
+    *[("a branch to another stream", _move_part)] * 3,
+    *[("a block to another stream", _move_block)] * 2,
+    *[("the end of a branch to another stream", _split_part)] * 2,
+    ("two branches swapped", _swap_parts),
+    *[("a block or branch to another stream in all alike sections", _move_alike)] * 2,
+    ("one section's streams for all alike", _copy_alike),
+    *[("sections of another candidate", _borrow)] * 2,
+    ("two streams merged", _merge_streams),
+    ("a stream split", _split_stream),
+]

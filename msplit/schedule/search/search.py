@@ -1,0 +1,461 @@
+"""Finds the fastest schedule by measuring: the best candidates first, then local search from the winner.
+
+Nothing here knows a GPU. What measures is a `Device`, what tells the time is a function, so that the search itself can be tested with
+both made up.
+
+Source of the search: first-improvement local search with a surrogate (the simulator picks which neighbours are worth a measurement), as
+in TVM's auto-tuner (Chen et al. 2018). A gain counts only if it holds in paired rounds *and* in a second build: the same CUDA graph,
+captured twice, can differ by several per cent for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+
+from msplit.core.graph import Ints
+from msplit.schedule.algorithms import LIST, ONE
+from msplit.schedule.problem import Problem
+from msplit.schedule.search.choose import Candidate, choose, constrain
+from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search.neighbours import Point, neighbours
+
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Numbers of streams that candidates are made for, up to the most that there may be."""
+
+HEAT = 6
+"""Trials that are measured side by side, beside one stream."""
+
+FINALISTS = 4
+"""Candidates that are measured a second time; local search starts from the best and, where time is left, from the others."""
+
+DONORS = 12
+"""Candidates from which local search takes pieces."""
+
+ROUNDS, SCREEN_ROUNDS, CONFIRM_ROUNDS = 7, 3, 11
+"""Rounds of a heat, of a first look at neighbours, and of the proof that one is faster."""
+
+NEIGHBOURS = 4
+"""Neighbours that are measured side by side with the best so far."""
+
+POOL = 16
+"""Neighbours that are simulated for that; fewer on large graphs, see `POOL_EFFORT`."""
+
+POOL_EFFORT = 8_000
+"""Blocks that may be simulated for one pool."""
+
+REFINING = 10_000
+"""Blocks that may be simulated to refine the best candidate of each width: what is left to gain, measuring finds."""
+
+PATIENCE = 20
+"""Heats of neighbours without a gain after which local search ends."""
+
+LEAST_GAIN = 0.003
+"""A neighbour must be faster by this share."""
+
+AGREEMENT = 0.8
+"""Share of the rounds in which it must be."""
+
+CANDIDATES_SHARE = 0.4
+"""Share of the time that candidates may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Something to measure.
+
+    Attributes:
+        arm: Which kernels: a key of the problems that are searched.
+        name: For the report.
+        point: The schedule.
+        predicted_us: Its simulated time.
+        waits: Waits of its plan, over blocks.
+        streams: Streams that it uses.
+    """
+
+    arm: str
+    name: str
+    point: Point
+    predicted_us: float
+    waits: int
+    streams: int
+
+    def key(self) -> tuple[str, bytes]:
+        """Equal for trials that run the same."""
+        return self.arm, self.point.key()
+
+
+class Device(Protocol):
+    """What runs trials."""
+
+    def times(self, trials: Sequence[Trial], rounds: int) -> Sequence[Sequence[float]]:
+        """Seconds of a step: per trial one median per round. In every round all run, in an order drawn anew. A trial stays built."""
+        ...
+
+    def renew(self) -> None:
+        """Forgets what is built: what is measured next is built anew."""
+        ...
+
+    def memory(self, trial: Trial) -> float:
+        """How many times the memory of one stream, of the same kernels, it needs at its highest; 1 where both are too small to matter."""
+        ...
+
+    def describe(self) -> str:
+        """What measures, for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may use.
+
+    Attributes:
+        seconds: Time for all of it.
+        streams: Most streams.
+        max_memory: Most memory, over one stream's.
+        seed: Of what is drawn.
+    """
+
+    seconds: float = 20.0
+    streams: int = 16
+    max_memory: float = 1.5
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """What was found out about a candidate.
+
+    Attributes:
+        trial: The candidate.
+        seconds: Median of its rounds, None if it was not measured.
+        gain: How many times faster than one stream of the first arm, in the same rounds.
+        memory: Over one stream's.
+        skipped: Why it was not measured, "" if it was.
+    """
+
+    trial: Trial
+    seconds: float | None
+    gain: float | None
+    memory: float
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A change that made the best so far faster.
+
+    Attributes:
+        change: What was done, in words.
+        ratio: How many times faster, in paired rounds of two builds.
+        at: Seconds since the start.
+    """
+
+    change: str
+    ratio: float
+    at: float
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found.
+
+    Attributes:
+        one: One stream of the first arm.
+        candidate: The fastest candidate.
+        winner: The fastest of all: to be confirmed against `one` and `candidate`, which it may be.
+        heats: The candidates, those that were measured first, fastest first.
+        gains: What local search changed on the way to the winner, in order.
+        tried: Neighbours that were measured.
+        seconds: How long it took.
+        stopped: Why it ended.
+    """
+
+    one: Trial
+    candidate: Trial
+    winner: Trial
+    heats: tuple[Heat, ...]
+    gains: tuple[Gain, ...]
+    tried: int
+    seconds: float
+    stopped: str
+
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass(eq=False)
+class _Search:
+    """State of one search."""
+
+    problems: Mapping[str, Problem]
+    device: Device
+    limits: Limits
+    now: Callable[[], float]
+    tell: Tell
+    start: float = 0.0
+    seen: set[tuple[str, bytes]] = field(default_factory=set)
+    memory: dict[tuple[str, bytes], float] = field(default_factory=dict)
+    tried: int = 0
+    gains: list[Gain] = field(default_factory=list)
+    good: list[tuple[str, Point]] = field(default_factory=list)
+
+    def spent(self) -> float:
+        return self.now() - self.start
+
+    def left(self) -> float:
+        return self.limits.seconds - self.spent()
+
+    def say(self, what: str) -> None:
+        self.tell(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
+
+    def fits(self, trial: Trial) -> bool:
+        return self.ratio(trial) <= self.limits.max_memory + 1e-9
+
+    def ratio(self, trial: Trial) -> float:
+        key = trial.key()
+        if key not in self.memory:
+            self.memory[key] = self.device.memory(trial)
+        return self.memory[key]
+
+
+def search(
+    problems: Mapping[str, Problem],
+    device: Device,
+    limits: Limits,
+    *,
+    given: Mapping[str, Sequence[tuple[str, Ints]]] | None = None,
+    now: Callable[[], float],
+    tell: Tell | None = None,
+) -> Found:
+    """Searches.
+
+    Args:
+        problems: Arm -> its blocks: the same model in different kernels. What the first holds on one stream is what all are compared with.
+        device: What measures.
+        limits: Time, streams, memory.
+        given: Arm -> further candidates: a name, and a stream per block.
+        now: Seconds on some clock.
+        tell: Told what is being done and the share of the time that is spent.
+    """
+    state = _Search(problems, device, limits, now, tell or _nothing, start=now())
+    first = next(iter(problems))
+    one = single(problems[first], first)
+    trials = [trial for arm, problem in problems.items() for trial in _proposals(state, arm, problem, given or {}, one)]
+    heats = _candidates(state, one, trials)
+    measured = [heat for heat in heats if heat.gain is not None]
+    finalists = _finals(state, one, [heat.trial for heat in measured[:FINALISTS]])
+    candidate = best = finalists[0]
+    state.good = [(heat.trial.arm, heat.trial.point) for heat in measured[:DONORS] if heat.trial.streams > 1]
+    stopped = "no further change gains"
+    ends: list[Trial] = []
+    gains: dict[tuple[str, bytes], tuple[Gain, ...]] = {}
+    for number, start in enumerate(finalists):
+        if state.left() <= 0:
+            break
+        if number and start.point.stream.max(initial=0) == 0:
+            continue
+        before = len(state.gains)
+        end = _climb(state, start, f"from {start.name}")
+        ends.append(end)
+        gains[end.key()] = tuple(state.gains[before:])
+    if state.left() <= 0:
+        stopped = "the time is up"
+    if any(end is not best for end in ends):
+        best = _finals(state, one, [candidate, *ends])[0]
+    kept = gains.get(best.key(), ())
+    return Found(one, candidate, best, tuple(heats), kept, state.tried, state.spent(), stopped)
+
+
+def single(problem: Problem, arm: str) -> Trial:
+    """Everything on one stream, as one trial."""
+    return trial_of(problem, arm, ONE, np.zeros(len(problem), np.int32))
+
+
+def trial_of(problem: Problem, arm: str, name: str, stream: Ints, order: Ints | None = None) -> Trial:
+    """A trial of an assignment, in the better record order where none is given."""
+    found = evaluate(problem, stream, order)
+    return _trial(problem, arm, name, Point(stream, found.order), found.simulation.makespan_us, found.plan.waits)
+
+
+def _trial(problem: Problem, arm: str, name: str, point: Point, predicted: float, waits: int) -> Trial:
+    used = np.unique(point.stream[~problem.joints])
+    return Trial(arm, name, point, predicted, waits, max(len(used), 1))
+
+
+def proposals(
+    problem: Problem,
+    arm: str,
+    streams: int,
+    given: Sequence[tuple[str, Ints]] = (),
+    *,
+    widths: Sequence[int] = WIDTHS,
+) -> tuple[list[Trial], list[Candidate]]:
+    """Different candidates for up to so many streams, those given first, and those that were skipped with the reason."""
+    found: dict[tuple[str, bytes], Trial] = {}
+    skipped: dict[str, Candidate] = {}
+
+    def add(trial: Trial) -> None:
+        found.setdefault(trial.key(), trial)
+
+    for name, stream in given:
+        add(trial_of(problem, arm, name, constrain(problem, stream, streams)))
+    for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
+        names = None if width == streams or len(problem) <= POOL_EFFORT else (LIST,)
+        for candidate in choose(problem, width, names, refining=REFINING):
+            if candidate.skipped is not None:
+                skipped.setdefault(candidate.name, candidate)
+            elif candidate.name != ONE:
+                few = f" on {width}" if width < streams and candidate.streams >= width else ""
+                name = candidate.name if candidate.name.endswith(f"-{width}") else candidate.name + few
+                point = Point(candidate.stream, candidate.order)
+                add(_trial(problem, arm, name, point, candidate.makespan_us, candidate.waits))
+    several = [trial for trial in found.values() if trial.streams > 1]
+    return several, list(skipped.values())
+
+
+def _proposals(
+    state: _Search, arm: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Trial
+) -> list[Trial]:
+    state.say("simulating candidates" + (f" ({arm})" if len(state.problems) > 1 else ""))
+    if not len(problem):
+        return []
+    # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
+    widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
+    several, _ = proposals(problem, arm, state.limits.streams, given.get(arm, ()), widths=widths)
+    alone = [] if arm == one.arm else [single(problem, arm)]
+    return [*alone, *several]
+
+
+def _candidates(state: _Search, one: Trial, trials: Sequence[Trial]) -> list[Heat]:
+    """Measures candidates, what the simulator likes best first, as long as the time for them lasts."""
+    heats = [Heat(one, None, 1.0, 1.0)]
+    fitting = []
+    for trial in sorted(trials, key=lambda trial: trial.predicted_us):
+        ratio = state.ratio(trial)
+        if ratio > state.limits.max_memory + 1e-9:
+            heats.append(Heat(trial, None, None, ratio, f"needs {ratio:.1f} times the memory"))
+        else:
+            fitting.append(trial)
+    chunks = [fitting[at : at + HEAT] for at in range(0, len(fitting), HEAT)] or [[]]
+    for number, chunk in enumerate(chunks):
+        if number and state.spent() > CANDIDATES_SHARE * state.limits.seconds:
+            heats += [Heat(trial, None, None, state.ratio(trial), "the time was up") for trial in chunk]
+            continue
+        state.say(f"measuring candidates {number * HEAT + 1} to {number * HEAT + len(chunk)} of {len(fitting)}")
+        times = state.device.times([one, *chunk], ROUNDS)
+        if number == 0:
+            heats[0] = Heat(one, median(times[0]), 1.0, 1.0)
+        for trial, rounds in zip(chunk, times[1:], strict=True):
+            state.seen.add(trial.key())
+            heats.append(Heat(trial, median(rounds), _ratio(times[0], rounds), state.ratio(trial)))
+        state.device.renew()
+    return sorted(heats, key=lambda heat: (heat.gain is None, -(heat.gain or 0.0)))
+
+
+def _finals(state: _Search, one: Trial, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials by their gain over one stream in two further builds, best first. One stream wins ties."""
+    distinct = list({trial.key(): trial for trial in [one, *trials]}.values())
+    logs = np.zeros(len(distinct))
+    for build in range(2):
+        state.say(f"comparing the best {len(distinct)}, build {build + 1} of 2")
+        state.device.renew()
+        times = state.device.times(distinct, CONFIRM_ROUNDS)
+        logs += [np.log(_ratio(times[0], rounds)) for rounds in times]
+    ranked = sorted(range(len(distinct)), key=lambda number: (-logs[number], number))
+    return [distinct[number] for number in ranked]
+
+
+def _climb(state: _Search, start: Trial, origin: str) -> Trial:
+    """Local search until `PATIENCE` heats of neighbours in a row gain nothing, or the time is up."""
+    problem = state.problems[start.arm]
+    chance = random.Random(state.limits.seed)
+    best, idle = start, 0
+    pool = max(NEIGHBOURS, min(POOL, POOL_EFFORT // max(len(problem), 1)))
+    while idle < PATIENCE and state.left() > 0:
+        state.say(f"improving {origin}: {state.tried} changes tried, {len(state.gains)} kept")
+        batch = _pick(state, problem, best, chance, pool)
+        if not batch:
+            break
+        idle += 1
+        state.tried += len(batch)
+        times = state.device.times([best, *[trial for _, trial in batch]], SCREEN_ROUNDS)
+        ratios = [_ratio(times[0], rounds) for rounds in times[1:]]
+        fastest = int(np.argmax(ratios))
+        if ratios[fastest] <= 1 + LEAST_GAIN / 2:
+            continue
+        change, trial = batch[fastest]
+        gain = _holds(state, best, trial)
+        if gain is not None:
+            best, idle = trial, 0
+            state.gains.append(Gain(change, gain, state.spent()))
+    return best
+
+
+def _holds(state: _Search, best: Trial, trial: Trial) -> float | None:
+    """The gain of one trial over another if it holds in this build and in the next, else None."""
+    logs = 0.0
+    for build in range(2):
+        if build:
+            state.device.renew()
+        old, new = state.device.times([best, trial], CONFIRM_ROUNDS)
+        faster = sum(b < a for a, b in zip(old, new, strict=True))
+        ratio = _ratio(old, new)
+        if ratio <= 1 + LEAST_GAIN or faster < AGREEMENT * len(new):
+            return None
+        logs += float(np.log(ratio)) / 2
+    return float(np.exp(logs))
+
+
+def _pick(state: _Search, problem: Problem, best: Trial, chance: random.Random, pool: int) -> list[tuple[str, Trial]]:
+    """Some neighbours that have not been measured and fit into memory: those that the simulator likes best, and one at random."""
+    found: list[tuple[str, Trial]] = []
+    looked = 0
+    others = [point for arm, point in state.good if arm == best.arm]
+    for change, point in neighbours(problem, best.point, state.limits.streams, chance, others):
+        looked += 1
+        if looked > 4 * pool:
+            break
+        key = best.arm, point.key()
+        if key in state.seen:
+            continue
+        evaluation = evaluate(problem, point.stream, point.order)
+        trial = _trial(
+            problem,
+            best.arm,
+            best.name.removesuffix(_TUNED) + _TUNED,
+            point,
+            evaluation.score_us,
+            evaluation.plan.waits,
+        )
+        found.append((change, trial))
+        if len(found) >= pool:
+            break
+    found.sort(key=lambda entry: entry[1].predicted_us)
+    if len(found) > NEIGHBOURS:
+        found.insert(NEIGHBOURS - 1, found.pop(chance.randrange(NEIGHBOURS - 1, len(found))))
+    chosen: list[tuple[str, Trial]] = []
+    for change, trial in found:
+        if len(chosen) == NEIGHBOURS:
+            break
+        if trial.key() not in state.seen and state.fits(trial):
+            chosen.append((change, trial))
+        state.seen.add(trial.key())
+    return chosen
+
+
+_TUNED = ", improved"
+
+
+def _ratio(old: Sequence[float], new: Sequence[float]) -> float:
+    """How many times faster the new one is, in paired rounds."""
+    return float(median(max(a, 1e-12) / max(b, 1e-12) for a, b in zip(old, new, strict=True)))
+
+
+def _nothing(what: str, share: float) -> None:
+    del what, share

@@ -1,0 +1,172 @@
+"""Products of matrices, Einsum, and ops on the last two axes."""
+
+from __future__ import annotations
+
+from msplit.shapes.registry import Node, Outputs, Shape, broadcast, merge, merge_dim, shape_function
+
+
+def matrix_sizes(node: Node) -> tuple[int | None, int | None, int | None]:
+    """(rows, inner, columns) of a product, with the transposes taken into account."""
+    a, b = node.shape(0), node.shape(1)
+    flip_a = bool(node.attr("transpose_a", False) or node.attr("adj_x", False))
+    flip_b = bool(node.attr("transpose_b", False) or node.attr("adj_y", False))
+    rows = inner = columns = None
+    if a is not None:
+        rows, inner = (a[-1], a[-2]) if flip_a else (a[-2], a[-1])
+    if b is not None:
+        inner_b, columns = (b[-1], b[-2]) if flip_b else (b[-2], b[-1])
+        inner = merge_dim(inner, inner_b)
+    return rows, inner, columns
+
+
+@shape_function("MatMul", "_FusedMatMul", "SparseMatMul")
+def matmul(node: Node) -> Outputs:
+    """A product of two matrices."""
+    rows, _, columns = matrix_sizes(node)
+    return ((rows, columns),) + ((None,) if node.outputs > 1 else ())
+
+
+@shape_function("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2")
+def batch_matmul(node: Node) -> Outputs:
+    """A batch of products; the leading axes broadcast."""
+    a, b = node.shape(0), node.shape(1)
+    if a is None or b is None:
+        return (None,)
+    rows, _, columns = matrix_sizes(node)
+    lead = broadcast(a[:-2], b[:-2])
+    return (None if lead is None else (*lead, rows, columns),)
+
+
+def einsum_sizes(equation: str, inputs: list[Shape]) -> tuple[dict[str, int | None], Shape, str] | None:
+    """Size of each label, shape of the broadcast part, and the labels of the output with "." for that part.
+
+    Returns:
+        None where an operand's rank is unknown.
+
+    Raises:
+        ValueError: The equation does not fit its operands.
+    """
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    sizes: dict[str, int | None] = {}
+    lead: Shape = ()
+    for term, shape in zip(terms, inputs, strict=True):
+        if shape is None:
+            return None
+        before, dots, after = term.partition("...")
+        middle = len(shape) - len(before) - len(after)
+        if middle < 0 or (middle and not dots):
+            raise ValueError("operand and equation differ in rank")
+        for label, size in [
+            *zip(before, shape[: len(before)], strict=True),
+            *zip(after, shape[len(before) + middle :], strict=True),
+        ]:
+            sizes[label] = merge_dim(sizes.get(label), size)
+        lead = broadcast(lead, shape[len(before) : len(before) + middle])
+    return sizes, lead, right.replace("...", ".")
+
+
+@shape_function("Einsum", "XlaEinsum")
+def einsum(node: Node) -> Outputs:
+    """Einstein summation, with `...` for broadcast axes."""
+    found = einsum_sizes(str(node.attr("equation", "")), node.inputs)
+    if found is None:
+        right = str(node.attr("equation", "")).partition("->")[2]
+        return (None if "." in right else (None,) * len(right.strip()),)
+    sizes, lead, right = found
+    result: list[int | None] = []
+    for label in right:
+        if label == ".":
+            if lead is None:
+                return (None,)
+            result.extend(lead)
+        else:
+            result.append(sizes[label])
+    return (tuple(result),)
+
+
+@shape_function("MatrixDiag", "BatchMatrixDiag")
+def matrix_diag(node: Node) -> Outputs:
+    """Puts the last axis on a diagonal."""
+    shape = node.shape(0)
+    return (None if shape is None else (*shape, shape[-1]),)
+
+
+@shape_function("MatrixDiagPart", "BatchMatrixDiagPart")
+def matrix_diag_part(node: Node) -> Outputs:
+    """Takes the diagonal of the last two axes."""
+    shape = node.shape(0)
+    if shape is None:
+        return (None,)
+    rows, columns = shape[-2:]
+    return ((*shape[:-2], None if rows is None or columns is None else min(rows, columns)),)
+
+
+def _diagonals(node: Node) -> tuple[int, int] | None:
+    """(lowest, highest) of the diagonals that the second input names."""
+    numbers = node.ints(1)
+    if not numbers or None in numbers:
+        return None
+    low, high = numbers[0], numbers[-1]
+    assert low is not None
+    assert high is not None
+    return low, high
+
+
+@shape_function("MatrixDiagV2", "MatrixDiagV3")
+def matrix_diag_v2(node: Node) -> Outputs:
+    """Puts the last axis (or the last two, for several diagonals) on diagonals; rows and columns may be given."""
+    shape, band, rows, columns = node.shape(0), _diagonals(node), node.scalar(2), node.scalar(3)
+    if shape is None or band is None:
+        return (None,)
+    low, high = band
+    lead = shape[: -1 if low == high else -2]
+    length = shape[-1]
+    if rows is None or columns is None or length is None:
+        return ((*lead, None, None),)
+    least_rows, least_columns = length - min(high, 0), length + max(low, 0)
+    if rows == -1 and columns == -1:
+        rows = columns = max(least_rows, least_columns)
+    return ((*lead, least_rows if rows == -1 else rows, least_columns if columns == -1 else columns),)
+
+
+@shape_function("MatrixDiagPartV2", "MatrixDiagPartV3")
+def matrix_diag_part_v2(node: Node) -> Outputs:
+    """Takes diagonals of the last two axes, each as long as the longest."""
+    shape, band = node.shape(0), _diagonals(node)
+    if shape is None or band is None:
+        return (None,)
+    low, high = band
+    rows, columns = shape[-2:]
+    length = None if rows is None or columns is None else min(rows + min(high, 0), columns - max(low, 0))
+    return ((*shape[:-2], *(() if low == high else (high - low + 1,)), length),)
+
+
+@shape_function("Diag")
+def diag(node: Node) -> Outputs:
+    """Twice the shape."""
+    shape = node.shape(0)
+    return (None if shape is None else shape * 2,)
+
+
+@shape_function("DiagPart")
+def diag_part(node: Node) -> Outputs:
+    """Half of the shape."""
+    shape = node.shape(0)
+    return (None if shape is None else merge(shape[: len(shape) // 2], shape[len(shape) // 2 :]),)
+
+
+@shape_function("Cross")
+def cross(node: Node) -> Outputs:
+    """Both operands have the same shape."""
+    return (merge(node.shape(0), node.shape(1)),)
+
+
+@shape_function("SparseTensorDenseMatMul")
+def sparse_dense_matmul(node: Node) -> Outputs:
+    """Rows of the sparse matrix by columns of the dense one."""
+    sizes = node.ints(2)
+    dense = node.shape(3)
+    rows = sizes[1 if node.attr("adjoint_a", False) else 0] if sizes else None
+    columns = None if dense is None else dense[-2 if node.attr("adjoint_b", False) else -1]
+    return ((rows, columns),)

@@ -1,0 +1,370 @@
+"""Convolution, pooling, normalization, losses, images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msplit.shapes.registry import Node, Outputs, Shape, merge, merge_dim, product, shape_from, shape_function
+
+
+def layout(node: Node, rank: int) -> tuple[int, tuple[int, ...]]:
+    """(channel axis, spatial axes) of the data format."""
+    if str(node.attr("data_format", "NHWC")).startswith("NC"):
+        return 1, tuple(range(2, rank))
+    return rank - 1, tuple(range(1, rank - 1))
+
+
+def windowed(
+    size: int | None, window: int | None, stride: int, padding: str, dilation: int = 1, pad: int = 0
+) -> int | None:
+    """Number of positions of a window over an axis.
+
+    Args:
+        size: Length of the axis.
+        window: Length of the window.
+        stride: Step.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        dilation: Distance of the window's elements.
+        pad: Explicit padding on both sides together.
+    """
+    if size is None:
+        return None
+    if padding == "SAME":
+        return -(-size // stride)
+    if window is None:
+        return None
+    return max(0, (size + pad - (window - 1) * dilation - 1) // stride + 1)
+
+
+def _explicit(node: Node, axis: int) -> int:
+    pads = node.attr("explicit_paddings", ()) or node.attr("padding_list", ()) or ()
+    return int(pads[2 * axis] + pads[2 * axis + 1]) if len(pads) > 2 * axis + 1 else 0
+
+
+def _convolved(node: Node, data: Shape, window: Sequence[int | None], channels: int | None, rank: int) -> Shape:
+    """Shape of a convolution or pooling: `window` holds its spatial sizes."""
+    if data is None:
+        data = (None,) * rank
+    channel, spatial = layout(node, rank)
+    strides = node.attr("strides", ()) or node.attr("ksize", (1,) * rank)
+    dilations = node.attr("dilations", ()) or (1,) * rank
+    padding = str(node.attr("padding", "VALID"))
+    result = list(data)
+    result[channel] = channels
+    for axis, size in zip(spatial, window, strict=True):
+        result[axis] = windowed(data[axis], size, strides[axis], padding, dilations[axis], _explicit(node, axis))
+    return tuple(result)
+
+
+@shape_function("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
+def convolution(node: Node) -> Outputs:
+    """Convolution with a filter [spatial..., in, out]."""
+    rank = 5 if "3D" in node.op else 4
+    data, weights = node.shape(0), node.shape(1)
+    if node.op == "Conv" and data is not None:
+        rank = len(data)
+    if weights is None:
+        weights = (None,) * rank
+    return (_convolved(node, data, weights[:-2], weights[-1], rank),)
+
+
+@shape_function("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
+def depthwise(node: Node) -> Outputs:
+    """Depthwise convolution with a filter [height, width, in, multiplier]."""
+    weights = node.shape(1) or (None,) * 4
+    return (_convolved(node, node.shape(0), weights[:2], product(weights[2:]), 4),)
+
+
+@shape_function(
+    "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
+    "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2",
+)  # fmt: skip
+def convolution_gradient(node: Node) -> Outputs:
+    """The shape is an input: the first for the gradient of the data, the second for that of the filter."""
+    rank = 5 if "3D" in node.op else 4
+    sizes = node.ints(1 if "Filter" in node.op else 0)
+    if sizes is None:
+        return ((None,) * rank,)
+    if "Filter" not in node.op and len(sizes) == 2:
+        # Only the spatial sizes are given: batch from the gradient, channels from the filter.
+        channel, spatial = layout(node, rank)
+        result: list[int | None] = [None] * rank
+        result[0] = (node.shape(2) or (None,))[0]
+        result[channel] = (node.shape(1) or (None,) * rank)[-2]
+        for axis, size in zip(spatial, sizes, strict=True):
+            result[axis] = size
+        return (tuple(result),)
+    return (shape_from(sizes),)
+
+
+@shape_function("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolV2", "QuantizedMaxPool", "QuantizedAvgPool")
+def pooling(node: Node) -> Outputs:
+    """Pooling; the V2 form takes window and strides as inputs."""
+    rank = 5 if "3D" in node.op else 4
+    data = node.shape(0) or (None,) * rank
+    if node.op == "MaxPoolV2":
+        window, strides = node.ints(1), node.ints(2)
+        if window is None or strides is None:
+            return ((None,) * rank,)
+    else:
+        window, strides = list(node.attr("ksize")), list(node.attr("strides"))
+    result = tuple(
+        windowed(
+            data[axis], window[axis], strides[axis] or 1, str(node.attr("padding", "VALID")), 1, _explicit(node, axis)
+        )
+        for axis in range(rank)
+    )
+    return (result,) + ((), ()) * node.op.startswith("Quantized")
+
+
+@shape_function("MaxPoolWithArgmax")
+def pooling_with_index(node: Node) -> Outputs:
+    """Pooling and the index of each maximum."""
+    return pooling(node) * 2
+
+
+@shape_function("MaxPoolGrad", "MaxPoolGradGrad", "AvgPoolGrad", "MaxPoolGradV2", "AvgPool3DGrad", "MaxPool3DGrad")
+def pooling_gradient(node: Node) -> Outputs:
+    """The shape of the pooled data: a value for average pooling, the first input otherwise."""
+    return (shape_from(node.ints(0)) if node.op.startswith("Avg") else node.shape(0),)
+
+
+@shape_function(
+    "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx", "BatchNormWithGlobalNormalization"
+)
+def batch_norm(node: Node) -> Outputs:
+    """Data keeps its shape; the other outputs are vectors of the channels."""
+    data = node.shape(0)
+    vector = node.shape(1)
+    if data is not None:
+        channel, _ = layout(node, len(data))
+        size = merge_dim(data[channel], vector[0] if vector else None)
+        vector = (size,)
+        data = (*data[:channel], size, *data[channel + 1 :])
+    if node.op == "BatchNormWithGlobalNormalization":
+        return (data,)
+    if node.op in ("FusedBatchNorm", "FusedBatchNormV2"):
+        return (data, vector, vector, vector, vector)
+    # TensorFlow's kernel for the CPU gives an empty sixth output, the one for the GPU a scratch vector.
+    return (data, vector, vector, vector, vector, None)
+
+
+@shape_function("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def batch_norm_gradient(node: Node) -> Outputs:
+    """Gradients of data, scale and offset, and two empty outputs."""
+    return (merge(node.shape(0), node.shape(1)), node.shape(2), node.shape(2), (0,), (0,))
+
+
+@shape_function("BiasAddGrad")
+def bias_gradient(node: Node) -> Outputs:
+    """One value per channel."""
+    shape = node.shape(0)
+    return ((None,),) if shape is None else ((shape[layout(node, len(shape))[0]],),)
+
+
+@shape_function("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+def cross_entropy(node: Node) -> Outputs:
+    """One loss per row, and the gradient."""
+    logits = node.shape(0)
+    if node.op.startswith("Softmax"):
+        logits = merge(logits, node.shape(1))
+    return (None if logits is None else logits[:1], logits)
+
+
+@shape_function("TopK", "TopKV2")
+def top_k(node: Node) -> Outputs:
+    """The k largest of the last axis, and their positions."""
+    shape = node.shape(0)
+    count = node.attr("k") if node.op == "TopK" else node.scalar(1)
+    result = None if shape is None else (*shape[:-1], count)
+    return (result, result)
+
+
+@shape_function("NthElement")
+def nth_element(node: Node) -> Outputs:
+    """Drops the last axis."""
+    shape = node.shape(0)
+    return (None if shape is None else shape[:-1],)
+
+
+@shape_function("InTopK", "InTopKV2")
+def in_top_k(node: Node) -> Outputs:
+    """One truth value per target."""
+    return (node.shape(1),)
+
+
+@shape_function(
+    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear", "ScaleAndTranslate",
+    "ResizeNearestNeighborGrad",
+)  # fmt: skip
+def resize(node: Node) -> Outputs:
+    """[batch, height, width, channels] with a new height and width, which are a value."""
+    shape = node.shape(0) or (None,) * 4
+    height, width = node.ints(1) or (None, None)
+    return ((shape[0], height, width, shape[3]),)
+
+
+@shape_function("ResizeBilinearGrad", "ResizeBicubicGrad")
+def resize_gradient(node: Node) -> Outputs:
+    """The shape of the image that was resized."""
+    return (node.shape(1),)
+
+
+@shape_function("CropAndResize")
+def crop_and_resize(node: Node) -> Outputs:
+    """One image per box."""
+    shape = node.shape(0) or (None,) * 4
+    boxes = node.shape(1) or (None,)
+    height, width = node.ints(3) or (None, None)
+    return ((boxes[0], height, width, shape[3]),)
+
+
+@shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")
+def non_max_suppression(node: Node) -> Outputs:
+    """As many boxes as survive."""
+    return ((None,),)
+
+
+@shape_function("NonMaxSuppressionV4", "NonMaxSuppressionV5")
+def padded_non_max_suppression(node: Node) -> Outputs:
+    """The same or, padded, as many as may survive; and how many that are."""
+    found = (node.scalar(2) if node.attr("pad_to_max_output_size") else None,)
+    return (found, ()) if node.op == "NonMaxSuppressionV4" else (found, found, ())
+
+
+@shape_function("CombinedNonMaxSuppression")
+def combined_non_max_suppression(node: Node) -> Outputs:
+    """As many boxes of each image as may survive, padded, with scores and classes; and how many did."""
+    shape = node.shape(1) or (None,) * 3
+    most, length = node.scalar(2), node.scalar(3)
+    if node.attr("pad_per_class"):
+        classes = shape[2]
+        length = None if length is None or most is None or classes is None else min(length, most * classes)
+    return ((shape[0], length, 4), (shape[0], length), (shape[0], length), (shape[0],))
+
+
+def _blocks(node: Node, grow: bool) -> Outputs:
+    shape = node.shape(0)
+    if shape is None:
+        return ((None,) * 4,)
+    size = int(node.attr("block_size"))
+    channel, spatial = layout(node, len(shape))
+    result = list(shape)
+    for axis in spatial:
+        old = shape[axis]
+        result[axis] = None if old is None else (old * size if grow else old // size)
+    channels = shape[channel]
+    area = size ** len(spatial)
+    result[channel] = None if channels is None else (channels // area if grow else channels * area)
+    return (tuple(result),)
+
+
+@shape_function("DepthToSpace")
+def depth_to_space(node: Node) -> Outputs:
+    """Channels become space."""
+    return _blocks(node, True)
+
+
+@shape_function("SpaceToDepth")
+def space_to_depth(node: Node) -> Outputs:
+    """Space becomes channels."""
+    return _blocks(node, False)
+
+
+@shape_function("SpaceToBatchND", "BatchToSpaceND")
+def space_to_batch(node: Node) -> Outputs:
+    """Moves blocks of space to the batch axis, or back; the third input pads or crops."""
+    shape, block, edges = node.shape(0), node.ints(1), node.ints(2)
+    if shape is None:
+        return (None,)
+    if block is None:
+        return ((None,) * len(shape),)
+    area = product(block)
+    forward = node.op.startswith("Space")
+    batch = shape[0]
+    result: list[int | None] = list(shape)
+    if batch is None or area is None:
+        result[0] = None
+    else:
+        result[0] = batch * area if forward else batch // area
+    for index, size in enumerate(block):
+        axis = index + 1
+        old = shape[axis]
+        low, high = (edges[2 * index], edges[2 * index + 1]) if edges is not None else (None, None)
+        if old is None or size is None or low is None or high is None:
+            result[axis] = None
+        else:
+            result[axis] = (old + low + high) // size if forward else old * size - low - high
+    return (tuple(result),)
+
+
+@shape_function("SpaceToBatch", "BatchToSpace")
+def square_space_to_batch(node: Node) -> Outputs:
+    """The old forms: one block size for height and width, and no other axes."""
+    shape, edges, size = node.shape(0) or (None,) * 4, node.ints(1) or [None] * 4, int(node.attr("block_size"))
+    forward = node.op.startswith("Space")
+    spatial: list[int | None] = []
+    for axis in (1, 2):
+        old, low, high = shape[axis], edges[2 * axis - 2], edges[2 * axis - 1]
+        if old is None or low is None or high is None:
+            spatial.append(None)
+        else:
+            spatial.append((old + low + high) // size if forward else old * size - low - high)
+    batch = None if shape[0] is None else shape[0] * size**2 if forward else shape[0] // size**2
+    return ((batch, *spatial, shape[3]),)
+
+
+@shape_function("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
+def real_fourier(node: Node) -> Outputs:
+    """The transformed axes get the lengths of the second input; of a forward transform's last axis only half is kept."""
+    shape, lengths = node.shape(0), node.ints(1)
+    rank = int(node.op[-2]) if node.op.endswith("D") else 1
+    if shape is None:
+        return (None,)
+    new: list[int | None] = list(lengths) if lengths is not None else [None] * rank
+    if not node.op.startswith("I") and new[-1] is not None:
+        new[-1] = new[-1] // 2 + 1 if new[-1] else 0
+    return ((*shape[:-rank], *new),)
+
+
+@shape_function("ExtractImagePatches")
+def image_patches(node: Node) -> Outputs:
+    """Every window as one row of channels."""
+    shape = node.shape(0) or (None,) * 4
+    window, strides, rates = node.attr("ksizes"), node.attr("strides"), node.attr("rates")
+    spatial = [
+        windowed(shape[axis], window[axis], strides[axis], str(node.attr("padding")), rates[axis]) for axis in (1, 2)
+    ]
+    return ((shape[0], *spatial, product((shape[3], window[1], window[2]))),)
+
+
+@shape_function("CTCLoss")
+def ctc_loss(node: Node) -> Outputs:
+    """One loss per row of the batch, and the gradient; inputs are time-major."""
+    shape = node.shape(0)
+    return (None if shape is None else (shape[1],), shape)
+
+
+@shape_function("Dilation2D")
+def dilation(node: Node) -> Outputs:
+    """Morphological dilation with a filter [height, width, channels]."""
+    shape, weights = node.shape(0) or (None,) * 4, node.shape(1) or (None,) * 3
+    strides, rates = node.attr("strides"), node.attr("rates")
+    spatial = [
+        windowed(shape[axis], weights[axis - 1], strides[axis], str(node.attr("padding")), rates[axis])
+        for axis in (1, 2)
+    ]
+    return ((shape[0], *spatial, shape[3]),)
+
+
+@shape_function("MirrorPadGrad")
+def mirror_pad_gradient(node: Node) -> Outputs:
+    """Takes the padding off again."""
+    shape, pads = node.shape(0), node.ints(1)
+    if shape is None or pads is None:
+        return (None if shape is None else (None,) * len(shape),)
+    result = []
+    for axis, size in enumerate(shape):
+        low, high = pads[2 * axis], pads[2 * axis + 1]
+        result.append(None if size is None or low is None or high is None else size - low - high)
+    return (tuple(result),)

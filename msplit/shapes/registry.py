@@ -1,0 +1,310 @@
+"""The table of shape functions: TensorFlow op -> a function from input shapes to output shapes.
+
+A shape function is one small function in one file of this package. It takes the node and returns one shape per output:
+
+    @shape_function("MatMul")
+    def matmul(node: Node) -> Outputs:
+        ...
+
+A shape is a tuple of sizes with None for an unknown size; None alone is an unknown rank. A function asks for what it needs
+(`node.shape(0)`, `node.value(1)`, `node.attr("axis", 0)`) and says None for what it can not know. It may raise ValueError, IndexError or
+TypeError on a node that contradicts itself: the node then counts as unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shape = tuple[int | None, ...] | None
+
+Outputs = tuple[Shape, ...]
+Value = NDArray[Any]
+"""A small static tensor: int64 or float64, with `UNKNOWN` (or NaN) for elements that are not known."""
+
+UNKNOWN = int(np.iinfo(np.int64).min)
+"""Stands for an unknown element of an integer value."""
+
+MAX_OUTPUTS = 1_000_000
+"""Most outputs of a node that are believed: a damaged file must not fill the memory."""
+
+MAX_RANK = 254
+"""Most axes that TensorFlow allows: what asks for more is no statement, and must not fill the memory."""
+
+MAX_SIZE = 2**63 - 1
+"""Longest axis that TensorFlow can count; a chain of repetitions could go on for ever."""
+
+UNKNOWN_OUTPUT: Outputs = (None,)
+
+
+class Handle:
+    """What a resource or variant tensor refers to.
+
+    Attributes:
+        shape: Shape of the variable, or of one element of a tensor list or tensor array.
+        length: Number of elements of a tensor list or tensor array, where it is known.
+    """
+
+    __slots__ = ("length", "shape")
+
+    def __init__(self, shape: Shape, length: int | None = None) -> None:
+        self.shape = plain_shape(shape)
+        self.length = length
+
+
+class Node:
+    """A node as a shape function sees it.
+
+    Attributes:
+        op: Its op.
+        attrs: Its attributes.
+        inputs: Shapes of its data inputs.
+        values: Static values of its data inputs, None where not known.
+        handles: What its data inputs refer to, None where they are plain tensors.
+        outputs: Number of outputs that something in the graph reads, at least.
+        room: Most outputs that it is believed to have, see `msplit.shapes.walk`.
+    """
+
+    __slots__ = ("_values", "attrs", "handles", "inputs", "op", "outputs", "room")
+
+    def __init__(
+        self,
+        op: str,
+        attrs: Mapping[str, Any],
+        inputs: list[Shape],
+        values: list[Value | None] | Callable[[], list[Value | None]],
+        handles: list[Handle | None],
+        outputs: int = 1,
+        room: int = MAX_OUTPUTS,
+    ) -> None:
+        self.op = op
+        self.attrs = attrs
+        self.inputs = inputs
+        self._values = values
+        self.handles = handles
+        self.outputs = outputs
+        self.room = room
+
+    @property
+    def values(self) -> list[Value | None]:
+        """See above. Most shape functions never ask: it is only then that constants are decoded."""
+        if callable(self._values):
+            self._values = self._values()
+        return self._values
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute, or the default where the file leaves it out."""
+        return self.attrs.get(name, default)
+
+    def count(self, name: str, default: int = 0) -> int:
+        """An attribute that says how many outputs there are.
+
+        Raises:
+            ValueError: It is negative, or more than any graph has.
+        """
+        number = int(self.attrs.get(name, default))
+        if not 0 <= number <= self.room:
+            raise ValueError(f"{name} is {number}")
+        return number
+
+    def shape(self, index: int = 0) -> Shape:
+        """Shape of an input; unknown rank where the node has no such input."""
+        return self.inputs[index] if -len(self.inputs) <= index < len(self.inputs) else None
+
+    def value(self, index: int) -> Value | None:
+        """Static value of an input, or None."""
+        return self.values[index] if -len(self.values) <= index < len(self.values) else None
+
+    def ints(self, index: int) -> list[int | None] | None:
+        """Static integer value of an input as a flat list, None for unknown elements; None where nothing is known."""
+        value = self.value(index)
+        return None if value is None else as_ints(value)
+
+    def scalar(self, index: int) -> int | None:
+        """Static integer value of a scalar input, or None."""
+        flat = self.ints(index)
+        return flat[0] if flat else None
+
+    def handle(self, index: int = 0) -> Handle | None:
+        """What an input refers to, or None."""
+        return self.handles[index] if index < len(self.handles) else None
+
+
+def shape_text(shape: Sequence[int | None]) -> str:
+    """A shape in a message: "[?, 224, 224, 3]"."""
+    return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+ShapeFunction = Callable[[Node], Outputs]
+
+HandleFunction = Callable[[Node], "Sequence[Handle | None]"]
+"""What the outputs of a node refer to."""
+
+_TABLE: dict[str, ShapeFunction] = {}
+_HANDLES: dict[str, HandleFunction] = {}
+_SAME: set[str] = set()
+
+
+def shape_function(*ops: str) -> Callable[[ShapeFunction], ShapeFunction]:
+    """Registers the function for the named ops. Registering an op twice is an error."""
+
+    def register(function: ShapeFunction) -> ShapeFunction:
+        for op in ops:
+            if op in _TABLE or op in _SAME:
+                raise ValueError(f"{op} has a shape function already")
+            _TABLE[op] = function
+        return function
+
+    return register
+
+
+def same_shape(ops: Iterable[str]) -> None:
+    """Registers ops whose only output has the shape of their first input: the fast path of the inference."""
+    for op in ops:
+        if op in _TABLE or op in _SAME:
+            raise ValueError(f"{op} has a shape function already")
+        _SAME.add(op)
+
+
+def handle_function(*ops: str) -> Callable[[HandleFunction], HandleFunction]:
+    """Registers the function that says what the outputs of the named ops refer to: only for resources, lists and arrays."""
+
+    def register(function: HandleFunction) -> HandleFunction:
+        _HANDLES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def handle_functions() -> Mapping[str, HandleFunction]:
+    """Every registered handle function, by op."""
+    _load()
+    return _HANDLES
+
+
+def table() -> Mapping[str, ShapeFunction]:
+    """Every registered function, by op."""
+    _load()
+    return _TABLE
+
+
+def same_shape_ops() -> frozenset[str]:
+    """Ops whose only output has the shape of their first input."""
+    _load()
+    return frozenset(_SAME)
+
+
+FAMILIES = ("array", "control", "elementwise", "gather", "linalg", "matmul", "nn", "reduction", "rnn", "state", "xla")
+"""Modules that register their functions here when they are imported."""
+
+
+@functools.cache
+def _load() -> None:
+    for family in FAMILIES:
+        import_module(f"msplit.shapes.{family}")  # by name, since they stand above
+
+
+def as_ints(value: Value) -> list[int | None]:
+    """A value's elements as Python ints, None for unknown ones."""
+    if value.dtype.kind == "f":
+        return [None if item != item else int(item) for item in value.ravel().tolist()]
+    return [None if item == UNKNOWN else int(item) for item in value.ravel().tolist()]
+
+
+def shape_from(sizes: Iterable[int | None] | None) -> Shape:
+    """A shape given as a vector of sizes, where negative means unknown."""
+    return None if sizes is None else tuple(None if size is None or size < 0 else size for size in sizes)
+
+
+def plain_shape(shape: Any) -> Shape:
+    """An attribute as a shape. Attributes of a damaged file may hold anything: what is not a shape is no statement."""
+    if not isinstance(shape, tuple) or len(shape) > MAX_RANK:
+        return None
+    return tuple(int(size) if isinstance(size, int) and 0 <= size <= MAX_SIZE else None for size in shape)
+
+
+def known(shape: Shape) -> bool:
+    """Whether the rank and all sizes are known."""
+    return shape is not None and None not in shape
+
+
+def product(sizes: Iterable[int | None]) -> int | None:
+    """Product of sizes; unknown as soon as one is, unless another is 0."""
+    result: int | None = 1
+    for size in sizes:
+        if size == 0:
+            return 0
+        result = None if result is None or size is None else result * size
+    return result
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """Sum of sizes; unknown as soon as one is."""
+    result = 0
+    for size in sizes:
+        if size is None:
+            return None
+        result += size
+    return result
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        ValueError: It is out of range.
+    """
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} is out of range for rank {rank}")
+    return axis % rank if rank else 0
+
+
+def merge_dim(first: int | None, second: int | None) -> int | None:
+    """What two statements about one size say together."""
+    return second if first is None else first
+
+
+def merge(first: Shape, second: Shape) -> Shape:
+    """What two statements about one shape say together; the first wins where they contradict each other."""
+    if first is None:
+        return second
+    if second is None or len(first) != len(second) or None not in first:
+        return first
+    return tuple(merge_dim(a, b) for a, b in zip(first, second, strict=True))
+
+
+def join(first: Shape, second: Shape) -> Shape:
+    """What holds of a tensor that has either one shape or the other."""
+    if first == second:
+        return first
+    if first is None or second is None or len(first) != len(second):
+        return None
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
+
+
+def broadcast(first: Shape, second: Shape) -> Shape:
+    """NumPy's broadcasting on shapes with unknown sizes. Sizes that contradict each other give an unknown size."""
+    if first is None or second is None:
+        return None
+    if first == second:
+        return first
+    short, long = (first, second) if len(first) <= len(second) else (second, first)
+    if not short:
+        return long
+    lead = len(long) - len(short)
+    return long[:lead] + tuple(_broadcast_dim(a, b) for a, b in zip(short, long[lead:], strict=True))
+
+
+def _broadcast_dim(first: int | None, second: int | None) -> int | None:
+    if first == second or second == 1:
+        return first
+    if first == 1:
+        return second
+    if first is None or second is None:
+        return merge_dim(first, second)
+    return None

@@ -1,0 +1,143 @@
+"""How often a loop runs whose condition is `counter < limit`, or several of these joined by "and".
+
+The counter starts at a known value and the body adds a known amount to it; the limit is known and the loop does not change it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from msplit.core.graph import Floats, Graph
+from msplit.flatten.control_flow import all_frames
+from msplit.flatten.flat import FlatGraph
+from msplit.shapes.registry import Value, as_ints
+from msplit.shapes.walk import Result
+
+Tensor = tuple[int, int]
+"""A node and a port."""
+
+MOST_RUNS = 1e12
+"""Runs of a node that are believed: loops inside loops inside loops could be more than a number holds."""
+
+Counted = Callable[[Tensor, Tensor], "int | None"]
+"""From the two tensors that a comparison compares: the turns until the first is no longer less than the second."""
+
+
+def counted_turns(graph: Graph, condition: Tensor, counted: Counted) -> int | None:
+    """Turns of a loop.
+
+    Args:
+        graph: What computes the condition.
+        condition: What says whether the loop goes on.
+        counted: The turns of one comparison.
+
+    Returns:
+        None where they are not known: one side of an "and" that is not understood may end the loop sooner.
+    """
+    waiting, seen = [condition], set[Tensor]()
+    found: list[int] = []
+    while waiting:
+        place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        op, sources = graph.ops[place[0]], graph.inputs(place[0])
+        if op in ("Identity", "LogicalAnd"):
+            waiting += sources
+        elif op == "Less" and len(sources) == 2 and (turns := counted(*sources)) is not None:
+            found.append(turns)
+        else:
+            return None
+    return min(found, default=None)
+
+
+def turns_between(start: int | None, limit: int | None, step: int | None) -> int | None:
+    """How often a step is taken from a start until a limit is reached; None where one of them is not known."""
+    if start is None or limit is None or step is None or step <= 0:
+        return None
+    return max(0, -(-(limit - start) // step))
+
+
+def single(value: Value | None) -> int | None:
+    """The only element of a value, if it is known."""
+    return None if value is None or value.size != 1 else as_ints(value)[0]
+
+
+def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: str) -> int | None:
+    """What is added to a counter to give a tensor; None where that is not known, or not all that is done.
+
+    Args:
+        graph: What computes the tensor.
+        result: What is known of its values.
+        tensor: The tensor.
+        counter: The node that is the counter.
+        passed: Ops besides Identity that hand the counter on.
+    """
+    place = behind(graph, tensor)[0]
+    sources = graph.inputs(place)
+    if graph.ops[place] not in ("Add", "AddV2") or len(sources) != 2:
+        return None
+    others = [source for source in sources if behind(graph, source, *passed)[0] != counter]
+    return number(graph, result, others[0]) if len(others) == 1 else None
+
+
+def number(graph: Graph, result: Result, tensor: Tensor) -> int | None:
+    """A tensor's only element, if it is known."""
+    node, port = behind(graph, tensor)
+    return single(result.value(node if port == 0 else (node, port)))
+
+
+def behind(graph: Graph, tensor: Tensor, *more: str) -> Tensor:
+    """What Identities, and nodes of more ops, hand on."""
+    while (op := graph.ops[tensor[0]]) == "Identity" or op in more:
+        inputs = graph.inputs(tensor[0])
+        if not inputs:
+            break
+        tensor = inputs[0]
+    return tensor
+
+
+def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
+    """How often each node runs in a step because of the loops of TensorFlow 1 that it is in.
+
+    Args:
+        flat: The graph.
+        result: What is known of its values.
+
+    Returns:
+        Per node the product of the turns of the loops around it, NaN where one of them is not known. None: each node runs once.
+    """
+    graph = flat.graph
+    looped = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)[flat.region]
+    frames = all_frames(graph)
+    if len(frames.parent) == 1 and not looped.any():
+        return None
+    goes_back = dict(zip(flat.back_edges.dst.tolist(), flat.back_edges.src.tolist(), strict=True))
+    runs = np.full(len(frames.parent), np.nan)
+    runs[0] = 1.0
+    for node, frame in frames.inside.items():
+        if graph.ops[node] == "LoopCond" and (inputs := graph.inputs(node)):
+            turns = counted_turns(graph, inputs[0], functools.partial(_counted, graph, result, goes_back))
+            runs[frame] = np.nan if turns is None else turns
+    for frame in range(1, len(runs)):
+        runs[frame] = min(runs[frame] * runs[frames.parent[frame]], MOST_RUNS)
+    # What shares a variable with a loop stays with it, and a damaged one has no frame: what is in a frame is told below.
+    found: Floats = np.where(looped, np.nan, 1.0)
+    for node, frame in frames.inside.items():
+        found[node] = runs[frame]
+    return found
+
+
+def _counted(graph: Graph, result: Result, goes_back: Mapping[int, int], counter: Tensor, limit: Tensor) -> int | None:
+    """Turns of a frame whose condition compares a Merge, which is the counter, with what does not change."""
+    merge = behind(graph, counter)[0]
+    back = graph.inputs(goes_back[merge]) if merge in goes_back else []
+    begins = behind(graph, counter, "Merge", "Enter")
+    if graph.ops[merge] != "Merge" or not back:
+        return None
+    # Inside of the loop the counter comes out of the Switch behind its Merge.
+    step = added(graph, result, back[0], merge, "Switch")
+    return turns_between(number(graph, result, begins), number(graph, result, limit), step)

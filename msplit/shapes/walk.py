@@ -1,0 +1,503 @@
+"""One pass over a graph in topological order: shapes, small values, and what handles refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from msplit.core.graph import CONTROL, Function, Graph, TensorValue
+from msplit.errors import LoadError
+from msplit.opset import schema
+from msplit.shapes import registry
+from msplit.shapes.elementwise import BINARY
+from msplit.shapes.registry import (
+    UNKNOWN_OUTPUT,
+    Handle,
+    HandleFunction,
+    Node,
+    Outputs,
+    Shape,
+    ShapeFunction,
+    Value,
+    merge,
+    plain_shape,
+)
+from msplit.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction, as_value
+
+Key = int | tuple[int, int]
+"""A tensor: its node for port 0, (node, port) for the others."""
+
+FLOAT_LIMIT = 16
+"""Most elements of a float constant whose value is followed: enough for scales of image sizes."""
+
+FREE_OUTPUTS = 16
+"""Outputs of any node that nothing needs to read: more than all ops have whose outputs an attribute does not count."""
+
+SPARE_OUTPUTS = 1 << 17
+"""Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
+
+LARGE = 64
+"""Elements of a value from which on it counts as large."""
+
+SPARE_ELEMENTS = 1 << 23
+"""Elements of large values that are followed, in a whole graph: a small file can say many times over that it is filled with ones."""
+
+BODY_NODES = 100_000
+"""Nodes inside functions that are walked in any case, and .."""
+
+BODY_WALKS = 20
+""".. how often on average each function's body may be walked beyond that. Functions that hold each other twice over grow exponentially."""
+
+MAX_NESTING = 64
+"""Functions inside functions that are walked."""
+
+_CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
+"""What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is known about an argument or a result of a function at a call.
+
+    Attributes:
+        shape: Its shape.
+        value: Its elements, where they are known and few.
+        handle: What it refers to, where it is a handle of a variable, a list or an array.
+    """
+
+    shape: Shape
+    value: Value | None = None
+    handle: Handle | None = None
+
+
+@dataclass(eq=False)
+class Result:
+    """What a pass found.
+
+    Attributes:
+        outputs: Shapes of the outputs of each node.
+        values: Known values.
+        handles: What handles refer to.
+        undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
+        bodies: For each node with functions: function and result by the name of the attribute.
+        turns: For each loop that counts to a known limit: how often its body runs.
+    """
+
+    outputs: list[Outputs]
+    values: dict[Key, Value]
+    handles: dict[Key, Handle]
+    undecoded: dict[Key, TensorValue] = field(default_factory=dict)
+    bodies: dict[int, dict[str, tuple[Function, Result]]] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
+
+    def shape(self, node: int, port: int) -> Shape:
+        """Shape of a tensor."""
+        outputs = self.outputs[node]
+        return outputs[port] if 0 <= port < len(outputs) else None
+
+    def bound(self, node: int, port: int) -> Bound:
+        """All that is known about a tensor."""
+        key = node if port == 0 else (node, port)
+        return Bound(self.shape(node, port), self.value(key), self.handles.get(key))
+
+    def value(self, key: Key) -> Value | None:
+        """A known value; constants are decoded when they are first asked for."""
+        found = self.values.get(key)
+        if found is not None and key in self.undecoded:
+            try:
+                decoded = as_value(self.undecoded.pop(key).load())
+            except _CONTRADICTION:
+                decoded = None
+            if decoded is None:
+                del self.values[key]
+                return None
+            found = self.values[key] = decoded
+        return found
+
+
+@dataclass(eq=False)
+class State:
+    """What passes share.
+
+    Attributes:
+        functions: The library.
+        active: Functions that are being walked, outermost first: a recursive one ends there.
+        done: Results of calls with the same arguments.
+        met: Functions that were walked at least once.
+        nodes: Nodes of functions that may still be walked.
+        outputs: Outputs that nothing reads and that may still be believed.
+        elements: Elements of large values that may still be followed.
+    """
+
+    functions: Mapping[str, Function]
+    active: list[str] = field(default_factory=list)
+    done: dict[Any, Result] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
+    nodes: int = BODY_NODES
+    outputs: int = SPARE_OUTPUTS
+    elements: int = SPARE_ELEMENTS
+
+    def may_walk(self, function: Function) -> bool:
+        """Takes the nodes of a function from those that may still be walked; False where there are not as many left."""
+        if function.name not in self.met:
+            self.met.add(function.name)
+            self.nodes += BODY_WALKS * len(function.body)
+        self.nodes -= len(function.body) + len(function.results)
+        return self.nodes >= 0 and len(self.active) < MAX_NESTING
+
+    def may_follow(self, size: int) -> bool:
+        """Whether a value of a number of elements may be followed; takes them from what is left."""
+        if size <= LARGE:
+            return True
+        if size > min(LIMIT, self.elements):
+            return False
+        self.elements -= size
+        return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a node that runs functions gives.
+
+    Attributes:
+        outputs: What is known about each of its outputs.
+        bodies: By attribute or branch, the function that it runs, and what the pass over it found.
+        turns: How often a loop runs its body; None where that is not known, or the node is no loop.
+    """
+
+    outputs: list[Bound]
+    bodies: dict[str, tuple[Function, Result]]
+    turns: int | None = None
+
+
+Functional = Callable[[Node, State], Outcome | None]
+FUNCTIONAL: dict[str, Functional] = {}
+"""Ops that run functions; filled by `functional.py`."""
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How an op is inferred."""
+
+    same: bool
+    binary: bool
+    constant: bool
+    shape: ShapeFunction | None
+    value: ValueFunction | None
+    handle: HandleFunction | None
+    functional: Functional | None
+    from_shape: bool
+
+
+def run(
+    graph: Graph,
+    state: State,
+    overrides: Mapping[tuple[int, int], Shape],
+    arguments: Mapping[int, Bound] | None = None,
+) -> Result:
+    """Infers all shapes of a graph.
+
+    Args:
+        graph: A DAG.
+        state: Shared by the passes of one inference.
+        overrides: Shapes of single tensors that are decided from outside.
+        arguments: What parameters (nodes of op ``_Arg``) are bound to.
+    """
+    count = len(graph)
+    edges = graph.edges
+    data = edges.port != CONTROL
+    starts: list[int] = graph.in_start.tolist()
+    ends: list[int] = (graph.in_start[:-1] + np.bincount(edges.dst[data], minlength=count)).tolist()
+    used = np.ones(count, dtype=np.int64)
+    np.maximum.at(used, edges.src[data], edges.port[data].astype(np.int64) + 1)
+    readers = np.bincount(edges.src[data], minlength=count)
+    walk = _Walk(
+        graph,
+        state,
+        Result([UNKNOWN_OUTPUT] * count, {}, {}),
+        edges.src.tolist(),
+        edges.port.tolist(),
+        used.tolist(),
+        readers.tolist(),
+    )
+    forced: dict[int, dict[int, Shape]] = {}
+    for (forced_node, forced_port), shape in overrides.items():
+        forced.setdefault(forced_node, {})[forced_port] = shape
+    recipes = _recipes(graph, state)
+    outputs = walk.result.outputs
+    src, port = walk.src, walk.port
+    ops = graph.ops
+    for node in graph.topological.tolist():
+        recipe = recipes[ops[node]]
+        first, end = starts[node], ends[node]
+        if recipe.same:
+            if first == end:
+                outputs[node] = UNKNOWN_OUTPUT
+            else:
+                got = outputs[src[first]]
+                place = port[first]
+                outputs[node] = (
+                    got if place == 0 and len(got) == 1 else (got[place],) if place < len(got) else UNKNOWN_OUTPUT
+                )
+        elif recipe.binary and end - first == 2:
+            walk.binary(node, first)
+        elif recipe.constant:
+            walk.constant(node)
+        elif arguments is not None and node in arguments:
+            walk.bind(node, 0, arguments[node])
+        else:
+            walk.general(node, recipe, first, end)
+        if node in forced:
+            walk.force(node, forced[node])
+        if recipe.same or (recipe.binary and end - first == 2):
+            if recipe.value is not None and walk.has_value(first, end):
+                walk.evaluate(node, recipe, walk.view(node, first, end))
+            if recipe.handle is not None and walk.result.handles:
+                walk.refer(node, recipe.handle, walk.view(node, first, end))
+            shape = outputs[node][0]
+            if shape is None or None in shape:
+                walk.hint(node)
+    return walk.result
+
+
+def _recipes(graph: Graph, state: State) -> dict[str, _Recipe]:
+    table, same, handles = registry.table(), registry.same_shape_ops(), registry.handle_functions()
+    binary = frozenset(BINARY)
+    recipes = {}
+    for op in dict.fromkeys(graph.ops):
+        functional = FUNCTIONAL.get(op) or (FUNCTIONAL["call"] if op in state.functions else None)
+        recipes[op] = _Recipe(
+            op in same,
+            op in binary,
+            op == "Const",
+            table.get(op),
+            TABLE.get(op),
+            handles.get(op),
+            functional,
+            op in FROM_SHAPE,
+        )
+    return recipes
+
+
+class _Walk:
+    """The tables of one pass; methods fill in one node."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        state: State,
+        result: Result,
+        src: list[int],
+        port: list[int],
+        used: list[int],
+        readers: list[int],
+    ) -> None:
+        self.graph = graph
+        self.attrs: Sequence[Mapping[str, Any]] = graph.attrs
+        self.state = state
+        self.result = result
+        self.src = src
+        self.port = port
+        self.used = used
+        self.readers = readers
+        self._shared: dict[Outputs, Outputs] = {}
+
+    def view(self, node: int, first: int, end: int) -> Node:
+        """The node as shape functions see it."""
+        outputs, handles = self.result.outputs, self.result.handles
+        inputs: list[Shape] = []
+        keys: list[Key] = []
+        for edge in range(first, end):
+            source, place = self.src[edge], self.port[edge]
+            given = outputs[source]
+            inputs.append(given[place] if place < len(given) else None)
+            keys.append(source if place == 0 else (source, place))
+        room = self.room(node)
+        return Node(
+            self.graph.ops[node],
+            self.attrs[node],
+            inputs,
+            lambda: [self.result.value(key) for key in keys],
+            [handles.get(key) for key in keys],
+            min(self.used[node], room),
+            room,
+        )
+
+    def room(self, node: int) -> int:
+        """Most outputs that a node is believed to have: each edge reads one, a few are free, and the rest share what is spare."""
+        return self.readers[node] + FREE_OUTPUTS + self.state.outputs
+
+    def has_value(self, first: int, end: int) -> bool:
+        """Whether the values of all inputs, given as edges, are known."""
+        values = self.result.values
+        for edge in range(first, end):
+            source, place = self.src[edge], self.port[edge]
+            if (source if place == 0 else (source, place)) not in values:
+                return False
+        return first < end
+
+    def binary(self, node: int, first: int) -> None:
+        """Two operands that broadcast."""
+        outputs, src, port = self.result.outputs, self.src, self.port
+        left, right = outputs[src[first]], outputs[src[first + 1]]
+        if left is right and len(left) == 1:
+            outputs[node] = left
+            return
+        a = left[port[first]] if port[first] < len(left) else None
+        b = right[port[first + 1]] if port[first + 1] < len(right) else None
+        if len(left) == 1 and (a == b or b == ()):
+            outputs[node] = left
+        elif len(right) == 1 and a == ():
+            outputs[node] = right
+        else:
+            self._store(node, (registry.broadcast(a, b),))
+
+    def constant(self, node: int) -> None:
+        """A constant: its shape, and its value where it is small."""
+        value = self.attrs[node].get("value")
+        if not isinstance(value, TensorValue):
+            self.result.outputs[node] = UNKNOWN_OUTPUT
+            return
+        self._store(node, (value.shape,))
+        if len(value.shape) > registry.MAX_RANK:
+            return
+        size = 1
+        for length in value.shape:
+            size *= length
+        limit = FLOAT_LIMIT if value.dtype.startswith(("float", "bfloat")) else LIMIT
+        if size <= limit and value.dtype not in ("string", "variant") and self.state.may_follow(size):
+            self.result.undecoded[node] = value
+            self.result.values[node] = _PENDING
+
+    def bind(self, node: int, port: int, bound: Bound) -> None:
+        """A tensor about which something is known from elsewhere."""
+        key: Key = node if port == 0 else (node, port)
+        if port == 0:
+            self._store(node, (bound.shape,))
+        if bound.value is not None:
+            self.result.values[key] = bound.value
+        if bound.handle is not None:
+            self.result.handles[key] = bound.handle
+
+    def general(self, node: int, recipe: _Recipe, first: int, end: int) -> None:
+        """Any op, by its functions."""
+        view = self.view(node, first, end)
+        if recipe.functional is not None and self._call(node, recipe.functional, view):
+            return
+        outputs: Outputs | None = None
+        if recipe.shape is not None:
+            try:
+                outputs = recipe.shape(view)
+            except _CONTRADICTION:
+                outputs = None
+        if outputs is None:
+            outputs = (None,) * self._output_count(recipe, view)
+        missing = view.outputs - len(outputs)
+        if missing > 0 and outputs:
+            outputs = (*outputs, *((None,) * missing))
+        self._store(node, self._believed(node, outputs, view.room))
+        if any(shape is None or None in shape for shape in self.result.outputs[node]):
+            self.hint(node)
+        if recipe.value is not None and (recipe.from_shape or any(value is not None for value in view.values)):
+            self.evaluate(node, recipe, view)
+        if recipe.handle is not None:
+            self.refer(node, recipe.handle, view)
+
+    def _believed(self, node: int, outputs: Outputs, room: int) -> Outputs:
+        """The outputs of a node, as far as there is room for them."""
+        if len(outputs) > self.readers[node] + FREE_OUTPUTS:
+            outputs = outputs[:room]
+            self.state.outputs -= max(0, len(outputs) - self.readers[node] - FREE_OUTPUTS)
+        return outputs
+
+    def _output_count(self, recipe: _Recipe, view: Node) -> int:
+        """Number of outputs of a node whose shapes nothing tells."""
+        used = view.outputs
+        if recipe.shape is not None:
+            return used
+        try:
+            count = schema.output_count(view.op, view.attrs)
+        except _CONTRADICTION:
+            return used
+        return used if count is None else min(count, view.room)
+
+    def _call(self, node: int, functional: Functional, view: Node) -> bool:
+        try:
+            outcome = functional(view, self.state)
+        except _CONTRADICTION:
+            return False
+        if outcome is None:
+            return False
+        self._store(node, self._believed(node, tuple(bound.shape for bound in outcome.outputs), view.room))
+        for port, bound in enumerate(outcome.outputs):
+            key: Key = node if port == 0 else (node, port)
+            if bound.value is not None:
+                self.result.values[key] = bound.value
+            if bound.handle is not None:
+                self.result.handles[key] = bound.handle
+        self.result.bodies[node] = outcome.bodies
+        if outcome.turns is not None:
+            self.result.turns[node] = outcome.turns
+        self.hint(node)
+        return True
+
+    def evaluate(self, node: int, recipe: _Recipe, view: Node) -> None:
+        """Fills in the values of a node's outputs where they are known."""
+        assert recipe.value is not None
+        try:
+            found = recipe.value(view, self.result.outputs[node])
+        except _CONTRADICTION:
+            return
+        if found is None:
+            return
+        for port, value in enumerate(found if isinstance(found, list | tuple) else (found,)):
+            if value is not None and value.size <= LIMIT and self.state.may_follow(value.size):
+                self.result.values[node if port == 0 else (node, port)] = value
+
+    def refer(self, node: int, handle: HandleFunction, view: Node) -> None:
+        """Fills in what a node's outputs refer to."""
+        try:
+            found = handle(view)
+        except _CONTRADICTION:
+            return
+        for port, item in enumerate(found):
+            if item is not None:
+                self.result.handles[node if port == 0 else (node, port)] = item
+
+    def force(self, node: int, shapes: Mapping[int, Shape]) -> None:
+        """Shapes decided from outside replace what was inferred, and the value goes with it."""
+        outputs = list(self.result.outputs[node])
+        for port, shape in shapes.items():
+            outputs.extend([None] * (port + 1 - len(outputs)))
+            outputs[port] = shape
+            self.result.values.pop(node if port == 0 else (node, port), None)
+        self._store(node, tuple(outputs))
+
+    def hint(self, node: int) -> None:
+        """Fills what is unknown from the shapes that the exporter wrote on the node, if it did."""
+        attrs = self.attrs[node]
+        hints = attrs.get("_output_shapes") if "_output_shapes" in attrs else None
+        if isinstance(hints, tuple):
+            outputs = self.result.outputs[node]
+            merged = tuple(
+                merge(shape, plain_shape(hints[port])) if port < len(hints) else shape
+                for port, shape in enumerate(outputs)
+            )
+            self._store(node, merged)
+
+    def _store(self, node: int, outputs: Outputs) -> None:
+        try:
+            shared = self._shared.get(outputs)
+        except TypeError:
+            shared, outputs = None, tuple(plain_shape(shape) for shape in outputs)
+        if shared is None:
+            # Attributes may hold anything: what is not a shape is no statement.
+            shared = self._shared[outputs] = tuple(plain_shape(shape) for shape in outputs)
+        self.result.outputs[node] = shared
+
+
+_PENDING: Value = np.empty(0)
+"""Stands for the value of a constant that nobody has asked for yet."""

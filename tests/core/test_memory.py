@@ -1,0 +1,76 @@
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.core.memory import no_collection, remembered
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_graphs"
+
+
+class Owner:
+    pass
+
+
+def test_a_question_is_answered_once_for_equal_details() -> None:
+    owner, other, asked = Owner(), Owner(), []
+
+    def find(*details: object, of: object = owner, question: str = "sum") -> int:
+        return remembered(of, question, details, lambda: asked.append(details) or len(asked))
+
+    costs = np.ones(2)
+    assert find(costs, {"Gather": 0}) == 1
+    assert find(costs, {"Gather": 0}) == 1
+    assert find(np.ones(2), {"Gather": 0}) == 2  # an array may be changed: only the same one is equal
+    assert find(costs, {"Gather": 1}) == 3
+    assert find(costs, {"Gather": 0}, question="product") == 4
+    assert find(costs, {"Gather": 0}, of=other) == 5
+    assert find(costs, {"Gather": 0}) == 1
+
+
+def test_few_answers_are_kept() -> None:
+    owner, asked = Owner(), []
+    for number in (1, 2, 3, 4, 4, 1):
+        remembered(owner, "square", (number,), lambda number=number: asked.append(number))
+    assert asked == [1, 2, 3, 4, 1]
+
+
+def test_what_is_remembered_goes_with_the_graph() -> None:
+    flat = msplit.load(SAMPLES / "towers_small.pb")
+    msplit.assign(flat, "recsys", streams=2)
+    msplit.analyze(flat)
+    gone = weakref.ref(flat)
+    del flat
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_analysis_in_between_changes_no_assignment() -> None:
+    """Each asks for branches and columns of its own costs."""
+    flat = msplit.load(SAMPLES / "towers_small.pb")
+    alone = {
+        batch: msplit.assign(msplit.load(SAMPLES / "towers_small.pb"), "vision", batch=batch) for batch in (1, 4096)
+    }
+    msplit.analyze(flat, batch=1)
+    for batch in (4096, 1, 4096):
+        found = msplit.assign(flat, "vision", batch=batch)
+        assert found.ids.tolist() == alone[batch].ids.tolist()
+        assert found.outcome.assignment.reasons == alone[batch].outcome.assignment.reasons
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collection_is_as_before_afterwards(enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with no_collection(), no_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() is enabled
+        with pytest.raises(ValueError, match="x"), no_collection():
+            raise ValueError("x")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

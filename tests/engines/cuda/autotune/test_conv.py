@@ -1,0 +1,52 @@
+"""Which kernel runs a convolution, given what was measured."""
+
+import pytest
+import torch
+
+from msplit.engines.cuda.autotune import conv, tuner
+from msplit.engines.cuda.ir.lowering import Node, table
+from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels.tiles import Tiles
+
+OP = Op(0, "conv", "Conv2D", {"strides": (1, 1, 1, 1), "padding": "SAME"}, [(1, 0), (2, 0)], [0])
+A, B, C = Tiles(16, 32, 64, 4, 3, turned=True), Tiles(32, 32, 64, 4, 3, 8), Tiles(1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [
+        # per kernel: alone, on each of eight streams
+        ({"library": (10, 20), A: (8, 18), B: (7, 19)}, B),
+        ({"library": (10, 20), A: (8, 18), B: (7, 25)}, A),
+        ({"library": (10, 20), A: (8, 22), B: (7, 25)}, None),
+        ({"library": (10, 20), A: (8, 19.5), B: (12, 5)}, None),
+        ({"library": (10, 20), A: (9.9, 10), B: (12, 5)}, None),
+        ({"library": (10, 20), A: (8, 18), C: (1, 1)}, A),
+    ],
+)
+def test_the_fastest_alone_that_is_faster_under_load_too(times, winner, monkeypatch):
+    """C gives other numbers than the library, and is out."""
+
+    def lowered(op):
+        def run(data, filter):
+            result = table()["Conv2D"].function(Node("conv", "Conv2D", OP.attrs), data, filter)
+            return (result * (2 if op.attrs.get(TILES) == C else 1),)
+
+        run.kernel = op.attrs.get(TILES, "library")
+        return run
+
+    def milliseconds(call, lanes=1, *, cold):
+        assert cold
+        return times[call.run.kernel][lanes > 1]
+
+    monkeypatch.setattr(tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(conv, "candidates", lambda *_: [tiles for tiles in times if tiles != "library"])
+    monkeypatch.setattr(conv, "worth_a_kernel", lambda dtype: True)
+    monkeypatch.setattr(conv, "_chosen", {})
+    data, filter = torch.randn(1, 5, 5, 4), torch.randn(3, 3, 4, 6).permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    for _ in range(2):  # measured once, remembered
+        op, weights = conv.choose(OP, [data, filter], lowered)
+        assert op.attrs.get(TILES) == winner
+        assert weights.is_contiguous() == (winner is not None and winner.turned)
+        monkeypatch.setattr(tuner, "milliseconds", None)

@@ -1,0 +1,230 @@
+"""The choice between kernels of a product: what it does with the times that it measures. The kernels' own tests need a GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from msplit import samples
+from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.autotune import matmul as products
+from msplit.engines.cuda.ir.interpret import as_tuple, call
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.passes import specialize
+from msplit.engines.cuda.runtime.executable import precision
+from msplit.measure.verification import compare
+from tests.engines.cuda.cases import flat_of, run
+
+
+class Tile:
+    def __init__(self, name, exact=False):
+        self.name, self.exact = name, exact
+
+    def __str__(self):
+        return self.name
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def matmul(**attrs):
+    return Op(3, "product", "MatMul", {"T": "float32", **attrs}, [(1, 0), (2, 0)], [3])
+
+
+def dense(*steps):
+    return Op(3, "product", "_FusedMatMul", {"T": "float32", "fused_ops": steps}, [(1, 0), (2, 0), (4, 0)], [3])
+
+
+def lowered(op):
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Times by name, in ms, in the place of a GPU's; all tiles compute by the library what the kernel would."""
+    times, tiles, wrong = {"library": 1.0, "library, turned": 1.0}, [Tile("a"), Tile("b"), Tile("c", exact=True)], set()
+    last = []
+
+    def by_kernel(work, tile):
+        last.append(tile.name)
+        return batched_matmul.by_library(work) * (2 if tile.name in wrong else 1)
+
+    def milliseconds(call, lanes=1):
+        last.clear()
+        call()
+        name = f"triton {last[0]}" if last else "library"
+        if not last and "turned" in getattr(call, "__name__", ""):
+            name = "library, turned"
+        return times.get(name, 9.0) * lanes
+
+    monkeypatch.setattr(products, "_chosen", {})
+    monkeypatch.setattr(batched_matmul, "_spent", [0.0])
+    monkeypatch.setattr(batched_matmul, "by_kernel", by_kernel)
+    monkeypatch.setattr(batched_matmul, "tiles", lambda work: list(tiles))
+    monkeypatch.setattr("msplit.engines.cuda.autotune.tuner.milliseconds", milliseconds)
+    with precision(ieee=False):
+        yield times, wrong
+
+
+def choose(op, arguments, movable=True):
+    found, weights = products.choose(op, arguments, lowered, movable=movable)
+    torch.testing.assert_close(weights, arguments[1], rtol=0, atol=0)
+    torch.testing.assert_close(
+        lowered(found)(arguments[0], weights, *arguments[2:]), lowered(op)(*arguments), rtol=1e-4, atol=1e-4
+    )
+    tile = found.attrs.get(batched_matmul.TILE)
+    return None if tile is None else tile.name, weights.stride(0) == 1 and weights.shape[1] > 1
+
+
+def test_the_fastest_tile_that_beats_the_library(measured):
+    times, _ = measured
+    times |= {"triton a": 0.8, "triton b": 0.7, "triton c": 0.9}
+    assert choose(dense("BiasAdd", "Relu"), [normal(4, 8), normal(8, 5), normal(5)]) == ("b", True)
+
+
+def test_a_tie_leaves_the_library_and_the_weights(measured):
+    times, _ = measured
+    times |= {"triton a": 0.99}
+    assert choose(matmul(), [normal(4, 8), normal(8, 5)]) == (None, False)
+
+
+def test_the_library_with_turned_weights(measured):
+    times, _ = measured
+    times |= {"library, turned": 0.5, "triton a": 0.6}
+    assert choose(matmul(), [normal(4, 8), normal(8, 5)]) == (None, True)
+
+
+def test_a_tile_that_gives_other_numbers_is_not_taken(measured):
+    times, wrong = measured
+    times |= {"triton a": 0.1, "triton b": 0.8}
+    wrong.add("a")
+    assert choose(dense("BiasAdd"), [normal(4, 8), normal(8, 5), normal(5)]) == ("b", True)
+
+
+def test_ieee_precision_gets_only_kernels_that_multiply_in_float32(measured):
+    times, _ = measured
+    times |= {"triton a": 0.1, "triton c": 0.5}
+    with precision(ieee=True):
+        assert choose(dense("BiasAdd", "Sigmoid"), [normal(4, 8), normal(8, 5), normal(5)]) == ("c", False)
+
+
+def test_weights_are_not_turned_for_tensor_cores_where_their_rows_would_begin_anywhere(measured):
+    times, _ = measured
+    times |= {"triton a": 0.5}
+    assert choose(matmul(), [normal(4, 6), normal(6, 5)]) == ("a", False)
+
+
+def test_no_tile_where_more_follows_than_it_can_do(measured):
+    times, _ = measured
+    times |= {"triton a": 0.1}
+    op = dense("BiasAdd", "Add")
+    assert choose(op, [normal(4, 8), normal(8, 5), normal(5), normal(4, 5)]) == (None, False)
+
+
+def test_weights_that_others_read_stay_as_they_lie(measured):
+    times, _ = measured
+    times |= {"library, turned": 0.1, "triton a": 0.5}
+    assert choose(matmul(), [normal(4, 8), normal(8, 5)], movable=False) == ("a", False)
+    assert choose(matmul(transpose_b=True), [normal(4, 8), normal(5, 8)]) == ("a", False)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 4, 8), (2, 3, 8, 5)), ((6, 4, 8), (6, 8, 5))])
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_batched_products(measured, shapes, adjoint):
+    times, _ = measured
+    times |= {"triton b": 0.5}
+    x, y = (normal(*shape) for shape in shapes)
+    y = y.mT.contiguous() if adjoint else y
+    op = Op(3, "product", "BatchMatMulV2", {"T": "float32", "adj_y": adjoint}, [(1, 0), (2, 0)], [3])
+    found, same = products.choose(op, [x, y], lowered, movable=False)
+    assert same is y
+    assert found.attrs[batched_matmul.TILE].name == "b"
+    torch.testing.assert_close(lowered(found)(x, y), lowered(op)(x, y))
+
+
+def test_batch_axes_that_broadcast_or_are_no_single_axis_are_the_library_s(measured):
+    times, _ = measured
+    times |= {"triton b": 0.5}
+    op = Op(3, "product", "BatchMatMulV2", {"T": "float32"}, [(1, 0), (2, 0)], [3])
+    for x, y in ((normal(2, 4, 8), normal(1, 8, 5)), (normal(2, 4, 3, 8).transpose(1, 2), normal(2, 3, 8, 5))):
+        assert products.choose(op, [x, y], lowered, movable=False)[0] is op
+
+
+def test_a_program_that_shares_the_weights_of_another_makes_the_same_choice_without_measuring(measured):
+    times, _ = measured
+    times |= {"triton a": 0.5}
+    arguments = [normal(4, 8), normal(8, 5)]
+    op, arguments[1] = products.choose(matmul(), arguments, lowered, movable=True)
+    assert arguments[1].stride() == (1, 8)
+    times["triton a"] = 2.0
+    again, weights = products.choose(matmul(), arguments, lowered, movable=False)
+    assert again.attrs == op.attrs
+    assert weights is arguments[1]
+    assert len(products.chosen()) == 1
+
+
+def test_when_the_time_is_spent_the_library_stays(measured):
+    times, _ = measured
+    times |= {"triton a": 0.1}
+    batched_matmul._spent[0] = batched_matmul.SECONDS + 1
+    assert choose(matmul(), [normal(4, 8), normal(8, 5)]) == (None, False)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("faster", [False, True])
+def test_stacked_weights_of_grouped_products(measured, monkeypatch, wide, faster):
+    times, _ = measured
+    times["library, turned"] = 0.5 if faster else 2.0
+    monkeypatch.setattr(batched_matmul, "tiles", lambda work: [])
+    layer = {"start": 0, "count": 3, **({"wide": 1} if wide else {})}
+    op = Op(3, "group", "_GroupedMatMul", {"T": "float32", "count": 3, "layers": (layer,)}, [(1, 0), (2, 0)], [3])
+    weights = normal(6, 3, 5) if wide else normal(3, 6, 5)
+    found, laid = products.choose(op, [normal(4, 6), weights], lowered, movable=True)
+    assert found is op
+    np.testing.assert_array_equal(laid, weights)
+    assert (laid.stride(0 if wide else 1) == 1) is faster
+    matrices = laid.permute(1, 0, 2) if wide else laid
+    torch.testing.assert_close(lowered(op)(normal(4, 6), laid)[0], normal(4, 6) @ matrices)
+    if faster:
+        assert matrices.permute(0, 2, 1).is_contiguous()
+
+
+def sample(name, batch, **sizes):
+    made = samples.build(name, **sizes)
+    return flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, batch)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(
+    "faster", [{"triton c": 0.1}, {"library, turned": 0.1}, {"triton c": 0.1, "library, turned": 0.5}]
+)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("mmoe", {"experts": 4, "features": 24, "units": (16, 12)}),
+        ("deepfm", {"categorical": 5, "rows": 20, "width": 4, "units": (8,)}),
+        ("bert", {"layers": 2, "hidden": 16, "heads": 2, "sequence": 4, "vocabulary": 30}),
+    ],
+)
+def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, name, sizes, faster):
+    flat, feeds = sample(name, 3, **sizes)
+    expected = run(flat, feeds, 2, group=True, fuse=True)
+    measured[0].update(faster)
+    begin = specialize.Tracer.__init__
+
+    def measures(self, *arguments, **options):
+        begin(self, *arguments, **options)
+        self.measures = True
+
+    monkeypatch.setattr(specialize.Tracer, "__init__", measures)
+    other, _ = sample(name, 3, **sizes)  # programs are kept per graph
+    found = run(other, feeds, 2, group=True, fuse=True)
+    assert compare(found, expected).passed
+    made = products.chosen().values()
+    if "library, turned" in faster:
+        assert any(choice.turned for choice in made)
+    if (
+        "triton c" in faster and name != "mmoe"
+    ):  # all of MMoE's products are grouped: those choose their kernel themselves
+        assert any(choice.tile is not None for choice in made)

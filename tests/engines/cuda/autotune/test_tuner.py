@@ -1,0 +1,54 @@
+"""What is timed side by side, and what is too large for that. The timing itself is tested on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from msplit.engines.cuda.autotune import tuner
+
+
+@pytest.mark.parametrize(("elements", "lanes"), [(1 << 20, tuner.LANES), (1 << 28, 1)])
+def test_calls_with_large_results_are_not_made_side_by_side(monkeypatch, elements, lanes):
+    timed = []
+
+    def takes(calls, *, cold):
+        assert not cold
+        timed.append(len(calls))
+        return 3.0 * len(calls)
+
+    monkeypatch.setattr(tuner, "milliseconds_of", takes)
+    made = torch.empty(elements, device="meta")
+    assert tuner.milliseconds(lambda: [made], tuner.LANES) == 3.0 * tuner.LANES
+    assert tuner.milliseconds(lambda: made) == 3.0
+    assert timed == [lanes, 1]
+
+
+@pytest.mark.parametrize(("each", "runs"), [(0.1, tuner.RUNS), (4.0, tuner.RUNS), (10.0, 10), (400.0, 5)])
+def test_calls_that_take_long_run_less_often(each, runs):
+    times = []
+    while not tuner._enough(times):
+        times.append(each)
+    assert len(times) == runs
+
+
+@pytest.mark.parametrize(
+    ("elements", "count"),
+    [(16, tuner.CALLS * tuner.LANES), (1 << 25, 2), (1 << 27, 1), (0, tuner.CALLS * tuner.LANES)],
+)
+def test_there_are_as_many_copies_of_weights_as_calls_or_as_memory_allows(elements, count):
+    weights = torch.empty(elements, device="meta")
+    assert len(tuner.copies(weights)) == count
+    assert tuner.copies(weights)[0] is weights
+
+
+def test_every_call_has_the_next_copy_which_lies_and_is_like_the_others():
+    weights = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
+    made = tuner.copies(weights)[:3]
+    turns = tuner.Turns(
+        lambda data, own, bias: (own.data_ptr(), data @ own + bias), torch.ones(3, 2), made, [torch.ones(3)]
+    )
+    (first, result), *others = (turns() for _ in range(4))
+    assert [first, *(place for place, _ in others)] == [*(one.data_ptr() for one in made), made[0].data_ptr()]
+    assert all(one.stride() == weights.stride() for one in made)
+    assert all(torch.equal(other, result) for _, other in others)

@@ -1,0 +1,147 @@
+"""What the engine can run is known, and said, before anything runs."""
+
+import numpy as np
+import pytest
+
+from msplit.engines.cuda.coverage import cover
+from msplit.engines.cuda.frontend.partition import divide
+from msplit.errors import EngineError
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.inputs.make import make_inputs
+from tests.engines.cuda.cases import SAMPLES, graph_of, run
+
+pytestmark = pytest.mark.tf
+
+
+def load(name):
+    return flatten(read(SAMPLES / name))
+
+
+@pytest.mark.parametrize(
+    "name", ["mmoe_small.pb", "towers_small.pb", "lstm_small.pb", "keras_inception", "two_signatures"]
+)
+def test_a_sample_is_covered(name):
+    found = cover(load(name))
+    assert not found.missing
+    assert not found.stuck
+    assert not found.host
+    assert not found.dynamic
+    assert sum(found.covered.values()) > 10
+
+
+def test_ops_without_a_lowering_are_all_listed_with_a_node_and_the_way_out():
+    def graph(tf, v1):
+        x = v1.placeholder(tf.float32, [2, 2], name="x")
+        tf.add(tf.linalg.eigh(x)[1] + tf.linalg.eigh(x + 1.0)[1], tf.linalg.svd(x)[1], name="out")
+
+    flat = graph_of(graph, outputs=["out"])
+    missing = {"SelfAdjointEigV2", "Svd"}
+    found = cover(flat)
+    assert missing <= set(found.missing)
+    with pytest.raises(EngineError) as caught:
+        run(flat, make_inputs(flat, {}, batch=2))
+    text = str(caught.value)
+    for op, names in found.missing.items():
+        assert f"{op}: {len(names)} node" in text
+        assert names[0] in text
+    assert "--engine tensorflow" in text
+    assert "\\n" not in text, "each op is on a line of its own"
+    assert len(text.splitlines()) == len(found.missing) + 3
+
+
+def test_custom_ops_are_missing():
+    assert "KvVarHandleOp" in cover(load("custom_op.pb")).missing
+
+
+def test_ops_whose_shapes_depend_on_values_are_told():
+    found = cover(load("ragged_sparse"))
+    assert {"Where", "Unique"} <= set(found.dynamic)
+    assert not found.missing
+
+
+def test_what_is_not_needed_is_not_asked_for():
+    def graph(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        tf.linalg.eigh(tf.matmul(x, x, transpose_a=True))
+        tf.print(x)
+        tf.tanh(x, name="out")
+
+    found = cover(graph_of(graph, outputs=["out"]))
+    assert not found.missing
+    assert found.covered == {"Tanh": 1}
+
+
+def test_a_gpu_op_without_a_lowering_is_missing_even_in_front():
+    def graph(tf, v1):
+        x = v1.placeholder(tf.float32, [3, 3], name="x")
+        tf.tanh(tf.linalg.eigh(x)[1], name="out")
+
+    assert list(cover(graph_of(graph, outputs=["out"])).missing) == ["SelfAdjointEigV2"]
+
+
+def strings_in_the_middle(tf, v1):
+    x = v1.placeholder(tf.float32, [None, 4], name="x")
+    y = tf.matmul(x, np.ones((4, 1), np.float32))
+    ids = tf.strings.to_hash_bucket_fast(tf.strings.as_string(y, name="text"), 10, name="bucket")
+    rows = tf.gather(tf.constant(np.ones((10, 2), np.float32)), ids)
+    tf.matmul(rows[:, 0], np.ones((2, 3), np.float32), name="out")
+
+
+def test_host_nodes_in_the_middle_are_refused_by_name():
+    flat = graph_of(strings_in_the_middle, outputs=["out"])
+    found = cover(flat)
+    assert found.stuck == {"AsString": ["text"], "StringToHashBucketFast": ["bucket"]}
+    assert not found.missing
+    with pytest.raises(
+        EngineError, match=r"(?s)depend on what the device computes.*AsString.*text.*--engine tensorflow"
+    ):
+        run(flat, {"x": np.ones((2, 4), np.float32)})
+
+
+def test_only_host_nodes_in_the_middle_are_blamed():
+    def graph(tf, v1):
+        strings_in_the_middle(tf, v1)
+        tf.strings.as_string(
+            tf.linalg.matmul(np.ones((2, 2), np.float32), v1.placeholder(tf.float32, [2, 2])), name="end"
+        )
+
+    assert cover(graph_of(graph, outputs=["out", "end"])).stuck == {
+        "AsString": ["text"],
+        "StringToHashBucketFast": ["bucket"],
+    }
+    assert cover(graph_of(graph, outputs=["end"])).behind == {"AsString": ["end"]}
+
+
+def test_the_host_takes_no_more_than_it_must():
+    def graph(tf, v1):
+        city = v1.placeholder(tf.string, [None], name="city")
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        ids = tf.strings.to_hash_bucket_fast(tf.strings.lower(city), 10)
+        y = tf.gather(tf.constant(np.ones((10, 4), np.float32)), ids + 0)
+        tf.add(tf.tanh(x), y, name="out")
+
+    flat = graph_of(graph, outputs=["out"])
+    division = divide(flat)
+    assert [flat.graph.ops[node] for node in division.host] == ["StringLower", "StringToHashBucketFast"]
+    assert [flat.graph.ops[node] for node, _ in division.frontier] == ["StringToHashBucketFast"]
+    assert "GatherV2" in {flat.graph.ops[node] for node in division.device}
+    assert not set(division.host) & set(division.device)
+
+
+def test_analyze_tells_what_runs_on_the_host_and_what_can_not():
+    from msplit.engines.cuda.coverage import Coverage
+    from msplit.report.analysis import _coverage, _coverage_note
+
+    found = cover(graph_of(strings_in_the_middle, outputs=["out"]))
+    rows = {row[0]: row[2] for row in _coverage(found).rows}
+    assert rows["AsString"].startswith("no: host, in the middle (such as text")
+    assert "can not run" in _coverage_note(found)
+    before = cover(load("keras_lookup"))
+    rows = {row[0]: row[2] for row in _coverage(before).rows}
+    assert rows["LookupTableFindV2"] == "on the host, before"
+    assert "every op" in _coverage_note(before)
+    assert "no lowering for SelfAdjointEigV2 (e)" in _coverage_note(Coverage({}, {"SelfAdjointEigV2": ["e"]}, {}))
+    assert "was not tried, for PyTorch is not installed" in _coverage_note(
+        Coverage({}, {}, {}, unbuilt="PyTorch is not installed")
+    )

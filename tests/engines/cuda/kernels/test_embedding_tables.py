@@ -1,0 +1,94 @@
+"""How the work of all columns is cut: every element once, in tiles that fit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.engines.cuda.kernels import embedding_tables
+from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
+from msplit.engines.cuda.ops.columns import empty_outputs
+
+BUCKETS = (0.5, 1.5)
+
+
+@st.composite
+def mixtures(draw):
+    """Columns of several widths beside each other, and their inputs."""
+    rows = draw(st.sampled_from([1, 3, 128, 1000]))
+    inputs, segments, left = [], [], 0
+    for _ in range(draw(st.integers(1, 6))):
+        width = draw(st.sampled_from([1, 3, 8, 16, 64, 256, 300]))
+        terms = []
+        for _ in range(draw(st.sampled_from([1, 1, 2, 33]))):
+            count = draw(st.sampled_from([1, 1, 3, 50]))
+            edges = BUCKETS if draw(st.booleans()) else None
+            inputs += [
+                torch.zeros(rows, count, dtype=torch.float32 if edges else torch.int64),
+                torch.zeros(10, width),
+            ]
+            terms.append(Term(len(inputs) - 2, len(inputs) - 1, step=count, count=count, boundaries=edges))
+        segments.append((left, width, tuple(terms)))
+        left += width
+    placed = tuple(Segment(0, start, left, rows, width, terms) for start, width, terms in segments)
+    return Columns(placed, ((rows, left),), "float32"), inputs
+
+
+@settings(max_examples=60)
+@given(mixtures())
+def test_every_element_is_filled_once(given):
+    spec, inputs = given
+    outputs = empty_outputs(spec, torch.device("cpu"))
+    tables = embedding_tables.describe(spec, inputs, outputs, dict.fromkeys(range(len(inputs)), (0, 0)))
+    filled = np.zeros(outputs[0].numel(), np.int32)
+    work = tables.work.numpy()
+    assert len(work) == sum(tables.programs)
+    at = 0
+    for count, tile in zip(tables.programs[:2], tables.tiles, strict=True):
+        assert tile.rows * tile.ids * tile.width <= embedding_tables.TILE
+        for column, first in work[at : at + count]:
+            start, step, rows, width, first_term, terms, *_ = tables.segments[column].tolist()
+            assert width <= tile.width
+            assert first_term + terms <= len(tables.terms)
+            assert not tile.single or terms == 1
+            cover(filled, start, step, range(first, min(first + tile.rows, rows)), width)
+        at += count
+    for column, first in work[at:]:
+        start, step, rows, width = tables.plain[column].tolist()[:4]
+        assert width % tables.vector == 0
+        at_once = tables.block // tables.vector // (width // tables.vector)  # as the kernel divides
+        cover(filled, start, step, range(first, min(first + at_once, rows)), width)
+    assert (filled == 1).all()
+
+
+def cover(filled, start, step, rows, width):
+    for row in rows:
+        filled[start + row * step : start + row * step + width] += 1
+
+
+def column(start, width, ids, *, rows=1024, total=800, edges=None):
+    terms = tuple(Term(0, 1, boundaries=edges) for _ in range(ids))
+    return Segment(0, start, total, rows, width, terms)
+
+
+def shapes(spec, inputs):
+    return embedding_tables.describe(spec, inputs, empty_outputs(spec, torch.device("cpu")), {0: (0, 0)})
+
+
+def test_a_sum_over_many_columns_and_wide_rows_get_tiles_of_their_own():
+    inputs = [torch.zeros(1024, dtype=torch.float32), torch.zeros(10, 64)]
+    wide = [column(64 * place, 64, 1, edges=BUCKETS) for place in range(4)]
+    spec = Columns((*wide, column(256, 1, 40)), ((1024, 800),), "float32")
+    one, two = shapes(spec, inputs).tiles
+    assert {(one.ids, one.width), (two.ids, two.width)} == {(1, 64), (64, 1)}
+
+
+@pytest.mark.parametrize(("total", "vector"), [(800, 4), (802, 1)])
+def test_rows_of_16_bytes_move_at_once_where_all_lie_at_multiples(total, vector):
+    inputs = [torch.zeros(1024, dtype=torch.int32), torch.zeros(10, 16)]
+    spec = Columns(tuple(column(16 * place, 16, 1, total=total) for place in range(4)), ((1024, total),), "float32")
+    tables = shapes(spec, inputs)
+    assert tables.vector == vector
+    assert not any(tile.rows for tile in tables.tiles)
+    assert tables.programs[2] >= embedding_tables.PROGRAMS // 2

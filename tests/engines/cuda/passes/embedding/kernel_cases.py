@@ -1,0 +1,151 @@
+"""Random columns through the kernel and through the lowering without it: they must agree. A program of its own.
+
+With TRITON_INTERPRET=1 on the CPU, and compiled where there is a GPU: Triton decides at import which.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from msplit.engines.cuda.ir.lowering import Node
+from msplit.engines.cuda.kernels import embedding_tables
+from msplit.engines.cuda.kernels.embedding_launch import fill
+from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.ops import columns as lowered
+
+WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
+
+
+def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tuple[Columns, list[torch.Tensor]]:
+    """A random mixture of columns, and its inputs: ids in one block of memory, tables, tensors that are copied."""
+    rows = int(chance.choice(some_rows))
+    inputs: list[torch.Tensor] = []
+    segments = []
+    left = 0
+    kinds = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+    even = chance.random() < 0.3  # all can move by 16 bytes
+    for _ in range(int(chance.integers(1, 6))):
+        width = int(chance.choice([4, 8, 16, 64] if even else WIDTHS)) * (4 if even and dtype.endswith("16") else 1)
+        terms = []
+        combiner = str(chance.choice(["sum", "mean", "sqrtn"]))
+        for _ in range(int(chance.choice([1, 1, 1, 2, 3, 40]))):
+            if chance.random() < 0.2 and combiner == "sum":
+                inputs.append(torch.from_numpy(chance.standard_normal((rows, width))).to(getattr(torch, dtype)))
+                terms.append(Term(len(inputs) - 1, -1, step=width))
+                continue
+            if chance.random() < 0.2 and dtype == "float32":
+                inputs.append(torch.from_numpy(chance.choice([np.nan, 0.5, -3.0], (rows, 3))).to(torch.float32))
+                inputs.append(torch.from_numpy(chance.standard_normal((3, width))).to(torch.float32))
+                terms.append(Term(len(inputs) - 2, len(inputs) - 1, first=1, step=3, low=2, high=2, weighted=True))
+                continue
+            count = int(chance.choice([1, 1, 2, 7]))
+            size = int(chance.choice([1, 5, 100]))
+            kind = str(chance.choice(list(kinds)))
+            edges = None
+            if kind.startswith("float") or chance.random() < 0.2:
+                edges = tuple(
+                    float(np.float32(edge)) for edge in np.sort(chance.normal(size=int(chance.integers(0, 20))))
+                )
+            if kind.startswith("float"):
+                values = chance.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, *chance.normal(size=20)], (rows, count))
+                if edges:
+                    values.flat[0] = edges[0]
+            else:
+                values = chance.integers(-3, size + 3, (rows, count))
+                if kind == "int64":
+                    values.flat[0] = 2**32 + 1
+            inputs.append(torch.from_numpy(np.asarray(values)).to(kinds[kind]))
+            table = torch.from_numpy(chance.standard_normal((size, width))).to(getattr(torch, dtype))
+            if chance.random() < 0.3:
+                table[0, 0] = float(chance.choice([np.nan, np.inf]))
+            inputs.append(table)
+            limited = chance.random() < 0.3
+            terms.append(
+                Term(
+                    len(inputs) - 2,
+                    len(inputs) - 1,
+                    step=count,
+                    count=count,
+                    boundaries=edges,
+                    narrow=kind == "int64" and bool(chance.random() < 0.5),
+                    modulo=int(chance.choice([0, 0, 3])),
+                    low=0 if limited else LOWEST,
+                    high=size - 1 if limited else HIGHEST,
+                    offset=int(chance.choice([0, 0, 1, -2])),
+                    valid_from=int(chance.choice([LOWEST, 0])),
+                )
+            )
+        scale = float(chance.choice([0.125, -3.0])) if chance.random() < 0.2 else None
+        segments.append((left, rows, width, tuple(terms), combiner, scale))
+        left += width
+    placed = tuple(
+        Segment(0, start, left, rows, width, terms, combiner, scale)
+        for start, rows, width, terms, combiner, scale in segments
+    )
+    # The last column once more, as an output of its own.
+    last = segments[-1]
+    placed = (*placed, Segment(1, 0, last[2], rows, *last[2:]))
+    return Columns(placed, ((rows, left), (rows, last[2])), dtype), inputs
+
+
+def in_one_block(inputs: list[torch.Tensor], chosen: list[int]) -> list[torch.Tensor]:
+    """The same tensors, some of them views of one block of memory, as a model's inputs are."""
+    block = torch.zeros(
+        sum(-(-inputs[slot].nbytes // 8) * 8 for slot in chosen), dtype=torch.uint8, device=inputs[0].device
+    )
+    result, at = list(inputs), 0
+    for slot in chosen:
+        tensor = inputs[slot]
+        result[slot] = block[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        result[slot].copy_(tensor)
+        at += -(-tensor.nbytes // 8) * 8
+    return result
+
+
+def expected_of(spec: Columns, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """By the lowering without a kernel, ids out of range standing for zeros as on the GPU; half precision summed in float32, as there."""
+    lowered.take = zeros_outside
+    if spec.dtype.endswith("16"):
+        half = getattr(torch, spec.dtype)
+        spec, inputs = replace(spec, dtype="float32"), [one.float() if one.dtype == half else one for one in inputs]
+    return lowered.columns(Node("columns", "_Columns", {"columns": spec}), *inputs)
+
+
+def zeros_outside(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """A gather."""
+    inside = (ids >= 0) & (ids < table.shape[0])
+    return torch.where(inside.unsqueeze(-1), table[ids.clamp(0, table.shape[0] - 1)], 0)
+
+
+def main() -> None:
+    """Prints how many were tried."""
+    device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+    chance = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    tries = int(sys.argv[1])
+    interpreted = device.type == "cpu"
+    for _ in range(tries):
+        dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
+        # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
+        embedding_tables.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
+        spec, inputs = spec_of(chance, dtype, [1, 2, 5] if interpreted else [1, 2, 5, 64, 100])
+        expected = expected_of(spec, inputs)
+        sources = sorted({term.source for segment in spec.segments for term in segment.terms})
+        for shared in ([], sources, sources[1:]):
+            given = in_one_block([tensor.to(device) for tensor in inputs], shared)
+            for _ in range(2):
+                outputs = lowered.empty_outputs(spec, device)
+                fill(spec, tuple(given), outputs)
+                for output, right in zip(outputs, expected, strict=True):
+                    tolerance = {"float32": 1e-5, "float64": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+                    wide = {"rtol": tolerance, "atol": tolerance * 3, "equal_nan": True}
+                    assert torch.allclose(output.cpu().to(right.dtype), right, **wide), f"{spec}\n{output}\n{right}"
+    sys.stdout.write(f"{tries} agree\n")
+
+
+if __name__ == "__main__":
+    main()

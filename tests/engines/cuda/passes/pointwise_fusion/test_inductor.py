@@ -1,0 +1,260 @@
+"""Compiled groups: the same values, also where they are no numbers, in the same memory layout; bounded, kept, never fatal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.kernels import cache
+from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
+from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import copy_of, fuse
+from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout, longest_chain
+from msplit.engines.cuda.passes.specialize import trace
+from tests.engines.cuda.cases import CPU, bits, flat_of, kernels, run
+
+FLOAT = 1
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    """One folder for all tests of this file: each new one would compile Inductor's headers anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kernels"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compiler, "_made", {})
+
+
+def call(op, *arguments, **attrs):
+    return Call(op, attrs, tuple(arguments))
+
+
+X, Y = (-1, 0), (-1, 1)
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, 88.8, -104.0, 1e-8, 7.0, -2.5]
+
+
+@compiles
+def test_nan_infinity_and_signed_zeros_come_out_as_from_the_ops_themselves():
+    ops = ["Maximum", "Minimum", "RealDiv", "DivNoNan", "Xlogy", "Less"]
+    unary = ["Relu", "Relu6", "Sigmoid", "Softplus", "Sign", "Floor"]
+    calls = [call(op, X, Y) for op in ops] + [call(op, X) for op in unary]
+    calls.append(call("Select", (ops.index("Less"), 0), X, (ops.index("RealDiv"), 0)))
+    either_zero = {"Relu6"}  # of -0: TensorFlow's own kernels differ in it
+    body = Body(tuple(calls), 2, tuple((number, 0) for number in range(len(calls))))
+    values = np.array(SPECIAL, np.float32)
+    x, y = (torch.from_numpy(part.copy().reshape(-1)) for part in np.meshgrid(values, values))
+    with torch.no_grad(), cache.kept():
+        run_compiled, _, _ = compiler._inductor(body, [x, y])
+    for made, wanted, made_by in zip(run_compiled(x, y), body(x, y), calls, strict=True):
+        torch.testing.assert_close(made, wanted, equal_nan=True, rtol=2e-6, atol=2e-8, msg=made_by.op)
+        if made.is_floating_point() and made_by.op not in either_zero:
+            zero = (wanted == 0) & (made == 0)
+            assert torch.equal(torch.signbit(made[zero]), torch.signbit(wanted[zero])), made_by.op
+
+
+@compiles
+def test_layouts_are_kept_and_another_layout_runs_op_by_op():
+    body = Body((call("Neg", X), call("AddV2", (0, 0), Y), call("Tanh", (1, 0))), 2, ((0, 0), (2, 0)))
+    x, y = (torch.randn(2, 3, 5, 4).permute(0, 2, 3, 1) for _ in range(2))
+    kernel = Compiler(CPU).kernel(body, (layout(x), layout(y)))
+    assert isinstance(kernel, Kernel), kernel
+    for inputs in ((x, y), (x.contiguous(), y)):
+        for made, wanted in zip(kernel(*inputs), body(*inputs), strict=True):
+            assert made.stride() == wanted.stride()
+            torch.testing.assert_close(made, wanted)
+
+
+@compiles
+def test_what_was_compiled_is_found_on_the_disk_and_in_memory(monkeypatch):
+    body = Body((call("Exp", X), call("Neg", (0, 0)), call("Softplus", (1, 0))), 1, ((2, 0),))
+    lies = (layout(torch.zeros(7, 9)),)
+    first = Compiler(CPU)
+    kernel = first.kernel(body, lies)
+    assert first.kernel(Body(body.calls, 1, body.outputs), lies) is kernel
+    assert (first.report.compiled, first.report.cached) == (1, 0)
+    monkeypatch.setattr(compiler, "_made", {})
+    second = Compiler(CPU)
+    assert isinstance(second.kernel(body, lies), Kernel)
+    assert (second.report.compiled, second.report.cached) == (1, 1)
+    assert second.report.seconds < first.report.seconds
+    assert list(Path(os.environ["XDG_CACHE_HOME"], "msplit", "kernels").iterdir())
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def cell():
+    """A GraphDef of an LSTM cell's gates behind a product, and what is fed."""
+    from tests.engines.cuda.random_graphs import _Graph
+
+    g = _Graph(lambda strategy: 0)
+    x = g.placeholder("x", (3, 4))
+    product = g.node("MatMul", [x, g.normal(4, 8)], T=FLOAT, transpose_a=False, transpose_b=False)
+    parts = g.node("Split", [g.constant(np.int32(1)), product], T=FLOAT, num_split=2)
+    gate = g.node("Sigmoid", [parts], T=FLOAT)
+    value = g.node("Tanh", [f"{parts}:1"], T=FLOAT)
+    state = g.node("Mul", [gate, value], T=FLOAT)
+    total = g.node("Sum", [state, g.constant(np.array([1], np.int32))], T=FLOAT, Tidx=3, keep_dims=True)
+    g.node("Neg", [total], T=FLOAT)
+    return flat_of(g.graph_def), {"x": np.ones((3, 4), np.float32)}
+
+
+def fused(flat, feeds, **options):
+    source = copy_of(lower(flat, feeds, CPU).source)
+    done = fuse(source, feeds, CPU, **options)
+    return done, trace(source, feeds, CPU)
+
+
+@compiles
+def test_a_model_runs_on_its_compiled_kernels():
+    flat, feeds = cell()
+    wanted = run(flat, feeds)
+    found = run(flat, feeds, 3, fuse=True, compile=True)
+    assert all(np.allclose(found[name], value, rtol=1e-6) for name, value in wanted.items())
+    done, program = fused(flat, feeds)
+    assert kernels(program) == ["MatMul", "_FusedPointwise"]
+    facts = done.facts()
+    assert (facts["fused_groups"], facts["fused_ops"], facts["fused_kernels"]) == (1, 5, 1)
+    assert facts["compile_seconds"] >= 0
+
+
+def test_no_time_to_compile_leaves_the_graph_as_it_is():
+    flat, feeds = cell()
+    done, program = fused(flat, feeds, seconds=0)
+    assert kernels(program) == ["MatMul", "Mul", "Neg", "Sigmoid", "Sum", "Tanh"]
+    assert done.facts()["not_fused"] == {"compiling took more than 0 s": 1}
+
+
+def test_a_compiler_that_fails_is_no_error(monkeypatch):
+    def broken(body, examples):
+        raise RuntimeError("no Triton here")
+
+    monkeypatch.setattr(compiler, "_inductor", broken)
+    flat, feeds = cell()
+    done, program = fused(flat, feeds)
+    assert "_FusedPointwise" not in kernels(program)
+    assert done.facts()["not_fused"] == {"the compiler failed: RuntimeError: no Triton here": 1}
+    assert bits(run(flat, feeds, fuse=True, compile=True)) == bits(run(flat, feeds))
+
+
+def test_a_group_of_several_kernels_is_tried_again_without_its_reduction(monkeypatch):
+    def inductor(body, examples):
+        return body, 9 if any(call.op == "Sum" for call in body.calls) else 1, False
+
+    monkeypatch.setattr(compiler, "_inductor", inductor)
+    flat, feeds = cell()
+    done, program = fused(flat, feeds)
+    assert kernels(program) == ["MatMul", "Neg", "Sum", "_FusedPointwise"]
+    assert done.facts()["not_fused"] == {"they would be 9 kernels": 1}
+
+
+def test_several_kernels_are_taken_where_the_ops_one_after_the_other_are_more():
+    body = Body(
+        (call("Exp", X), call("Reshape", (0, 0), np.array([4])), call("Neg", (1, 0)), call("Abs", X)),
+        1,
+        ((2, 0), (3, 0)),
+    )
+    assert longest_chain(body) == 2
+
+
+def test_where_no_folder_can_be_written_one_is_made_and_taken_away(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert cache.folder() is None
+    with cache.kept():
+        used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert used.is_dir()
+    assert not used.exists()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_folder_that_the_user_chose_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with cache.kept():
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/torchinductor_somebody")
+    with cache.kept():
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache.folder())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/var/tmp/torchinductor_somebody"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder that anybody may write to."""
+    made = tmp_path / "shared"
+    made.mkdir()
+    made.chmod(0o777)
+    return made
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_folder_that_others_may_write_to_is_not_used(shared, monkeypatch, below):
+    chosen = shared / "mine" if below else shared
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen))
+    with cache.kept():
+        assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(chosen)
+    (said,) = cache.refused()
+    assert str(chosen) in said
+    assert f"anybody may write to {shared}" in said
+    assert "TORCHINDUCTOR_CACHE_DIR" in said
+
+
+def test_the_default_folder_is_not_used_where_others_may_write_to_it(shared, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    assert cache.folder() is None
+    with cache.kept():
+        assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
+    shared.chmod(0o755)
+    assert cache.folder() == shared / "msplit" / "kernels"
+    assert cache.folder().stat().st_mode & 0o077 == 0
+    assert cache.refused() == []
+
+
+def test_triton_gets_a_folder_of_its_own_where_others_may_write_to_its_folder(shared, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared))
+    assert any("TRITON_CACHE_DIR" in said for said in cache.refused())
+    cache.guard_triton()
+    used = Path(os.environ["TRITON_CACHE_DIR"])
+    assert used != shared
+    assert cache.writers(used) is None
+    cache.guard_triton()
+    assert os.environ["TRITON_CACHE_DIR"] == str(used)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "said"), [(0o755, 12345, "another user"), (0o775, None, "a group"), (0o1777, None, "anybody")]
+)
+def test_who_else_may_write_to_a_folder(tmp_path, monkeypatch, mode, owner, said):
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert cache.writers(tmp_path) is None
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
+    if owner is not None and os.getuid():
+        monkeypatch.setattr(cache.os, "getuid", lambda: owner)
+    elif owner is not None:
+        os.chown(folder, owner, -1)
+    assert said in cache.writers(folder)
+
+
+def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(shared)
+    assert f"anybody may write to {shared}" in cache.writers(link / "kernels")
+
+
+def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):
+    from msplit.api.doctor import _kernels
+    from msplit.measure.variants import _unsafe_caches
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
+    (found,) = _kernels()
+    assert "not used" in found.text
+    assert "anybody may write" in found.text
+    assert _unsafe_caches() == cache.refused()

@@ -1,0 +1,298 @@
+"""Groups: the same results, nothing that waits for more than it did, and no cycle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.op_classes import VIEWS
+from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
+from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
+from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
+from tests.campaign import examples
+from tests.engines.cuda.alike_branches import alike_branches
+from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
+from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
+
+FLOAT = "float32"
+
+
+@settings(max_examples=examples(25, 60), deadline=None)
+@given(st.one_of(random_graphs(most=30), random_graphs(most=40, steps=POINTWISE)), st.integers(1, 4), st.integers(0, 9))
+def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    assert bits(run(flat, feeds, streams, seed=seed, fuse=True)) == bits(run(flat, feeds, streams, seed=seed))
+
+
+@settings(max_examples=examples(25, 60), deadline=None)
+@given(random_graphs(most=40, steps=POINTWISE))
+def test_no_value_waits_for_more_than_it_did(case):
+    graph_def, feeds, outputs = case
+    source = lower(flat_of(graph_def, outputs=outputs), feeds, CPU).source
+    dtypes = {key: dtype_name(found[2]) for key, found in observe(source, feeds, CPU, nchw=False).items()}
+    readers = source.consumers()
+    needs = ancestors(source)
+    taken: set[int] = set()
+    for group in find_groups(source, dtypes):
+        made = outline(source, group, readers)
+        assert not taken.intersection(group.members)
+        taken.update(group.members)
+        assert group.launching == sum(source.ops[number].op not in VIEWS for number in group.members) > 1
+        from_others = {key[0] for key in made.inputs} & source.ops.keys()
+        for key in made.outputs:
+            if launched_readers(source, readers, key) - set(group.members):
+                assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
+
+
+@settings(max_examples=examples(20, 40), deadline=None)
+@given(st.one_of(alike_branches(), random_graphs(most=40)), st.booleans())
+def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group):
+    graph_def, feeds, outputs = case
+    lowered = lower(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
+    assert (
+        fuse(lowered.source, lowered.feeds, CPU, seconds=0).groups == 0
+    )  # to compile, that is, and nothing was compiled
+
+
+def ancestors(source: Source) -> dict[int, set[int]]:
+    needs: dict[int, set[int]] = {}
+    for number, op in source.ops.items():
+        needs[number] = set().union(*({key[0]} | needs[key[0]] for key in op.inputs if key[0] in source.ops))
+    return needs
+
+
+def launched_readers(source: Source, readers: dict[Key, list[int]], key: Key) -> set[int]:
+    """Ops that wait for a value, on the device: what reads it, directly or through views.
+
+    A fetch is none of them. All outputs go to the host together when the step is complete, so that a fetched value or view of one may wait.
+    """
+    found: set[int] = set()
+    for reader in readers.get(key, ()):
+        if source.ops[reader].op in VIEWS:
+            views = [other for other in readers if other[0] == reader]
+            found.update(*(launched_readers(source, readers, view) for view in views))
+        else:
+            found.add(reader)
+    return found
+
+
+class Graph:
+    """A source by hand: every value is (2, 4) unless said otherwise."""
+
+    def __init__(self) -> None:
+        self.source = Source({}, {}, {}, {}, numbers=1000)
+        self.count = 0
+
+    def feed(self):
+        self.count += 1
+        key = (self.count, 0)
+        self.source.feeds[f"x{self.count}"] = key
+        self.source.shapes[key] = (2, 4)
+        return key
+
+    def op(self, name, *inputs, shape=(2, 4), **attrs):
+        self.count += 1
+        self.source.ops[self.count] = Op(self.count, f"{name}_{self.count}", name, attrs, list(inputs), [self.count])
+        self.source.shapes[self.count, 0] = shape
+        return (self.count, 0)
+
+    def constant(self, value):
+        return self.source.constant(np.asarray(value))
+
+    def groups(self, *fetches, dtypes=None, **options):
+        self.source.fetches = {f"y{number}": key for number, key in enumerate(fetches)}
+        known = dict.fromkeys(self.source.shapes, FLOAT) | (dtypes or {})
+        return [set(group.members) for group in find_groups(self.source, known, **options)]
+
+
+def numbers(*keys):
+    return {key[0] for key in keys}
+
+
+def product(g, x):
+    return g.op("MatMul", x, g.constant(np.ones((4, 4), np.float32)))
+
+
+def test_a_chain_is_one_group_and_a_product_ends_it():
+    g = Graph()
+    a = g.op("Tanh", product(g, g.feed()))
+    b = g.op("Mul", a, a)
+    c = product(g, b)
+    d = g.op("Exp", c)
+    e = g.op("Neg", d)
+    assert g.groups(e) == [numbers(a, b), numbers(d, e)]
+
+
+def test_a_group_looks_at_a_constant_through_a_view_that_grouping_left():
+    g = Graph()
+    flat = g.constant(np.arange(8, dtype=np.float32))
+    bias = g.op("Reshape", flat, g.constant(np.array([2, 4])))
+    total = g.op("AddV2", product(g, g.feed()), bias)
+    last = g.op("Neg", total)
+    assert g.groups(last) == [numbers(total, last)]
+    done = fuse(g.source, {name: np.ones((2, 4), np.float32) for name in g.source.feeds}, CPU, seconds=0)
+    assert done.facts()["not_fused"] == {"compiling took more than 0 s": 1}
+
+
+def test_what_another_branch_waits_for_does_not_wait_for_this_one():
+    g = Graph()
+    shared = g.op("Tanh", product(g, g.feed()))
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", shared, late)
+    last = g.op("Neg", joined)
+    other = product(g, shared)
+    assert g.groups(last, other) == [numbers(joined, last)]
+
+
+def test_what_only_the_group_reads_may_wait():
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", early, late)
+    assert g.groups(joined) == [numbers(early, joined)]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_is_only_fetched_besides_may_wait_for_outputs_leave_together(view):
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    fetched = g.op("Transpose", early, g.constant(np.array([1, 0])), shape=(4, 2)) if view else early
+    late = product(g, product(g, g.feed()))
+    joined = g.op("Mul", early, late)
+    assert g.groups(joined, fetched) == [numbers(early, joined) | numbers(fetched)]
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_what_another_branch_reads_through_views_does_not_wait(views):
+    g = Graph()
+    early = g.op("Tanh", product(g, g.feed()))
+    seen = early
+    for _ in range(views):
+        seen = g.op("Reshape", seen, g.constant(np.array([2, 4])))
+    late = product(g, product(g, g.feed()))
+    last = g.op("Neg", g.op("Mul", early, late))
+    assert all(early[0] not in group for group in g.groups(last, product(g, seen)))
+
+
+def test_a_residual_is_an_input_that_the_group_depends_on_already():
+    g = Graph()
+    x = product(g, g.feed())
+    a = g.op("Tanh", product(g, x))
+    b = g.op("AddV2", a, x)
+    other = product(g, a)
+    assert g.groups(b, other) == [numbers(a, b)]
+
+
+def test_a_path_that_leaves_and_comes_back_is_no_part_of_the_group():
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    around = product(g, a)
+    b = g.op("Mul", a, around)
+    c = g.op("Neg", b)
+    assert g.groups(c) == [numbers(b, c)]
+
+
+def test_independent_branches_stay_apart_until_they_meet():
+    g = Graph()
+    x = product(g, g.feed())
+    left = g.op("Neg", g.op("Tanh", x))
+    right = g.op("Neg", g.op("Exp", x))
+    apart = g.groups(product(g, left), product(g, right))
+    assert sorted(map(len, apart)) == [2, 2]
+    assert apart[0].isdisjoint(apart[1])
+
+
+def test_a_view_of_something_else_is_no_bond():
+    g = Graph()
+    x = product(g, g.feed())
+    parts = g.op("Split", g.constant(np.int32(1)), x, shape=(2, 2), num_split=2)
+    g.source.shapes[parts[0], 1] = (2, 2)
+    left = g.op("Neg", g.op("Tanh", parts, shape=(2, 2)), shape=(2, 2))
+    right = g.op("Neg", g.op("Exp", (parts[0], 1), shape=(2, 2)), shape=(2, 2))
+    found = g.groups(left, right)
+    assert sorted(map(len, found)) == [2, 2]
+    made = outline(g.source, find_groups(g.source, dict.fromkeys(g.source.shapes, FLOAT))[0], g.source.consumers())
+    assert made.inputs == (x,), "it reads the product, not the part"
+
+
+def test_a_reduction_does_not_wait_for_what_only_its_reader_needs():
+    g = Graph()
+    raised = g.op("Exp", product(g, g.feed()))
+    total = g.op("Sum", raised, g.constant([1]), shape=(2, 1), keep_dims=True)
+    late = product(g, product(g, g.feed()))
+    assert g.groups(g.op("Mul", total, late)) == [numbers(raised, total)]
+
+
+def test_rounding_in_front_of_a_jump_stays_where_it_is():
+    g = Graph()
+    quotient = g.op("RealDiv", g.feed(), g.feed())
+    index = g.op("Floor", quotient)
+    doubled = g.op("AddV2", index, index)
+    assert g.groups(doubled) == [numbers(index, doubled)]
+    exact = Graph()
+    kept = exact.op("Maximum", exact.feed(), exact.feed())
+    index = exact.op("Floor", kept)
+    assert exact.groups(index) == [numbers(kept, index)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "uint32", "float8_e5m2"])
+def test_dtypes_that_kernels_compute_in_another_width_are_left_alone(dtype):
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    b = g.op("Mul", a, a)
+    assert g.groups(b, dtypes=dict.fromkeys(g.source.shapes, dtype)) == []
+
+
+def test_integer_division_is_left_alone():
+    g = Graph()
+    a = g.op("AddV2", g.feed(), g.feed())
+    b = g.op("Div", a, g.feed())
+    c = g.op("Neg", b)
+    assert g.groups(c, dtypes=dict.fromkeys(g.source.shapes, "int32")) == []
+
+
+def test_axes_that_only_the_run_knows_are_no_group():
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    b = g.op("Sum", a, g.feed(), shape=(2,))
+    assert g.groups(b) == []
+
+
+def test_groups_have_a_largest_size():
+    g = Graph()
+    key = g.feed()
+    for _ in range(3 * MOST_MEMBERS):
+        key = g.op("Neg", key)
+    found = g.groups(key)
+    assert max(map(len, found)) <= MOST_MEMBERS
+    assert sum(map(len, found)) >= 3 * MOST_MEMBERS - len(found)
+    wide = Graph()
+    key = wide.feed()
+    for _ in range(3 * MOST_INPUTS):
+        key = wide.op("Mul", key, wide.feed())
+    assert len(wide.groups(key)) >= 3
+
+
+def test_many_readers_of_many_values_take_little_time():
+    g = Graph()
+    x = [g.op("Tanh", product(g, g.feed())) for _ in range(1500)]
+    hub = g.op("ConcatV2", *x, g.constant(np.int32(0)), shape=(3000, 4))
+    y = [g.op("Mul", value, g.op("Sum", hub, g.constant([0]), shape=(4,))) for value in x]
+    assert len(g.groups(*y, *x)) <= 3000
+
+
+@settings(max_examples=10, deadline=None)
+@given(random_graphs(most=15, steps=POINTWISE))
+def test_weights_are_held_once(case):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    plain, fused = (ENGINE.prepared(job(flat, feeds, fuse=fuse), CPU).program for fuse in (False, True))
+    for key, tensor in fused.constants.items():
+        assert key not in plain.constants or tensor is plain.constants[key]

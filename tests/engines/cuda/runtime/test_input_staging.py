@@ -1,0 +1,200 @@
+"""Inputs side by side in one block: values arrive, wrong ones are refused by name."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.runtime import input_staging, memcpy
+from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.errors import EngineError
+
+CPU = torch.device("cpu")
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    small = {f"ids_{n}": rng.integers(0, 9, (3, n)).astype(np.int32) for n in range(5)}
+    return {
+        **small,
+        "long": rng.integers(0, 9, 7),
+        "flags": np.array([True, False]),
+        "half": rng.standard_normal(3).astype(ml_dtypes.bfloat16),
+        "scalar": np.float32(4),
+        "large": rng.standard_normal((300, 1000)).astype(np.float32),
+        "turned": rng.standard_normal((40, 50)).astype(np.float32).T,
+    }
+
+
+def prepared():
+    return Inputs({name: to_torch(np.array(value)) for name, value in arrays().items()}, CPU)
+
+
+def fed():
+    return {name: np.asarray(value) for name, value in arrays().items()}
+
+
+def test_every_value_arrives_and_tensors_do_not_overlap():
+    found = prepared()
+    found.fill(fed())
+    found.to_device()
+    for name, value in arrays().items():
+        np.testing.assert_array_equal(found.block.arrays[name], value)
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value)
+
+
+def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
+    """What is sent while arrays are copied, and what is copied at last, are together the whole block."""
+    monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    monkeypatch.setattr(memcpy, "_SHARED_BYTES", 1 << 20)
+    values = {
+        "ids": np.arange(12, dtype=np.int32),
+        "picture": np.random.default_rng(0).standard_normal((700, 300)).astype(np.float32),
+        "middle": np.arange(9000, dtype=np.float64),
+        "pictures": np.random.default_rng(1).standard_normal((1, 900, 301)).astype(np.float32),
+        "turned": np.random.default_rng(2).standard_normal((400, 500)).astype(np.float32).T,
+    }
+    found = Inputs({name: to_torch(np.array(value)) for name, value in values.items()}, CPU)
+    large = {"picture", "pictures", "turned"}
+    found.send(values)
+    for name, value in values.items():
+        arrived = to_numpy(found.on_device[name])
+        assert np.array_equal(arrived, value) if name in large else not arrived.any(), name
+    for name in large:  # they are there, and are not copied again
+        found.block.arrays[name][...] = 0
+    found.rest_to_device()
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+
+
+def own_buffers(monkeypatch):
+    """Inputs of all kinds, their values, and their places in the block, which hold something else."""
+    monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    rng = np.random.default_rng(3)
+    values = {f"ids_{n}": rng.integers(0, 99, n) for n in (3, 50, 7)}
+    values |= {"middle": rng.standard_normal(9000), "other": rng.standard_normal(9000)}
+    values["picture"] = rng.standard_normal((700, 300)).astype(np.float32)
+    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, CPU)
+    return found, values, found.block.arrays
+
+
+@pytest.mark.parametrize("theirs", [[], ["ids_50"], ["middle"], ["picture"], ["ids_3", "other", "picture"]])
+def test_what_is_in_its_place_already_arrives_beside_what_is_not(monkeypatch, theirs):
+    found, values, places = own_buffers(monkeypatch)
+    for name in values.keys() - set(theirs):
+        places[name][...] = values[name]
+    if not theirs:
+        monkeypatch.setattr(memcpy, "copy", None)  # nothing is copied on the host
+    found.send({name: values[name] if name in theirs else places[name] for name in values})
+    found.rest_to_device()
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+
+
+def test_views_of_an_inputs_own_place_are_as_good_as_any_array(monkeypatch):
+    found, values, places = own_buffers(monkeypatch)
+    for name, value in values.items():
+        places[name][...] = value
+    found.fill({name: place[::-1] if place.ndim == 1 else place[...] for name, place in places.items()})
+    for name, value in values.items():
+        np.testing.assert_array_equal(places[name], value[::-1] if value.ndim == 1 else value)
+
+
+def test_the_place_of_another_input_is_refused(monkeypatch):
+    found, _, places = own_buffers(monkeypatch)
+    for swapped in (places["other"], places["other"][::-1]):
+        with pytest.raises(EngineError, match="input middle is given memory of another input's buffer"):
+            found.fill({**places, "middle": swapped})
+    found.fill({**places, "middle": places["other"].copy()})
+
+
+def test_without_large_inputs_all_is_the_rest_and_with_nothing_else_nothing_is():
+    small = Inputs({"x": torch.zeros(3)}, CPU)
+    assert small.rest == small.block.host.numel()
+    assert Inputs({"x": torch.zeros(input_staging._AHEAD_BYTES // 4)}, CPU).rest == 0
+
+
+def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
+    found = prepared()
+    wanted = fed()
+    spread = {name: np.repeat(value, 2, axis=-1)[..., ::2] if value.ndim else value for name, value in wanted.items()}
+    turned = {name: np.array(value, order="F") for name, value in wanted.items()}
+    frozen = {name: np.broadcast_to(value, value.shape) for name, value in wanted.items()}
+    for given in (spread, turned, frozen):
+        for place in found.block.arrays.values():
+            place[...] = 0
+        found.fill(given)
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found.block.arrays[name], value)
+
+
+def test_scalars_of_numpy_are_arrays_too():
+    found = Inputs({"rate": to_torch(np.array(1, np.float32)), "bias": to_torch(np.array(1, np.float32))}, CPU)
+    found.fill({"rate": np.float32(3), "bias": np.array(4, np.float32)})
+    assert found.on_device["rate"].shape == ()
+    assert found.block.arrays["rate"] == 3
+    assert found.block.arrays["bias"] == 4
+
+
+@pytest.mark.parametrize("name", ["ids_3", "large"])
+def test_a_wrong_shape_or_type_is_refused_by_name(name):
+    values = fed()
+    other_types = [values[name].astype(np.float64), values[name].astype(values[name].dtype.newbyteorder())]
+    for wrong in [values[name][:1], values[name][..., None], *other_types]:
+        with pytest.raises(EngineError, match=f"input {name} was prepared as"):
+            prepared().fill({**values, name: wrong})
+
+
+def test_a_missing_input_is_named():
+    for name in ("flags", "ids_2"):
+        values = fed()
+        del values[name]
+        with pytest.raises(EngineError, match=f"no value for input {name}"):
+            prepared().fill(values)
+
+
+def test_outputs_arrive_as_arrays_of_the_users_own():
+    rng = np.random.default_rng(1)
+    values = {f"ids_{n}": rng.integers(0, 9, (n, 1)) for n in (3, 1, 7)}
+    values |= {"flag": np.array(True), "none": np.zeros((0, 3), np.float16), "half": np.ones(3, ml_dtypes.bfloat16)}
+    values["picture"] = rng.standard_normal((300, 301)).astype(np.float32)
+    tensors = {name: to_torch(value) for name, value in values.items()}
+    found = Outputs(tensors, CPU, captured=False)
+    found.copy({name: tensor.flip(0) if tensor.ndim else tensor for name, tensor in tensors.items()})
+    first = found.read()
+    kept = {name: value.copy() for name, value in first.items()}
+    found.copy({name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
+    for name, value in found.read().items():
+        np.testing.assert_array_equal(first[name], values[name][::-1] if values[name].ndim else values[name])
+        np.testing.assert_array_equal(first[name], kept[name])
+        assert first[name].flags.writeable
+        assert first[name].dtype == values[name].dtype
+        assert not value.astype(bool).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float32", "int64", "complex64", "complex128"])
+@pytest.mark.parametrize("size", [0, 1, 1023, 1025, 300_000])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
+    monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    gpu = torch.device("cuda")
+    rng = np.random.default_rng(size)
+    values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
+    found = Inputs({name: to_torch(value) for name, value in values.items()}, gpu)
+    if ahead:
+        found.send(values)
+        found.rest_to_device()
+    else:
+        found.fill(values)
+        found.to_device()
+    turned = {name: found.on_device[name].movedim(0, -1) if name == "a" else found.on_device[name] for name in values}
+    given = Outputs(turned, gpu, captured=False)
+    given.copy(turned)
+    torch.cuda.synchronize()
+    for name, value in given.read().items():
+        np.testing.assert_array_equal(value, values[name].T)

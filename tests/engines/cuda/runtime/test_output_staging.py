@@ -1,0 +1,98 @@
+"""Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
+
+from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+
+# A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
+SCRIPT = """
+import os, subprocess, sys, threading, time
+import numpy as np, torch
+from msplit.engines.cuda.kernels import copy as copy_kernel, delivery
+from msplit.engines.cuda.ir.dtypes import to_numpy
+
+CPU = torch.device("cpu")
+rng = np.random.default_rng(0)
+
+
+def outputs(tensors):
+    found = delivery.Outputs(tensors, CPU, captured=True)
+    arrays, base = found._block.arrays, found._block.host.data_ptr()
+    targets = [base + found._block.starts[name] for name in arrays]
+    found._delivery = copy_kernel.Delivery([array.nbytes for array in arrays.values()], targets, CPU)
+    found.deliver(tensors)  # as when it is compiled
+    found.deliver(tensors)
+    found.aim()
+    found.settle()
+    return found
+
+
+def replay(found):
+    found._delivery.issue([source.data_ptr() for source in found._sources])
+
+
+def values(scale):
+    floats = torch.from_numpy(rng.standard_normal((70, 50))) * scale
+    return {
+        "turned": floats.float().T, "flags": floats[0] > 0, "bytes": floats[:1].byte()[0, 1:], "half": floats[1, :3].half(),
+        "wide": floats[:9].to(torch.complex128), "none": floats[:0], "one": floats[3, 3].float(),
+    }
+
+
+for names in (
+    ["turned"], ["one"], ["none"], [], ["flags", "bytes", "half"], ["none", "flags", "turned"],
+    ["turned", "one", "wide", "half", "none"], list(values(1)),
+):
+    tensors = {name: tensor for name, tensor in values(1).items() if name in names}
+    found = outputs(tensors)
+    for step in range(4):
+        for name, tensor in values(step).items():
+            if name in tensors:
+                tensors[name].copy_(tensor)
+        for source, tensor in zip(found._sources, tensors.values()):
+            source.copy_(tensor)  # where it had to be made contiguous, a graph would do that again
+        found.expect()
+        replay(found)
+        assert found.arrived(), (names, step)
+        for name, array in found.read().items():
+            np.testing.assert_array_equal(array, to_numpy(tensors[name]), err_msg=name)
+
+# A replay that was announced and never came is not waited for for ever, and the next one is not mistaken for it.
+delivery._PATIENCE = 0.01
+found.expect()
+assert not found.arrived()
+found.settle()
+found.expect()
+replay(found)
+assert found.arrived()
+
+# Waiting beside processes that want the same processor takes as long as it is meant to: it is not given to them.
+found.settle()
+delivery._PATIENCE = 0.2e-3
+processors = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(processors)})
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+times = []
+try:
+    time.sleep(0.3)
+    for _ in range(100):
+        start = time.perf_counter()
+        found.expect()
+        assert not found.arrived()
+        found.settle()
+        times.append(time.perf_counter() - start)
+finally:
+    for process in busy:
+        process.kill()
+os.sched_setaffinity(0, processors)
+assert np.median(times) < 2e-3, np.median(times)
+
+# While the host looks, other threads run: one of them may be what makes the work.
+delivery._PATIENCE = 60
+found.expect()
+threading.Timer(0.05, replay, (found,)).start()
+assert found.arrived()
+"""
+
+
+@needs_triton
+def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
+    run_interpreted(SCRIPT)

@@ -1,0 +1,255 @@
+"""Streams: any assignment of any graph gives the same, whatever order the events allow, and no memory goes too early."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from msplit.core.dag import Dag
+from msplit.engines.cuda.engine import plan_for
+from msplit.engines.cuda.ir.program import Op, Program, Step
+from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.stream_program import Lanes, arrange
+from msplit.engines.tensorflow.engine import reference
+from msplit.measure.verification import compare
+from tests.campaign import examples
+from tests.engines.cuda.cases import bits, flat_of, program_of, scattered
+from tests.engines.cuda.random_graphs import random_graphs
+
+QUICK = settings(max_examples=examples(30, 100), deadline=None, suppress_health_check=list(HealthCheck))
+STREAMS = (1, 2, 4, 8)
+
+
+def load(case):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    return flat, {tensor.name: feeds[tensor.name] for tensor in flat.inputs}
+
+
+def lanes_of(program, ids):
+    plan = plan_for(program, ids, None)
+    return arrange(program, plan), plan
+
+
+@given(random_graphs())
+@QUICK
+def test_any_streams_and_interleaving_equal_one_stream_to_the_bit(case):
+    flat, feeds = load(case)
+    program = program_of(flat, feeds)
+    one, _ = lanes_of(program, np.zeros(len(flat), np.int32))
+    expected = bits(SimulatedExecutable(program, one, {}).step(feeds))
+    for streams in STREAMS:
+        lanes, _ = lanes_of(program, scattered(flat, streams, streams))
+        executable = SimulatedExecutable(program, lanes, {}, seed=streams)
+        for _ in range(4):
+            assert bits(executable.step(feeds)) == expected, f"{streams} streams"
+
+
+@pytest.mark.tf
+@given(random_graphs())
+@QUICK
+def test_a_random_graph_equals_tensorflow(case):
+    flat, feeds = load(case)
+    expected = reference(flat, feeds)
+    program = program_of(flat, feeds)
+    for streams in (1, 4):
+        lanes, _ = lanes_of(program, scattered(flat, streams, 7))
+        found = compare(SimulatedExecutable(program, lanes, {}).step(feeds), expected, tolerance=2e-4)
+        assert found.passed, found.describe()
+
+
+def happens_before(lanes: Lanes) -> dict[tuple[int, int], bool]:
+    """Whether one step is over before another starts, by brute force over the order of streams and the waits."""
+    steps = [action.step for action in lanes.actions]
+    before: dict[int, set[int]] = {}
+    last: dict[int, int] = {}
+    for action in lanes.actions:
+        direct = set(action.waits) | ({last[action.lane]} if action.lane in last else set())
+        before[action.step] = direct.union(*(before[step] for step in direct))
+        last[action.lane] = action.step
+    return {(first, second): first in before[second] for first in steps for second in steps}
+
+
+def owner_of(program: Program) -> dict:
+    return {(step.op.node, port): base for step in program.steps for port, base in enumerate(step.bases)}
+
+
+def assert_releases_are_safe(program: Program, lanes: Lanes) -> None:
+    """Whatever is let go is over for every reader when the next thing of its stream starts; outputs and inputs stay."""
+    over = happens_before(lanes)
+    owners = owner_of(program)
+    at = {action.step: action for action in lanes.actions}
+    released = [(action, key) for action in lanes.actions for key in action.releases]
+    keys = [key for _, key in released]
+    assert len(keys) == len(set(keys)), "let go twice"
+    fetched = {owners.get(key, -1) for key in program.fetches.values()}
+    for action, key in released:
+        owner = owners[key]
+        assert owner not in fetched
+        assert at[owner].lane == action.lane, "memory goes back to the stream that it was allocated on"
+        assert owner == action.step or over[owner, action.step]
+        for number, step in enumerate(program.steps):
+            if step.launches and any(owners.get(other) == owner for other in step.inputs):
+                done = number == action.step or over[number, action.step]
+                assert done, f"step {number} may still read {key}"
+
+
+def peak_of(program: Program, lanes: Lanes) -> int:
+    """Highest memory per stream, added up, by going through the actions one by one."""
+    peaks = {}
+    for lane in range(lanes.count):
+        live = highest = 0
+        for action in lanes.actions:
+            if action.lane == lane:
+                live += program.steps[action.step].bytes
+                highest = max(highest, live)
+                owners = {owner_of(program)[key] for key in action.releases}
+                live -= sum(program.steps[owner].bytes for owner in owners)
+        peaks[lane] = highest
+    return sum(peaks.values())
+
+
+@given(random_graphs(), st.sampled_from(STREAMS), st.integers(0, 99))
+@QUICK
+def test_nothing_is_let_go_before_its_readers_are_over(case, streams, seed):
+    flat, feeds = load(case)
+    program = program_of(flat, feeds)
+    lanes, _ = lanes_of(program, scattered(flat, streams, seed))
+    assert_releases_are_safe(program, lanes)
+    assert lanes.peak_bytes == peak_of(program, lanes)
+
+
+@given(random_graphs(), st.integers(0, 99))
+@QUICK
+def test_peak_memory_lies_between_the_largest_step_and_all_of_them(case, seed):
+    flat, feeds = load(case)
+    program = program_of(flat, feeds)
+    sizes = [step.bytes for step in program.steps]
+    assume(sizes)
+    for streams in STREAMS:
+        lanes, _ = lanes_of(program, scattered(flat, streams, seed))
+        assert max(sizes) <= lanes.peak_bytes <= sum(sizes)
+
+
+@given(random_graphs(most=40), st.integers(0, 99))
+@QUICK
+def test_a_missing_wait_shows(case, seed):
+    """The simulator is worth something: without one of the waits some order gives another result or none."""
+    flat, feeds = load(case)
+    program = program_of(flat, feeds)
+    lanes, plan = lanes_of(program, scattered(flat, 4, seed))
+    assume(plan.waits)
+    expected = bits(SimulatedExecutable(program, lanes, {}).step(feeds))
+    number = seed % plan.waits
+    node, on = int(plan.wait_node[number]), int(plan.wait_on[number])
+    actions = tuple(_without(action, on) if action.step == node else action for action in lanes.actions)
+    broken = Lanes(actions, lanes.first_views, lanes.fork, lanes.join, lanes.count, lanes.peak_bytes)
+    for attempt in range(400):
+        executable = SimulatedExecutable(program, broken, {}, seed=attempt)
+        try:
+            if bits(executable.step(feeds)) != expected:
+                return
+        except KeyError:
+            return
+    raise AssertionError(f"step {node} need not wait for {on}")
+
+
+def _without(action, on):
+    return replace(action, waits=tuple(other for other in action.waits if other != on))
+
+
+def chain_program(steps: int, width: int) -> Program:
+    """`width` chains that all read one another's last value at every step: waits everywhere, values that live long."""
+    made, src, dst = [], [], []
+    for number in range(steps):
+        inputs = [number - 1] if number % width else []
+        inputs += [number - width] if number >= width else []
+        inputs += [0] if number and number % 7 == 0 else []
+        keys = tuple((node, 0) for node in dict.fromkeys(inputs))
+        for key in keys:
+            src.append(key[0])
+            dst.append(number)
+        op = Op(number, f"n{number}", "AddN", {}, list(keys), [number])
+        made.append(Step(op, lambda *xs: (sum(xs, torch.zeros(1)) + 1,), keys, 1, True, 4, (number,)))
+    last = steps - 1
+    return Program(tuple(made), {}, {}, {"out": (last, 0)}, {}, Dag.of(steps, src, dst))
+
+
+def seconds(steps: int) -> float:
+    program = chain_program(steps, 10)
+    ids = np.arange(steps, dtype=np.int32) % 10
+    plan = plan_for(program, ids, None)
+    start = time.perf_counter()
+    arrange(program, plan)
+    return time.perf_counter() - start
+
+
+def test_arranging_is_near_linear():
+    """As an unrolled LSTM has it: 20,000 steps on ten streams, a wait at nearly each."""
+    small = min(seconds(5_000) for _ in range(3))
+    large = seconds(20_000)
+    assert large < 10 * small + 0.5
+    assert large < 5
+
+
+def test_many_steps_with_waits_everywhere_are_safe():
+    program = chain_program(120, 5)
+    lanes, _ = lanes_of(program, np.arange(120, dtype=np.int32) % 5)
+    assert_releases_are_safe(program, lanes)
+    results = [SimulatedExecutable(program, lanes, {}, seed=seed).step({})["out"] for seed in range(5)]
+    assert all(a.tolist() == b.tolist() for a, b in itertools.pairwise(results))
+
+
+def program(*steps: tuple) -> Program:
+    """Steps as (inputs, outputs, launches, bases)."""
+    made, src, dst = [], [], []
+    owner = {(number, port): number for number, step in enumerate(steps) for port in range(step[1])}
+    for number, (inputs, outputs, launches, bases) in enumerate(steps):
+        for key in inputs:
+            src.append(owner[key])
+            dst.append(number)
+        op = Op(number, f"n{number}", "Test", {}, list(inputs), [number])
+        call = (lambda *xs, n=outputs: tuple(torch.ones(2) for _ in range(n))) if launches else (lambda *xs: xs)
+        made.append(Step(op, call, tuple(inputs), outputs, launches, 8 * outputs if launches else 0, tuple(bases)))
+    return Program(tuple(made), {}, {}, {"out": (len(steps) - 1, 0)}, {}, Dag.of(len(steps), src, dst))
+
+
+def test_a_view_of_two_values_of_which_one_is_never_read_keeps_both_until_it_is_made():
+    """As IdentityN: its second value is made late, its first one is not read by anything."""
+    p = program(
+        ([], 1, True, [0]),
+        ([(0, 0)], 1, True, [1]),
+        ([(0, 0), (1, 0)], 2, False, [0, 1]),
+        ([(2, 1)], 1, True, [3]),
+    )
+    for ids in itertools.product(range(3), repeat=4):
+        lanes, _ = lanes_of(p, np.array(ids, np.int32))
+        for seed in range(6):
+            assert SimulatedExecutable(p, lanes, {}, seed=seed).step({})["out"].tolist() == [1, 1]
+
+
+def test_a_value_that_nobody_reads_is_let_go_at_once():
+    p = program(([], 2, True, [0, 0]), ([], 1, True, [1]))
+    lanes, _ = lanes_of(p, np.zeros(2, np.int32))
+    assert lanes.actions[[action.step for action in lanes.actions].index(0)].releases == ((0, 0), (0, 1))
+    assert lanes.peak_bytes == 16
+
+
+def test_what_another_stream_reads_stays_until_its_stream_knows():
+    """Stream 0 makes a value that stream 1 reads; stream 0 learns that only through its wait for stream 1's result."""
+    p = program(
+        ([], 1, True, [0]),
+        ([(0, 0)], 1, True, [1]),  # on stream 1
+        ([(0, 0)], 1, True, [2]),
+        ([(1, 0), (2, 0)], 1, True, [3]),
+        ([(3, 0)], 1, True, [4]),
+    )
+    lanes, _ = lanes_of(p, np.array([0, 1, 0, 0, 0], np.int32))
+    where = {key: action.step for action in lanes.actions for key in action.releases}
+    assert where[0, 0] == 3
+    assert (1, 0) not in where, "stream 1 ends without knowing that stream 0 has read its result"

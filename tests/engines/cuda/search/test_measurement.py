@@ -1,0 +1,106 @@
+"""Trials on made-up executables: what is built when, how bursts and rounds go; and kernels that are the same count once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from msplit.cost import estimate, infer
+from msplit.engines.cuda.search import measurement
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.inputs.make import make_inputs
+from msplit.schedule.search.search import single, trial_of
+from tests.engines.cuda.cases import SAMPLES, job
+
+
+class FakeExecutable:
+    """Takes a time per step; the first step of a burst is slow."""
+
+    def __init__(self, seconds: float, log: list[tuple[str, float]]) -> None:
+        self.seconds, self.log = seconds, log
+
+    def device_times(self, count):
+        self.log.append(("run", self.seconds))
+        return [self.seconds * 10] + [self.seconds] * (count - 1)
+
+    def close(self):
+        self.log.append(("close", self.seconds))
+
+
+@pytest.fixture(scope="module")
+def arms():
+    flat = flatten(read(SAMPLES / "towers_small.pb"))
+    costs = estimate(flat, infer(flat, batch=2))
+    made = job(flat, make_inputs(flat, {}, batch=2))
+    return measurement.arms(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
+
+
+def runners(arms):
+    problem = arms["plain"].problem
+    lanes = np.arange(len(problem)) % 3
+    several = trial_of(problem, "plain", "three", lanes.astype(np.int32))
+    return single(problem, "plain"), several
+
+
+def test_trials_run_side_by_side_without_their_cold_first_step(arms):
+    log: list[tuple[str, float]] = []
+    device = measurement.GpuTrials(arms, build=lambda arm, plan: FakeExecutable(1e-4 / plan.streams, log))
+    one, several = runners(arms)
+    times = device.times([one, several], 5)
+    assert times == [[1e-4] * 5, [1e-4 / 3] * 5]
+    assert sum(what == "run" for what, _ in log) == 2 * (1 + 5)  # one for the length of the burst
+    order = [seconds for what, seconds in log if what == "run"][2:]
+    assert len({tuple(order[at : at + 2]) for at in range(0, 10, 2)}) == 2  # both orders come up
+    assert not [what for what, _ in log if what == "close"]
+
+
+def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(arms):
+    log: list[tuple[str, float]] = []
+    builds: list[int] = []
+
+    def build(arm, plan):
+        builds.append(plan.streams)
+        return FakeExecutable(1e-4 / plan.streams, log)
+
+    device = measurement.GpuTrials(arms, build=build)
+    one, several = runners(arms)
+    device.times([one, several], 1)
+    device.times([one], 1)
+    assert builds == [1, 3]
+    assert [entry for entry in log if entry[0] == "close"] == [("close", 1e-4 / 3)]
+    device.renew()
+    device.times([one], 1)
+    assert builds == [1, 3, 1]
+
+
+def test_small_memory_does_not_count(arms, monkeypatch):
+    one, several = runners(arms)
+    device = measurement.GpuTrials(arms, build=lambda arm, plan: FakeExecutable(1.0, []))
+    assert device.memory(several) == 1.0
+    monkeypatch.setattr(measurement, "MEMORY_FLOOR", 0)
+    assert device.memory(several) == device.peak_bytes(several) / device.peak_bytes(one) > 1
+
+
+def test_bounds_of_the_steps_bound_the_simulator(arms):
+    arm = arms["plain"]
+    limits = arm.bounds()
+    assert limits.lower_us <= limits.serial_us
+    assert limits.serial_us == pytest.approx(arm.problem.work_us.sum())
+    assert limits.measured == 0
+    assert limits.steps == sum(step.launches for step in arm.prepared.program.steps)
+    assert limits.limit == "critical path"
+
+
+def test_ids_become_streams_of_blocks(arms):
+    arm = arms["plain"]
+    flat = arm.job.flat
+    ids = (np.arange(len(flat)) % 4).astype(np.int32)
+    lanes, _ = arm.prepared.program.lanes(ids)
+    stream = arm.streams_of(ids)
+    for block in range(len(arm.problem)):
+        members = np.flatnonzero(arm.problem.block == block)
+        if len(members):
+            assert stream[block] == lanes[members[0]]

@@ -1,0 +1,209 @@
+"""A model made ready to run gives the model's outputs, step after step, and is refused where it does not."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit import api
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import reference
+from msplit.errors import EngineError, MsplitError
+from msplit.inputs.make import make_inputs
+from msplit.inputs.reference import Reference, save_reference
+
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+SIMULATED = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8)
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module")
+def mmoe():
+    return msplit.load(SAMPLES / "mmoe_small.pb")
+
+
+def feeds_of(flat, seed, batch=8):
+    return make_inputs(flat, {}, batch=batch, seed=seed)
+
+
+def check(runner, flat, seeds=(11, 12, 13)):
+    for seed in seeds:
+        feeds = feeds_of(flat, seed)
+        found, wanted = runner.step(feeds), reference(flat, feeds)
+        assert found.keys() == wanted.keys() == set(runner.outputs)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5)
+
+
+def test_every_step_gives_the_models_outputs(mmoe):
+    with msplit.prepare(mmoe, SIMULATED) as runner:
+        assert isinstance(runner, msplit.Runner)
+        assert runner.engine == "cuda"
+        assert runner.inputs == {name: (value.dtype.name, value.shape) for name, value in feeds_of(mmoe, 0).items()}
+        assert runner.checks
+        assert all(one.passed for one in runner.checks)
+        check(runner, mmoe)
+
+
+def test_the_layer_that_should_be_the_fastest_runs(mmoe):
+    """Grouped experts need fewer kernels than experts on streams; without larger kernels, streams are what is left."""
+    with msplit.prepare(mmoe, SIMULATED) as runner:
+        assert runner.label.endswith("fused and grouped")
+    plain = api.BenchRequest(streams=(2, 4), engine="cuda", device="cpu", batch=8, fuse=False, group=False)
+    with msplit.prepare(mmoe, plain) as runner:
+        assert runner.label == "msplit, 4 streams, CUDA graph"
+        assert runner.facts["streams"] == 4
+        assert {one.against for one in runner.checks} == {"TensorFlow on the CPU", "msplit, 1 stream, CUDA graph"}
+        check(runner, mmoe)
+
+
+def test_any_variant_of_the_bench_can_be_named(mmoe):
+    with msplit.prepare(mmoe, SIMULATED, variant="msplit, 1 stream, CUDA graph") as runner:
+        assert runner.facts["streams"] == 1
+        assert {one.against for one in runner.checks} == {"TensorFlow on the CPU"}
+        check(runner, mmoe)
+    with pytest.raises(MsplitError, match="there is no variant 'fast'") as caught:
+        msplit.prepare(mmoe, SIMULATED, variant="fast")
+    assert "msplit, 4 streams, CUDA graph" in caught.value.fix
+
+
+def test_a_plan_runs_as_it_stands(mmoe, tmp_path):
+    path = tmp_path / "plan.json"
+    api.emit(msplit.assign(mmoe, "default", streams=3), "plan", path)
+    request = api.BenchRequest(streams=(1,), engine="cuda", device="cpu", batch=8, plan=path)
+    with msplit.prepare(mmoe, request) as runner:
+        assert runner.label == f"msplit, {path}"
+        assert runner.facts["streams"] == 3
+        check(runner, mmoe)
+
+
+def test_without_a_gpu_tensorflow_runs_it_on_one_stream(mmoe):
+    request = api.BenchRequest(streams=(1, 2), engine="tensorflow", batch=8)
+    with msplit.prepare(mmoe, request) as runner:
+        assert (runner.engine, runner.label) == ("tensorflow", "TensorFlow, 1 stream")
+        assert runner.notes == ("TensorFlow runs the model on one stream; several are for the cuda engine",)
+        check(runner, mmoe)
+
+
+@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_):
+    with msplit.prepare(mmoe, request_) as runner:
+        assert {name: (value.dtype.name, value.shape) for name, value in runner.buffers.items()} == runner.inputs
+        for seed in (21, 22):
+            feeds = feeds_of(mmoe, seed)
+            for name, value in feeds.items():
+                runner.buffers[name][...] = value
+            found, wanted = runner.step(runner.buffers), reference(mmoe, feeds)
+            for name, value in wanted.items():
+                np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+def test_who_changes_an_output_changes_nothing_of_the_model(request_):
+    # Not above: it needs PyTorch, which not every environment has that collects these tests.
+    from tests.engines.cuda.cases import graph_of
+
+    def model(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        three = tf.constant(np.arange(3.0, dtype=np.float32), name="three")
+        tf.cond(tf.reduce_all(x > 0), lambda: three, lambda: -three, name="chosen")
+        tf.add(x, three[:2], name="more")
+
+    flat = graph_of(model, outputs=["three", "chosen", "more"])
+    with msplit.prepare(flat, request_) as runner:
+        feeds = {"x": np.ones((8, 2), np.float32)}
+        wanted = {name: value.copy() for name, value in runner.step(feeds).items()}
+        for value in runner.step(feeds).values():
+            value[...] = 7
+        for name, value in runner.step(feeds).items():
+            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+
+
+def test_threads_take_turns(mmoe):
+    class Watched:
+        inside, together = 0, 0
+
+        def step(self, feeds):
+            self.inside += 1
+            self.together = max(self.together, self.inside)
+            time.sleep(0.01)
+            self.inside -= 1
+            return {"y": feeds["x"] + 1}
+
+    with msplit.prepare(mmoe, SIMULATED) as runner, ThreadPoolExecutor(4) as pool:
+        watched = Watched()
+        other = replace(runner, executable=watched)
+        found = list(pool.map(lambda number: other.step({"x": np.array(number)})["y"], range(8)))
+    assert found == list(range(1, 9))
+    assert watched.together == 1
+
+
+def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
+    with msplit.prepare(mmoe, SIMULATED) as runner:
+        with pytest.raises(EngineError, match="was prepared as"):
+            runner.step(feeds_of(mmoe, 0, batch=9))
+        with pytest.raises(EngineError, match="no value for input"):
+            runner.step({})
+        check(runner, mmoe, seeds=(5,))
+
+
+@pytest.mark.tf
+def test_tensorflow_in_its_place_refuses_what_the_cuda_engine_refuses(mmoe):
+    for request in (SIMULATED, replace(SIMULATED, engine="tensorflow")):
+        with msplit.prepare(mmoe, request) as runner:
+            right = feeds_of(mmoe, 0)
+            (name, value), *_ = right.items()
+            for wrong, words in (
+                (feeds_of(mmoe, 0, batch=9), "was prepared as"),
+                ({**right, name: value.astype(np.float64)}, "was prepared as"),
+                ({**right, name: value.tolist()}, "not an array"),
+                ({**right, "more": value}, "no input 'more'"),
+                ({}, "no value for input"),
+            ):
+                with pytest.raises(EngineError, match=words):
+                    runner.step(wrong)
+            runner.step(right)
+
+
+def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypatch):
+    closed = []
+    build = CUDA.build
+
+    def watched(job):
+        executable = build(job)
+        close = executable.close
+        monkeypatch.setattr(executable, "close", lambda: closed.append(executable) or close(), raising=False)
+        made.append(executable)
+        return executable
+
+    made = []
+    monkeypatch.setattr(CUDA, "build", watched)
+    feeds = feeds_of(mmoe, 0)
+    wrong = {name: value + 0.5 for name, value in reference(mmoe, feeds).items()}
+    path = tmp_path / "wrong.npz"
+    save_reference(path, Reference(feeds, wrong, "a file"))
+    request = api.BenchRequest(streams=(1, 2), engine="cuda", device="cpu", reference=path)
+    with pytest.raises(EngineError, match=r"gives other outputs than .*\n?.*elements differ") as caught:
+        msplit.prepare(mmoe, request)
+    assert len(wrong) > 1
+    assert "\\n" not in str(caught.value), "each output is on a line of its own"
+    assert len(str(caught.value).splitlines()) == len(wrong) + 2
+    assert made
+    assert set(map(id, closed)) == set(map(id, made))
+
+
+def test_only_what_runs_is_kept(mmoe):
+    with msplit.prepare(mmoe, SIMULATED):
+        assert mmoe not in CUDA._prepared
+
+
+def test_tuning_is_for_bench(mmoe):
+    with pytest.raises(MsplitError, match="tuning is for bench"):
+        msplit.prepare(mmoe, api.BenchRequest(tune=api.TuneSettings(seconds=1)))

@@ -1,0 +1,118 @@
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from msplit.measure.verification import compare
+
+
+def one(got, expected, **more):
+    return compare({"y": np.asarray(got)}, {"y": np.asarray(expected)}, **more).outputs[0]
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20), st.floats(1e-7, 1.0))
+def test_the_tolerance_that_is_told_passes_and_less_does_not(values, size):
+    expected = np.array(values, np.float32)
+    got = (expected + np.float32(size)).astype(np.float32)
+    found = one(got, expected, tolerance=0.0)
+    assume(not found.passed)  # float32 may not know the difference
+    assert np.isfinite(found.needed)
+    assert one(got, expected, tolerance=found.needed).passed
+    assert not one(got, expected, tolerance=found.needed * 0.999).passed
+    told = float(found.describe().rsplit(" would pass")[0].split()[-1])
+    assert one(got, expected, tolerance=told).passed
+    assert told <= found.needed * 1.1 + 1e-300
+
+
+def test_the_worst_element_is_named():
+    expected = np.ones((2, 3), np.float32)
+    got = expected.copy()
+    got[0, 1], got[1, 2] = 1.01, 1.5
+    found = one(got, expected)
+    assert (found.worst, found.mismatches, found.elements) == ((1, 2), 2, 6)
+    assert "y[1, 2] is 1.5, not 1.0" in found.describe()
+    assert found.needed == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "passed"),
+    [
+        ([np.nan, np.inf, -np.inf, 1], [np.nan, np.inf, -np.inf, 1], True),
+        ([np.nan, 1], [1, 1], False),
+        ([1, 1], [np.nan, 1], False),
+        ([np.inf, 1], [-np.inf, 1], False),
+        ([1e30, 1], [np.inf, 1], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([1e-9, 0.0], [0.0, 0.0], False),
+        ([1e-9, 1.0], [0.0, 1.0], True),
+        ([], [], True),
+    ],
+)
+def test_special_values(got, expected, passed):
+    assert one(np.array(got, np.float32), np.array(expected, np.float32)).passed is passed
+
+
+def test_no_tolerance_would_pass_where_an_infinity_is_wrong():
+    found = one(np.float32([np.inf]), np.float32([1]))
+    assert "no tolerance would pass" in found.describe()
+    assert json.dumps(compare({"y": np.float32([np.inf])}, {"y": np.float32([1])}).to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.bool_])
+def test_integers_must_be_equal_whatever_the_tolerance(dtype):
+    a = np.array([0, 1, 1], dtype)
+    b = np.array([0, 1, 0], dtype)
+    assert one(a, a).passed
+    found = one(b, a, tolerance=10.0)
+    assert not found.passed
+    assert found.worst == (2,)
+    assert "tolerance" not in found.describe()
+
+
+def test_strings_of_all_kinds_compare():
+    assert one(np.array([b"a", b"\xc3\xa4"], object), np.array(["a", "ä"])).passed
+    assert not one(np.array([b"a"], object), np.array([b"b"], object)).passed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "passed"),
+    [
+        (np.float64, 1e-10, True),
+        (np.float64, 1e-7, False),
+        (np.float32, 1e-5, True),
+        (np.float32, 1e-3, False),
+        (np.float16, 4e-3, True),
+        (np.float16, 5e-2, False),
+        (ml_dtypes.bfloat16, 2e-2, True),
+        (ml_dtypes.bfloat16, 2e-1, False),
+    ],
+)
+def test_tolerance_follows_the_type(dtype, error, passed):
+    expected = np.ones(8).astype(dtype)
+    assert one((np.ones(8) * (1 + error)).astype(dtype), expected).passed is passed
+
+
+def test_tf32_is_looser_for_float32_only():
+    expected, got = np.ones(4, np.float32), np.full(4, 1.004, np.float32)
+    assert not one(got, expected, ieee=True).passed
+    assert one(got, expected, ieee=False).passed
+    assert not one(got.astype(np.float64), expected.astype(np.float64), ieee=False).passed
+
+
+def test_shape_type_and_names_must_agree():
+    y = np.zeros((2, 2), np.float32)
+    assert "its shape is (4,), not (2, 2)" in one(y.reshape(4), y).describe()
+    assert "its type is float64, not float32" in one(y.astype(np.float64), y).describe()
+    missing = compare({"a": y}, {"a": y, "b": y})
+    assert not missing.passed
+    assert missing.describe() == "b: the output is missing"
+    assert "not expected" in compare({"a": y, "b": y}, {"a": y}).describe()
+
+
+def test_scalars_compare():
+    assert one(np.float32(1), np.float32(1)).passed
+    assert "y is 2.0, not 1.0" not in one(np.float32(1), np.float32(1)).describe()
+    assert "2.0, not 1.0" in one(np.float32(2), np.float32(1)).describe()

@@ -1,0 +1,36 @@
+"""The tables of ops: nothing that the engine runs lacks a shape, no name is made up."""
+
+from __future__ import annotations
+
+from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
+from msplit.cost.formulas import FORMULAS
+from msplit.engines.cuda.ir import lowering as lowerings
+from msplit.opset import schema
+from msplit.shapes import registry
+from msplit.shapes.values import TABLE
+from msplit.shapes.walk import FUNCTIONAL
+
+# DeepRec's tables and those of TensorFlow Recommenders Addons are not in TensorFlow; ops with an underscore are made by TensorFlow's
+# own optimizer.
+ELSEWHERE = ("Kv", "TFRA>", "_")
+
+
+def _shapes() -> set[str]:
+    return {*registry.table(), *registry.same_shape_ops(), *FUNCTIONAL} - {"call"}
+
+
+def test_every_op_with_a_lowering_has_a_shape_function() -> None:
+    own = {op for op, lowering in lowerings.table().items() if lowering.own}
+    assert sorted(set(lowerings.table()) - own - _shapes()) == []
+    assert not own & _shapes()
+
+
+def test_every_name_is_an_op_of_tensorflow() -> None:
+    names = {*_shapes(), *TABLE, *FORMULAS, *FREE, *MOVES, *CUTS, *MAKES, *REDUCES, *PER_ELEMENT}
+    assert sorted(op for op in names if schema.lookup(op) is None and not op.startswith(ELSEWHERE)) == []
+
+
+def test_an_op_is_of_one_kind_only() -> None:
+    kinds = [FREE, MOVES, CUTS, MAKES, REDUCES]
+    assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
+    assert not FREE & set(FORMULAS)
