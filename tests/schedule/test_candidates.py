@@ -33,6 +33,7 @@ from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.search.pack_streams import canonical, fold, merge_idle
 from msplit.schedule.search.refine import refine
 from msplit.schedule.simulate import plan_of, simulate
+from tests.campaign import CAMPAIGN
 from tests.schedule.problems import FREE, Builder, experts, inception, lstm, problems, towers
 
 
@@ -427,7 +428,7 @@ def test_results_do_not_depend_on_the_hash_seed():
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "4711")
+        for seed in (("0", "1", "4711") if CAMPAIGN else ("0", "4711"))
     }
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64
