@@ -270,7 +270,7 @@ def test_what_is_installed_here_is_declared_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["scripts/demo", "scripts/test", "scripts/lock", ".ci/run", ".ci/wheel", ".ci/lowest"]
+    "script", ["scripts/demo", "scripts/test", "scripts/lock", ".ci/run", ".ci/wheel", ".ci/lowest", ".ci/nightly"]
 )
 def test_scripts_are_valid_and_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
