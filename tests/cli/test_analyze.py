@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import msplit as library
+from tests.campaign import sampled
 from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, options_of, process
 
 
@@ -68,8 +69,7 @@ def test_analyze_looks_inside_a_function_on_request():
 TEXT = ("mmoe_small.pb", "training.meta", "keras_lookup", "while_v1.pb", "ragged_sparse")
 
 
-@pytest.mark.parametrize("style", ["table", "md", "json"])
-@pytest.mark.parametrize("model", TEXT)
+@sampled(6, style=["table", "md", "json"], model=TEXT)
 def test_colour_is_for_terminals_only(style: str, model: str) -> None:
     for arguments in (("analyze",), ("assign", "--dry-run")):
         command, *extra = arguments
