@@ -34,7 +34,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine, executable_for, plan_for
 from msplit.engines.cuda.kernels import copy
 from msplit.engines.cuda.runtime import executable, memcpy, output_staging
-from msplit.engines.cuda.runtime.graph_exec import Replay
+from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.inputs.make import make_inputs
 
 MODELS = "towers:128:1,mmoe:128:1,deepfm:1:8"
@@ -91,7 +91,7 @@ def show(title: str, found: Mapping[str, float]) -> None:
 # Parts of a step by themselves
 
 
-def captured(body: Callable[[], object]) -> Replay:
+def captured(body: Callable[[], object]) -> GraphExec:
     """A graph of what the body issues."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -100,7 +100,7 @@ def captured(body: Callable[[], object]) -> Replay:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
         body()
-    return Replay(graph, GPU)
+    return GraphExec(graph, GPU)
 
 
 def launches() -> None:
@@ -143,7 +143,7 @@ def numbers() -> None:
                 copy.copy(source, host)
 
         plain = captured(copied)
-        given = copy.Delivery([size] * count, [host.data_ptr() for host in hosts], GPU)
+        given = copy.OutputCopy([size] * count, [host.data_ptr() for host in hosts], GPU)
         graph = captured(lambda given=given, addresses=addresses: (some.add_(1), given.issue(addresses)))
         given.aim(addresses)
         torch.cuda.synchronize()
@@ -155,7 +155,7 @@ def numbers() -> None:
         show(f"kernel and {count} x {size} B out", race(ways, 6))
 
 
-def watcher(graph: Replay, given: copy.Delivery) -> Step:
+def watcher(graph: GraphExec, given: copy.OutputCopy) -> Step:
     """Replays and looks until the number rises."""
 
     def step() -> None:
@@ -222,7 +222,7 @@ class OldInputs(executable.Inputs):
 class OldOutputs(output_staging.Outputs):
     """A kernel per output, and CUDA waits."""
 
-    def deliver(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> None:
         memory = self._block.host
         for name, place in self._block.arrays.items():
             start = self._block.starts[name]

@@ -115,7 +115,7 @@ def _compiled(flat: Any, ids: Any, batch: int, options: dict[str, Any]) -> dict[
     runs = executable
     while not hasattr(runs, "program"):  # the host part stands in front
         runs = runs.device
-    steps, lanes = runs.program.steps, runs.lanes
+    steps, stream_program = runs.program.steps, runs.stream_program
     found: dict[str, Any] = {
         "ops": dict(sorted(Counter(step.op.op for step in steps).items())),
         "steps": listed(
@@ -123,9 +123,10 @@ def _compiled(flat: Any, ids: Any, batch: int, options: dict[str, Any]) -> dict[
             for step in steps
         ),
         "streams": listed(
-            (one.step, one.lane, one.waits, one.records, sorted(one.releases), one.views) for one in lanes.actions
+            (one.step, one.lane, one.waits, one.records, sorted(one.frees), one.views)
+            for one in stream_program.instructions
         ),
-        "peak bytes": lanes.peak_bytes,
+        "peak bytes": stream_program.peak_bytes,
         "facts": {name: str(value) for name, value in sorted(facts.items())},
     }
     if costs.flops.sum() <= LARGEST:

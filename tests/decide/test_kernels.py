@@ -74,8 +74,8 @@ def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name
     job, notes = stored_job(kernels.job_of(flat, costs, batch=2), file)
     assert notes == []
     assert runs_as_stored(job)
-    lanes = ENGINE.build(job).lanes
-    assert [action.lane for action in lanes.actions] == [lane for _, _, lane in file.kernels]
+    stream_program = ENGINE.build(job).stream_program
+    assert [one.lane for one in stream_program.instructions] == [lane for _, _, lane in file.kernels]
 
 
 def test_where_earlier_rules_have_placed_nodes_kernels_stay_plain(best: Path) -> None:

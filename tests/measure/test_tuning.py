@@ -79,7 +79,7 @@ def test_what_is_written_gives_the_same_plan_again(name: str, tmp_path: Path) ->
     executable = ENGINE.build(planned)
     program = executable.program
     expected = plan_binding.restore(program, tuned.options["plan"])
-    assert [(action.step, action.lane) for action in executable.lanes.actions] == [
+    assert [(action.step, action.lane) for action in executable.stream_program.instructions] == [
         (int(step), int(expected.stream[step])) for step in expected.order
     ]
     assert executable.facts()["waits"] == tuned.waits

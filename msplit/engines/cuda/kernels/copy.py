@@ -42,7 +42,7 @@ def _deliver(  # type: ignore[no-untyped-def]
     table, finished, number, words, s0, t0, f1, s1, t1, f2, s2, t2, f3, s3, t3,
     DIRECT: tl.constexpr, BLOCK: tl.constexpr, ALONE: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
-    """Moves the words of up to four tensors, one behind the other, or what a row of the table says. `Delivery` has the arguments."""
+    """Moves the words of up to four tensors, one behind the other, or what a row of the table says. `OutputCopy` has the arguments."""
     if ALONE:
         count = tl.load(finished) + 1  # on its way while the tensors are read
     place = tl.arange(0, BLOCK)
@@ -91,7 +91,7 @@ def _release(number, count, STORE: tl.constexpr):  # type: ignore[no-untyped-def
         tl.atomic_xchg(number, count, sem="release", scope="sys")
 
 
-class Delivery:
+class OutputCopy:
     """One kernel that copies many tensors to host memory and then raises a number there by one.
 
     The addresses of a few tensors are arguments of the kernel. Those of more come from a table on the device, which costs the kernel one

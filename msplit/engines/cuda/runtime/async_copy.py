@@ -15,7 +15,7 @@ from msplit.engines.cuda.device.stream_pool import check, runtime
 _TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
-class Sender:
+class AsyncCopy:
     """Copies bytes of a pinned block to the same place of a block of the same size on a GPU, by its copy engine.
 
     Without a GPU, as in tests, both blocks are in the host's memory.

@@ -1,6 +1,6 @@
-"""The engine without a GPU: the same program and the same actions on CPU tensors, for tests and for `BenchRequest(device="cpu")`.
+"""The engine without a GPU: the same program and the same instructions on CPU tensors, for tests and for `BenchRequest(device="cpu")`.
 
-It proves lowerings, plans, waits and releases; its timings mean nothing.
+It proves lowerings, plans, waits and frees; its timings mean nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Timeline, refuse
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
-from msplit.engines.cuda.runtime.stream_program import Lanes, Tap, simulate
+from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 
 
@@ -31,9 +31,21 @@ class SimulatedExecutable:
     """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
 
     def __init__(
-        self, program: Program, lanes: Lanes, facts: Mapping[str, Any], *, seed: int = 0, poison: bool = True
+        self,
+        program: Program,
+        stream_program: StreamProgram,
+        facts: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        poison: bool = True,
     ) -> None:
-        self.program, self.lanes, self._facts, self._seed, self._poison = program, lanes, dict(facts), seed, poison
+        self.program, self.stream_program, self._facts, self._seed, self._poison = (
+            program,
+            stream_program,
+            dict(facts),
+            seed,
+            poison,
+        )
         self._feeds: Arrays = {}
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
@@ -47,7 +59,7 @@ class SimulatedExecutable:
         cpu = torch.device("cpu")
         values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
         with torch.no_grad():
-            simulate(self.program, self.lanes, values, seed=self._seed, poison=self._poison, tap=tap)
+            simulate(self.program, self.stream_program, values, seed=self._seed, poison=self._poison, tap=tap)
         constants = self.program.constants
         results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
@@ -65,7 +77,7 @@ class SimulatedExecutable:
         tap = HostTap()
         self._run(self._feeds, tap)
         clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
-        return timeline(self.program, self.lanes, tap.times_us(), clock)
+        return timeline(self.program, self.stream_program, tap.times_us(), clock)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

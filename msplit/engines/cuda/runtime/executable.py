@@ -18,10 +18,10 @@ from msplit.engines.cuda.device import scratch
 from msplit.engines.cuda.device import stream_pool as pool
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.program import Key, Program
-from msplit.engines.cuda.runtime.graph_exec import Replay
+from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
-from msplit.engines.cuda.runtime.stream_program import Lanes, Tap, poison_memory, run_step
+from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory, run_step
 from msplit.engines.cuda.runtime.timeline import EventTap, timeline
 from msplit.errors import EngineError
 
@@ -61,7 +61,7 @@ class CudaExecutable:
     def __init__(
         self,
         program: Program,
-        lanes: Lanes,
+        stream_program: StreamProgram,
         feeds: Mapping[str, torch.Tensor],
         device: torch.device,
         *,
@@ -71,15 +71,15 @@ class CudaExecutable:
         torture: Torture | None = None,
         timing_only: bool = False,
     ) -> None:
-        self.program, self.lanes, self.device, self.ieee = program, lanes, device, ieee
+        self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts = dict(facts)
         self._torture = torture or Torture()
         self._chance = random.Random(self._torture.seed)
-        self._streams = pool.lease(device, max(lanes.count, 1))
+        self._streams = pool.lease(device, max(stream_program.count, 1))
         self._origin = self._streams[0]
         self._inputs = Inputs(feeds, device)
         self._memory = scratch.pool() if timing_only else torch.cuda.graph_pool_handle()
-        self._graphs: dict[bool, Replay] = {}
+        self._graphs: dict[bool, GraphExec] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
@@ -95,7 +95,7 @@ class CudaExecutable:
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_reserved(device)
         if capture:
-            if lanes.actions:  # CUDA refuses to run a graph of nothing
+            if stream_program.instructions:  # CUDA refuses to run a graph of nothing
                 self._capture_graph(copies=False)
             if not timing_only:
                 self._capture_graph(copies=True)
@@ -110,24 +110,24 @@ class CudaExecutable:
             yield
 
     def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
-        """Issues every action on its stream. The current stream is the origin."""
+        """Issues every instruction on its stream. The current stream is the origin."""
         tap = None if make_tap is None else make_tap()
         values: dict[Key, torch.Tensor] = {
             key: self._inputs.on_device[name] for name, key in self.program.feeds.items()
         }
         events: dict[int, torch.cuda.Event] = {}
         start = None
-        if self.lanes.fork:
+        if self.stream_program.fork:
             start = torch.cuda.Event()
             start.record(self._origin)
-        for view in self.lanes.first_views:
+        for view in self.stream_program.first_views:
             run_step(self.program, view, values)
         current = self._origin
-        for action in self.lanes.actions:
-            stream = self._streams[action.lane]
-            if start is not None and action.step in self.lanes.fork:
+        for instruction in self.stream_program.instructions:
+            stream = self._streams[instruction.lane]
+            if start is not None and instruction.step in self.stream_program.fork:
                 stream.wait_event(start)
-            for other in action.waits:
+            for other in instruction.waits:
                 stream.wait_event(events[other])
             if current is not stream:
                 torch.cuda.set_stream(stream)
@@ -135,27 +135,27 @@ class CudaExecutable:
             if self._torture.delay_cycles:
                 torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
             if tap is not None:
-                tap.before(action)
+                tap.before(instruction)
             try:
-                run_step(self.program, action.step, values)
+                run_step(self.program, instruction.step, values)
             except (EngineError, RuntimeError) as problem:
                 reason = problem.__cause__ if isinstance(problem, EngineError) else problem
                 if not isinstance(reason, torch.AcceleratorError) or not torch.cuda.is_current_stream_capturing():
                     raise
-                raise uncapturable(self.program, action.step, reason) from problem
+                raise uncapturable(self.program, instruction.step, reason) from problem
             if tap is not None:
-                tap.after(action)
-            for view in action.views:
+                tap.after(instruction)
+            for view in instruction.views:
                 run_step(self.program, view, values)
-            if action.records:
-                events[action.step] = torch.cuda.Event()
-                events[action.step].record(stream)
-            for key in action.releases:
+            if instruction.records:
+                events[instruction.step] = torch.cuda.Event()
+                events[instruction.step].record(stream)
+            for key in instruction.frees:
                 if self._torture.poison and key in values and values[key].numel():
                     poison_memory(values[key])
                 values.pop(key, None)
         torch.cuda.set_stream(self._origin)
-        for last in self.lanes.join:
+        for last in self.stream_program.join:
             self._origin.wait_event(events[last])
         if self._torture.poison:  # what it writes comes after the last events
             for stream in self._streams[1:]:
@@ -176,17 +176,17 @@ class CudaExecutable:
             with self._on_origin(), self._capturing(graph):
                 if copies and self._inputs.rest:
                     self._inputs.rest_to_device()
-                elif len(self.lanes.fork) >= _ROOTS:
+                elif len(self.stream_program.fork) >= _ROOTS:
                     self._root.add_(1)
                 results = self._record()
                 if copies:
-                    self._outputs.deliver(results)
+                    self._outputs.to_host(results)
         except torch.AcceleratorError as problem:
             # A capture that a step made invalid can not be ended either, which raises an error of its own.
             if isinstance(problem.__context__, EngineError):
                 raise problem.__context__ from None
             raise
-        self._graphs[copies] = Replay(graph, self.device)
+        self._graphs[copies] = GraphExec(graph, self.device)
         self._results[copies] = results
 
     @contextlib.contextmanager
@@ -261,7 +261,7 @@ class CudaExecutable:
 
     def timeline(self) -> Timeline:
         """One step with timing events around all of its parts; see `timeline`."""
-        if not self.lanes.actions:
+        if not self.stream_program.instructions:
             return Timeline((), (), "nothing runs on the device")
         plain = statistics.median(self.device_times(TIMELINE_RUNS))
         taps: list[EventTap] = []
@@ -292,7 +292,7 @@ class CudaExecutable:
             "the captured CUDA graph, replayed" if self._capture else "kernels launched one by one, behind a head start"
         )
         clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
-        return timeline(self.program, self.lanes, times, clock)
+        return timeline(self.program, self.stream_program, times, clock)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

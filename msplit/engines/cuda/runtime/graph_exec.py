@@ -14,7 +14,7 @@ import torch
 from msplit.engines.cuda.device.stream_pool import check, runtime
 
 
-class Replay:
+class GraphExec:
     """A captured graph, ready to run on the caller's stream.
 
     Args:

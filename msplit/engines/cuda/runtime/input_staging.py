@@ -15,7 +15,7 @@ from msplit.engines.base import Arrays, refuse
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.runtime import memcpy
-from msplit.engines.cuda.runtime.async_copy import Sender
+from msplit.engines.cuda.runtime.async_copy import AsyncCopy
 from msplit.errors import EngineError
 
 _ALIGNMENT = 256
@@ -92,7 +92,7 @@ class Inputs:
         self._device = torch.zeros_like(self.block.host, device=device)
         self.on_device = {name: _tensor(self._device, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
-        self._sender = Sender(self.block.host, self._device)
+        self._async_copy = AsyncCopy(self.block.host, self._device)
         self._seen: torch.Tensor | None = None
         if device.type == "cuda" and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda.kernels import copy
@@ -178,7 +178,7 @@ class Inputs:
             tell(0, place.nbytes)
 
     def _teller(self, start: int) -> memcpy.Tell:
-        send = self._sender.send
+        send = self._async_copy.send
         return lambda first, last: send(start + first, start + last)
 
     def _refuse(self, arrays: Arrays) -> None:

@@ -41,17 +41,17 @@ class Outputs:
         self._copies: dict[str, Callable[[], NDArray[Any]]] = {
             name: _copier(array) for name, array in self._block.arrays.items()
         }
-        self._delivery: Any = None
+        self._output_copy: Any = None
         self._sources: list[torch.Tensor] = []
         self._number = 0
         self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
         if captured and device.type == "cuda" and can_compile():
-            from msplit.engines.cuda.kernels.copy import Delivery
+            from msplit.engines.cuda.kernels.copy import OutputCopy
 
             arrays, base = self._block.arrays, self._block.host.data_ptr()
             targets = [base + self._block.starts[name] for name in arrays]
-            self._delivery = Delivery([array.nbytes for array in arrays.values()], targets, device)
-            self.deliver(like)  # compiles it
+            self._output_copy = OutputCopy([array.nbytes for array in arrays.values()], targets, device)
+            self.to_host(like)  # compiles it
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Issues copies of tensors on the device, by name, to the host, on the current stream."""
@@ -60,18 +60,18 @@ class Outputs:
             source = tensors[name].contiguous()
             target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
 
-    def deliver(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Issues the same in a capture, as the graph's last kernel. `aim` it before the graph is replayed."""
-        if self._delivery is None:
+        if self._output_copy is None:
             self.copy(tensors)
             return
         self._sources = [_aligned(tensors[name]) for name in self._block.arrays]
-        self._delivery.issue([source.data_ptr() for source in self._sources])
+        self._output_copy.issue([source.data_ptr() for source in self._sources])
 
     def aim(self) -> None:
         """Issues what tells the captured kernel where the outputs are and go to. Wait for it, then `settle`."""
-        if self._delivery is not None:
-            self._delivery.aim([source.data_ptr() for source in self._sources])
+        if self._output_copy is not None:
+            self._output_copy.aim([source.data_ptr() for source in self._sources])
 
     def expect(self) -> None:
         """Announces a replay. Call it before, so that a replay that was interrupted is never taken for the next."""
@@ -84,9 +84,9 @@ class Outputs:
         or more of the scheduler's time, 16 ms. The interpreter's lock is let go of every µs: another thread would otherwise get it
         when it has waited for 5 ms, over many steps, and so gets it in 80 µs.
         """
-        if self._delivery is None or not _CAN_POLL:
+        if self._output_copy is None or not _CAN_POLL:
             return False
-        number, expected, look_up = self._delivery.number, self._number, self._look_up
+        number, expected, look_up = self._output_copy.number, self._number, self._look_up
         end = time.perf_counter() + _PATIENCE
         while True:
             for _ in range(_LOOKS):
@@ -98,8 +98,8 @@ class Outputs:
 
     def settle(self) -> None:
         """Everything that was issued is over: the number that the next replay raises is the one that stands there."""
-        if self._delivery is not None:
-            self._number = self._delivery.number[0]
+        if self._output_copy is not None:
+            self._number = self._output_copy.number[0]
 
     def read(self) -> dict[str, NDArray[Any]]:
         """Copies of the outputs."""

@@ -1,4 +1,4 @@
-"""A plan as what each stream does, one action after the other: wait, run, record, release.
+"""A plan as what each stream does, one instruction after the other: wait, run, record, free.
 
 Memory is correct under concurrency by construction. PyTorch's allocator gives a freed block only to later work of the stream that
 it was allocated on. So a value is let go at the first point of its own stream at which everything that reads it, on any
@@ -20,7 +20,7 @@ from msplit.schedule.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Action:
+class Instruction:
     """One step of one stream, with what surrounds it.
 
     Attributes:
@@ -28,7 +28,7 @@ class Action:
         lane: Its stream.
         waits: Steps on other streams whose events it waits for first.
         records: Whether somebody waits for its event.
-        releases: Values whose memory is let go after it.
+        frees: Values whose memory is let go after it.
         views: Steps that launch nothing and whose inputs are there after it, in order.
     """
 
@@ -36,24 +36,24 @@ class Action:
     lane: int
     waits: tuple[int, ...]
     records: bool
-    releases: tuple[Key, ...]
+    frees: tuple[Key, ...]
     views: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Lanes:
+class StreamProgram:
     """Everything an executor does for one run.
 
     Attributes:
-        actions: In record order.
-        first_views: Views of constants and inputs: made before the first action.
+        instructions: In record order.
+        first_views: Views of constants and inputs: made before the first instruction.
         fork: Steps that wait for the start of the origin stream.
         join: Steps whose events the origin stream waits for at the end.
         count: Number of streams.
         peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up.
     """
 
-    actions: tuple[Action, ...]
+    instructions: tuple[Instruction, ...]
     first_views: tuple[int, ...]
     fork: frozenset[int]
     join: tuple[int, ...]
@@ -61,27 +61,27 @@ class Lanes:
     peak_bytes: int
 
 
-def arrange(program: Program, plan: Plan) -> Lanes:
-    """Turns a plan into actions. Near-linear: O(steps + reads × log waits + waits × streams)."""
+def arrange(program: Program, plan: Plan) -> StreamProgram:
+    """Turns a plan into instructions. Near-linear: O(steps + reads × log waits + waits × streams)."""
     waits: dict[int, list[int]] = {}
     for node, on in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
         waits.setdefault(node, []).append(on)
     recorded = set(plan.wait_on.tolist()) | set(plan.join.tolist())
     first_views, views = _place_views(program, plan)
-    releases, peak = _releases(program, plan, waits, views)
-    actions = tuple(
-        Action(
+    frees, peak = _frees(program, plan, waits, views)
+    instructions = tuple(
+        Instruction(
             step,
             int(plan.stream[step]),
             tuple(waits.get(step, ())),
             step in recorded,
-            tuple(releases.get(step, ())),
+            tuple(frees.get(step, ())),
             tuple(views.get(step, ())),
         )
         for step in plan.order.tolist()
     )
-    return Lanes(
-        actions, tuple(first_views), frozenset(plan.fork.tolist()), tuple(plan.join.tolist()), plan.streams, peak
+    return StreamProgram(
+        instructions, tuple(first_views), frozenset(plan.fork.tolist()), tuple(plan.join.tolist()), plan.streams, peak
     )
 
 
@@ -107,18 +107,18 @@ def _place_views(program: Program, plan: Plan) -> tuple[list[int], dict[int, lis
     return first, views
 
 
-def _releases(
+def _frees(
     program: Program, plan: Plan, waits: Mapping[int, list[int]], views: Mapping[int, list[int]]
 ) -> tuple[dict[int, list[Key]], int]:
     """After which step of its own stream each value is let go, and the memory needed at the highest."""
     groups, readers = _lifetimes(program, views)
     known = _Knowledge(plan, waits)
-    releases: dict[int, list[Key]] = {}
+    frees: dict[int, list[Key]] = {}
     freed: dict[int, int] = {}  # bytes let go after each step
     for owner, keys in groups.items():
         last = known.after_all(owner, readers[owner])
         if last is not None:
-            releases.setdefault(last, []).extend(keys)
+            frees.setdefault(last, []).extend(keys)
             freed[last] = freed.get(last, 0) + program.steps[owner].bytes
     peak = 0
     for members in known.members:
@@ -128,7 +128,7 @@ def _releases(
             highest = max(highest, live)
             live -= freed.get(step, 0)
         peak += highest
-    return releases, peak
+    return frees, peak
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,63 +236,63 @@ class _Knowledge:
 
 
 class Tap(Protocol):
-    """Wants to know when each action of a run is issued."""
+    """Wants to know when each instruction of a run is issued."""
 
-    def before(self, action: Action) -> None:
-        """The action's waits are issued; its step comes next."""
+    def before(self, instruction: Instruction) -> None:
+        """The instruction's waits are issued; its step comes next."""
         ...
 
-    def after(self, action: Action) -> None:
+    def after(self, instruction: Instruction) -> None:
         """Its step is issued."""
         ...
 
 
 def simulate(
     program: Program,
-    lanes: Lanes,
+    stream_program: StreamProgram,
     values: dict[Key, torch.Tensor],
     *,
     seed: int | None = None,
     poison: bool = False,
     tap: Tap | None = None,
 ) -> None:
-    """Runs the actions on the CPU, streams interleaved at random as the waits allow.
+    """Runs the instructions on the CPU, streams interleaved at random as the waits allow.
 
     It stands in for a GPU in tests: any order that the events permit may happen, so a missing wait shows as a missing value, and
     with `poison` memory let go too early shows as a wrong one.
 
     Args:
         program: The steps.
-        lanes: The actions.
+        stream_program: The instructions.
         values: Inputs, filled with every value still alive at the end.
         seed: Of the interleaving; None takes the record order.
         poison: Overwrite memory with NaN bytes when it is let go.
-        tap: Told of each action.
+        tap: Told of each instruction.
     """
-    queues: list[list[Action]] = [[] for _ in range(lanes.count)]
-    for action in reversed(lanes.actions):
-        queues[action.lane].append(action)
+    queues: list[list[Instruction]] = [[] for _ in range(stream_program.count)]
+    for instruction in reversed(stream_program.instructions):
+        queues[instruction.lane].append(instruction)
     chance = random.Random(seed)
     finished: set[int] = set()
-    postponed = _run_views(program, lanes.first_views, values)
-    order = iter(lanes.actions)
+    postponed = _run_views(program, stream_program.first_views, values)
+    order = iter(stream_program.instructions)
     while any(queues):
         if seed is None:
-            action = next(order)
-            queues[action.lane].pop()
+            instruction = next(order)
+            queues[instruction.lane].pop()
         else:
             ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
             if not ready:
                 raise RuntimeError("streams wait for each other in a circle")
-            action = chance.choice(ready).pop()
+            instruction = chance.choice(ready).pop()
         if tap is not None:
-            tap.before(action)
-        run_step(program, action.step, values)
+            tap.before(instruction)
+        run_step(program, instruction.step, values)
         if tap is not None:
-            tap.after(action)
-        finished.add(action.step)
-        postponed = _run_views(program, (*postponed, *action.views), values)
-        for key in action.releases:
+            tap.after(instruction)
+        finished.add(instruction.step)
+        postponed = _run_views(program, (*postponed, *instruction.views), values)
+        for key in instruction.frees:
             value = values.pop(key, None)
             if poison and value is not None and value.numel():
                 poison_memory(value)

@@ -14,7 +14,7 @@ import torch
 
 from msplit.engines.base import Span, Timeline
 from msplit.engines.cuda.ir.program import Program
-from msplit.engines.cuda.runtime.stream_program import Action, Lanes
+from msplit.engines.cuda.runtime.stream_program import Instruction, StreamProgram
 
 
 class EventTap:
@@ -38,16 +38,16 @@ class EventTap:
         event.record(self._streams[lane])
         return event
 
-    def before(self, action: Action) -> None:
-        """See `lanes.Tap`."""
-        if action.waits or action.lane not in self._last:
-            self._last[action.lane] = self._mark(action.lane)
+    def before(self, instruction: Instruction) -> None:
+        """See `stream_program.Tap`."""
+        if instruction.waits or instruction.lane not in self._last:
+            self._last[instruction.lane] = self._mark(instruction.lane)
 
-    def after(self, action: Action) -> None:
-        """See `lanes.Tap`."""
-        start = self._last[action.lane]
-        end = self._last[action.lane] = self._mark(action.lane)
-        self._ends[action.step] = (start, end)
+    def after(self, instruction: Instruction) -> None:
+        """See `stream_program.Tap`."""
+        start = self._last[instruction.lane]
+        end = self._last[instruction.lane] = self._mark(instruction.lane)
+        self._ends[instruction.step] = (start, end)
 
     def times_us(self) -> dict[int, tuple[float, float]]:
         """Step -> start and end, µs after the run began. The device must be done with it."""
@@ -64,14 +64,14 @@ class HostTap:
         self._times: dict[int, tuple[float, float]] = {}
         self._begin = self._start = time.perf_counter()
 
-    def before(self, action: Action) -> None:
-        """See `lanes.Tap`."""
-        del action
+    def before(self, instruction: Instruction) -> None:
+        """See `stream_program.Tap`."""
+        del instruction
         self._start = time.perf_counter()
 
-    def after(self, action: Action) -> None:
-        """See `lanes.Tap`."""
-        self._times[action.step] = (self._start, time.perf_counter())
+    def after(self, instruction: Instruction) -> None:
+        """See `stream_program.Tap`."""
+        self._times[instruction.step] = (self._start, time.perf_counter())
 
     def times_us(self) -> dict[int, tuple[float, float]]:
         """Step -> start and end, µs after the run began."""
@@ -80,21 +80,25 @@ class HostTap:
         }
 
 
-def timeline(program: Program, lanes: Lanes, times_us: Mapping[int, tuple[float, float]], clock: str) -> Timeline:
+def timeline(
+    program: Program, stream_program: StreamProgram, times_us: Mapping[int, tuple[float, float]], clock: str
+) -> Timeline:
     """The timeline of a run.
 
     Args:
         program: What ran.
-        lanes: By which actions.
+        stream_program: By which instructions.
         times_us: Start and end of each of their steps.
         clock: See `Timeline`.
     """
     spans: list[Span] = []
     place: dict[int, int] = {}
-    for action in lanes.actions:
-        op = program.steps[action.step].op
-        start, end = times_us[action.step]
-        place[action.step] = len(spans)
-        spans.append(Span(op.name, tuple(op.covers), action.lane, start, max(start, end), (op.op,)))
-    waits = [(place[on], place[action.step]) for action in lanes.actions for on in action.waits]
+    for instruction in stream_program.instructions:
+        op = program.steps[instruction.step].op
+        start, end = times_us[instruction.step]
+        place[instruction.step] = len(spans)
+        spans.append(Span(op.name, tuple(op.covers), instruction.lane, start, max(start, end), (op.op,)))
+    waits = [
+        (place[on], place[instruction.step]) for instruction in stream_program.instructions for on in instruction.waits
+    ]
     return Timeline(tuple(spans), tuple(waits), clock)

@@ -152,7 +152,7 @@ def test_a_job_runs_by_the_plan_that_it_brings():
     stored = plan_binding.store(program, plan_for(program, scattered(flat, 3, seed=5), None))
     made = job(flat, feeds)
     executable = ENGINE.build(replace(made, options={**made.options, "plan": stored}))
-    assert [(a.step, a.lane) for a in executable.lanes.actions] == [
+    assert [(a.step, a.lane) for a in executable.stream_program.instructions] == [
         (int(step), int(lane))
         for step, lane in zip(
             plan_binding.restore(program, stored).order, [lane for _, _, lane in stored.kernels], strict=True

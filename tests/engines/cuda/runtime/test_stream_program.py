@@ -14,7 +14,7 @@ from msplit.core.dag import Dag
 from msplit.engines.cuda.engine import plan_for
 from msplit.engines.cuda.ir.program import Op, Program, Step
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.stream_program import Lanes, arrange
+from msplit.engines.cuda.runtime.stream_program import StreamProgram, arrange
 from msplit.engines.tensorflow.engine import reference
 from msplit.measure.verification import compare
 from tests.campaign import examples
@@ -31,7 +31,7 @@ def load(case):
     return flat, {tensor.name: feeds[tensor.name] for tensor in flat.inputs}
 
 
-def lanes_of(program, ids):
+def stream_program_of(program, ids):
     plan = plan_for(program, ids, None)
     return arrange(program, plan), plan
 
@@ -41,11 +41,11 @@ def lanes_of(program, ids):
 def test_any_streams_and_interleaving_equal_one_stream_to_the_bit(case):
     flat, feeds = load(case)
     program = program_of(flat, feeds)
-    one, _ = lanes_of(program, np.zeros(len(flat), np.int32))
+    one, _ = stream_program_of(program, np.zeros(len(flat), np.int32))
     expected = bits(SimulatedExecutable(program, one, {}).step(feeds))
     for streams in STREAMS:
-        lanes, _ = lanes_of(program, scattered(flat, streams, streams))
-        executable = SimulatedExecutable(program, lanes, {}, seed=streams)
+        stream_program, _ = stream_program_of(program, scattered(flat, streams, streams))
+        executable = SimulatedExecutable(program, stream_program, {}, seed=streams)
         for _ in range(4):
             assert bits(executable.step(feeds)) == expected, f"{streams} streams"
 
@@ -58,20 +58,20 @@ def test_a_random_graph_equals_tensorflow(case):
     expected = reference(flat, feeds)
     program = program_of(flat, feeds)
     for streams in (1, 4):
-        lanes, _ = lanes_of(program, scattered(flat, streams, 7))
-        found = compare(SimulatedExecutable(program, lanes, {}).step(feeds), expected, tolerance=2e-4)
+        stream_program, _ = stream_program_of(program, scattered(flat, streams, 7))
+        found = compare(SimulatedExecutable(program, stream_program, {}).step(feeds), expected, tolerance=2e-4)
         assert found.passed, found.describe()
 
 
-def happens_before(lanes: Lanes) -> dict[tuple[int, int], bool]:
+def happens_before(stream_program: StreamProgram) -> dict[tuple[int, int], bool]:
     """Whether one step is over before another starts, by brute force over the order of streams and the waits."""
-    steps = [action.step for action in lanes.actions]
+    steps = [instruction.step for instruction in stream_program.instructions]
     before: dict[int, set[int]] = {}
     last: dict[int, int] = {}
-    for action in lanes.actions:
-        direct = set(action.waits) | ({last[action.lane]} if action.lane in last else set())
-        before[action.step] = direct.union(*(before[step] for step in direct))
-        last[action.lane] = action.step
+    for instruction in stream_program.instructions:
+        direct = set(instruction.waits) | ({last[instruction.lane]} if instruction.lane in last else set())
+        before[instruction.step] = direct.union(*(before[step] for step in direct))
+        last[instruction.lane] = instruction.step
     return {(first, second): first in before[second] for first in steps for second in steps}
 
 
@@ -79,36 +79,36 @@ def owner_of(program: Program) -> dict:
     return {(step.op.node, port): base for step in program.steps for port, base in enumerate(step.bases)}
 
 
-def assert_releases_are_safe(program: Program, lanes: Lanes) -> None:
+def assert_frees_are_safe(program: Program, stream_program: StreamProgram) -> None:
     """Whatever is let go is over for every reader when the next thing of its stream starts; outputs and inputs stay."""
-    over = happens_before(lanes)
+    over = happens_before(stream_program)
     owners = owner_of(program)
-    at = {action.step: action for action in lanes.actions}
-    released = [(action, key) for action in lanes.actions for key in action.releases]
+    at = {instruction.step: instruction for instruction in stream_program.instructions}
+    released = [(instruction, key) for instruction in stream_program.instructions for key in instruction.frees]
     keys = [key for _, key in released]
     assert len(keys) == len(set(keys)), "let go twice"
     fetched = {owners.get(key, -1) for key in program.fetches.values()}
-    for action, key in released:
+    for instruction, key in released:
         owner = owners[key]
         assert owner not in fetched
-        assert at[owner].lane == action.lane, "memory goes back to the stream that it was allocated on"
-        assert owner == action.step or over[owner, action.step]
+        assert at[owner].lane == instruction.lane, "memory goes back to the stream that it was allocated on"
+        assert owner == instruction.step or over[owner, instruction.step]
         for number, step in enumerate(program.steps):
             if step.launches and any(owners.get(other) == owner for other in step.inputs):
-                done = number == action.step or over[number, action.step]
+                done = number == instruction.step or over[number, instruction.step]
                 assert done, f"step {number} may still read {key}"
 
 
-def peak_of(program: Program, lanes: Lanes) -> int:
-    """Highest memory per stream, added up, by going through the actions one by one."""
+def peak_of(program: Program, stream_program: StreamProgram) -> int:
+    """Highest memory per stream, added up, by going through the instructions one by one."""
     peaks = {}
-    for lane in range(lanes.count):
+    for lane in range(stream_program.count):
         live = highest = 0
-        for action in lanes.actions:
-            if action.lane == lane:
-                live += program.steps[action.step].bytes
+        for instruction in stream_program.instructions:
+            if instruction.lane == lane:
+                live += program.steps[instruction.step].bytes
                 highest = max(highest, live)
-                owners = {owner_of(program)[key] for key in action.releases}
+                owners = {owner_of(program)[key] for key in instruction.frees}
                 live -= sum(program.steps[owner].bytes for owner in owners)
         peaks[lane] = highest
     return sum(peaks.values())
@@ -119,9 +119,9 @@ def peak_of(program: Program, lanes: Lanes) -> int:
 def test_nothing_is_let_go_before_its_readers_are_over(case, streams, seed):
     flat, feeds = load(case)
     program = program_of(flat, feeds)
-    lanes, _ = lanes_of(program, scattered(flat, streams, seed))
-    assert_releases_are_safe(program, lanes)
-    assert lanes.peak_bytes == peak_of(program, lanes)
+    stream_program, _ = stream_program_of(program, scattered(flat, streams, seed))
+    assert_frees_are_safe(program, stream_program)
+    assert stream_program.peak_bytes == peak_of(program, stream_program)
 
 
 @given(random_graphs(), st.integers(0, 99))
@@ -132,8 +132,8 @@ def test_peak_memory_lies_between_the_largest_step_and_all_of_them(case, seed):
     sizes = [step.bytes for step in program.steps]
     assume(sizes)
     for streams in STREAMS:
-        lanes, _ = lanes_of(program, scattered(flat, streams, seed))
-        assert max(sizes) <= lanes.peak_bytes <= sum(sizes)
+        stream_program, _ = stream_program_of(program, scattered(flat, streams, seed))
+        assert max(sizes) <= stream_program.peak_bytes <= sum(sizes)
 
 
 @given(random_graphs(most=40), st.integers(0, 99))
@@ -142,13 +142,23 @@ def test_a_missing_wait_shows(case, seed):
     """The simulator is worth something: without one of the waits some order gives another result or none."""
     flat, feeds = load(case)
     program = program_of(flat, feeds)
-    lanes, plan = lanes_of(program, scattered(flat, 4, seed))
+    stream_program, plan = stream_program_of(program, scattered(flat, 4, seed))
     assume(plan.waits)
-    expected = bits(SimulatedExecutable(program, lanes, {}).step(feeds))
+    expected = bits(SimulatedExecutable(program, stream_program, {}).step(feeds))
     number = seed % plan.waits
     node, on = int(plan.wait_node[number]), int(plan.wait_on[number])
-    actions = tuple(_without(action, on) if action.step == node else action for action in lanes.actions)
-    broken = Lanes(actions, lanes.first_views, lanes.fork, lanes.join, lanes.count, lanes.peak_bytes)
+    instructions = tuple(
+        _without(instruction, on) if instruction.step == node else instruction
+        for instruction in stream_program.instructions
+    )
+    broken = StreamProgram(
+        instructions,
+        stream_program.first_views,
+        stream_program.fork,
+        stream_program.join,
+        stream_program.count,
+        stream_program.peak_bytes,
+    )
     for attempt in range(400):
         executable = SimulatedExecutable(program, broken, {}, seed=attempt)
         try:
@@ -159,8 +169,8 @@ def test_a_missing_wait_shows(case, seed):
     raise AssertionError(f"step {node} need not wait for {on}")
 
 
-def _without(action, on):
-    return replace(action, waits=tuple(other for other in action.waits if other != on))
+def _without(instruction, on):
+    return replace(instruction, waits=tuple(other for other in instruction.waits if other != on))
 
 
 def chain_program(steps: int, width: int) -> Program:
@@ -199,9 +209,9 @@ def test_arranging_is_near_linear():
 
 def test_many_steps_with_waits_everywhere_are_safe():
     program = chain_program(120, 5)
-    lanes, _ = lanes_of(program, np.arange(120, dtype=np.int32) % 5)
-    assert_releases_are_safe(program, lanes)
-    results = [SimulatedExecutable(program, lanes, {}, seed=seed).step({})["out"] for seed in range(5)]
+    stream_program, _ = stream_program_of(program, np.arange(120, dtype=np.int32) % 5)
+    assert_frees_are_safe(program, stream_program)
+    results = [SimulatedExecutable(program, stream_program, {}, seed=seed).step({})["out"] for seed in range(5)]
     assert all(a.tolist() == b.tolist() for a, b in itertools.pairwise(results))
 
 
@@ -228,16 +238,18 @@ def test_a_view_of_two_values_of_which_one_is_never_read_keeps_both_until_it_is_
         ([(2, 1)], 1, True, [3]),
     )
     for ids in itertools.product(range(3), repeat=4):
-        lanes, _ = lanes_of(p, np.array(ids, np.int32))
+        stream_program, _ = stream_program_of(p, np.array(ids, np.int32))
         for seed in range(6):
-            assert SimulatedExecutable(p, lanes, {}, seed=seed).step({})["out"].tolist() == [1, 1]
+            assert SimulatedExecutable(p, stream_program, {}, seed=seed).step({})["out"].tolist() == [1, 1]
 
 
 def test_a_value_that_nobody_reads_is_let_go_at_once():
     p = program(([], 2, True, [0, 0]), ([], 1, True, [1]))
-    lanes, _ = lanes_of(p, np.zeros(2, np.int32))
-    assert lanes.actions[[action.step for action in lanes.actions].index(0)].releases == ((0, 0), (0, 1))
-    assert lanes.peak_bytes == 16
+    stream_program, _ = stream_program_of(p, np.zeros(2, np.int32))
+    assert stream_program.instructions[
+        [instruction.step for instruction in stream_program.instructions].index(0)
+    ].frees == ((0, 0), (0, 1))
+    assert stream_program.peak_bytes == 16
 
 
 def test_what_another_stream_reads_stays_until_its_stream_knows():
@@ -249,7 +261,7 @@ def test_what_another_stream_reads_stays_until_its_stream_knows():
         ([(1, 0), (2, 0)], 1, True, [3]),
         ([(3, 0)], 1, True, [4]),
     )
-    lanes, _ = lanes_of(p, np.array([0, 1, 0, 0, 0], np.int32))
-    where = {key: action.step for action in lanes.actions for key in action.releases}
+    stream_program, _ = stream_program_of(p, np.array([0, 1, 0, 0, 0], np.int32))
+    where = {key: instruction.step for instruction in stream_program.instructions for key in instruction.frees}
     assert where[0, 0] == 3
     assert (1, 0) not in where, "stream 1 ends without knowing that stream 0 has read its result"
