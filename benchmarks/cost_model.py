@@ -33,8 +33,8 @@ import models
 from msplit import api
 from msplit.analysis.colocation import groups
 from msplit.cost import profile_file
-from msplit.cost.costs import Costs
-from msplit.cost.profile import Constants, Profile, apply
+from msplit.cost.costs import Constants, Costs
+from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for
 from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps

@@ -24,7 +24,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.base import Severity
+from msplit.checks.finding import Severity
 from msplit.checks.registry import CHECKS, expand, near
 from msplit.checks.settings import CheckSettings, Limits
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
+from msplit.checks.base import Check
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip
 from msplit.checks.subject import ABSENT, Subject, stated
 from msplit.checks.wanted import wanted
 from msplit.checks.words import nodes, verb

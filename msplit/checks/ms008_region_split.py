@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.base import Check
+from msplit.checks.finding import Finding, Severity
 from msplit.checks.splits import splits
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes

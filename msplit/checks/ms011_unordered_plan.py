@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
+from msplit.checks.base import Check
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity
 from msplit.checks.subject import ABSENT, Subject
 from msplit.checks.words import nodes, verb
 from msplit.core.dag import Dag

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity, Skip
+from msplit.checks.base import Check
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes
 from msplit.engines.cuda.coverage import cover

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import NODES_SHOWN, Check, Finding, Severity
+from msplit.checks.base import Check
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import listed, nodes, verb
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check, Finding, Severity
+from msplit.checks.base import Check
+from msplit.checks.finding import Finding, Severity
 from msplit.checks.subject import Subject
 
 

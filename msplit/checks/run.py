@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.base import Check, Finding, Severity, Skip
+from msplit.checks.base import Check
+from msplit.checks.finding import Finding, Severity, Skip
 from msplit.checks.registry import chosen
 from msplit.checks.settings import CheckSettings
 from msplit.checks.subject import Subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msplit.checks.base import Severity
+from msplit.checks.finding import Severity
 from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.schedule.judge import MUCH, WORTH
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
-from msplit.checks.base import NODES_SHOWN, Skip
+from msplit.checks.finding import NODES_SHOWN, Skip
 from msplit.checks.settings import CheckSettings
 from msplit.core.graph import Graph
 from msplit.cost.costs import Costs

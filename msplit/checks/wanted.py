@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.checks.base import Skip
+from msplit.checks.finding import Skip
 from msplit.checks.subject import ABSENT, Longs, Subject
 from msplit.flatten.origin import as_written
 from msplit.rules import Outcome

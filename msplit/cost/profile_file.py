@@ -11,7 +11,8 @@ import json
 import os
 from typing import Any
 
-from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step
+from msplit.cost.costs import Constants
+from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
 from msplit.formats.json_value import JsonValue
 from msplit.formats.text import parse_json, read_file

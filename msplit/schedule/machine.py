@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from msplit.cost.costs import Costs
+from msplit.cost.costs import DEEP, Constants, Costs
 from msplit.cost.gpus import Gpu, data_sheet
-from msplit.cost.profile import DEEP, Constants
 
 REACHED_BANDWIDTH = 0.85
 """Share of the peak bandwidth that kernels reach."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from msplit import api, formats
 from msplit.cost import profile_file
-from msplit.cost.profile import Constants, Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
+from msplit.cost.costs import Constants
+from msplit.cost.profile import Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
 from msplit.errors import MsplitError
 from msplit.opset import proto
 from msplit.schedule.bounds import bounds

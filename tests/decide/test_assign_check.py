@@ -11,6 +11,7 @@ from msplit.api import assign, load, save, strip
 from msplit.checks import Severity, check
 from msplit.cost import profile as profiles
 from msplit.cost import profile_file
+from msplit.cost.costs import Constants
 from msplit.cost.profile import Shape
 from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
@@ -358,7 +359,7 @@ def profile_of(path, batch):
         device=profiles.Device("NVIDIA H200"),
         precision="tf32",
         layout="none",
-        constants=profiles.Constants(),
+        constants=Constants(),
         kernels=(profiles.Kernel("MatMul", (), 500.0, 0.5, 1e6),),
         steps=(profiles.Step((node,), 0),),
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from msplit.cost.profile import Constants, Kernel
+from msplit.cost.costs import Constants
+from msplit.cost.profile import Kernel
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE

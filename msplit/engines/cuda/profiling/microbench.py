@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from msplit.cost.profile import DEEP, Constants
+from msplit.cost.costs import DEEP, Constants
 from msplit.engines.cuda.autotune.timer import Call, CudaTimer
 
 WIDTHS = (2, 4, 8, 16)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from msplit.cost.costs import Constants
     from msplit.cost.gpus import Gpu
-    from msplit.cost.profile import Constants
     from msplit.engines.cuda.engine import Prepared
     from msplit.engines.cuda.ir.program import Op, Program, Step
     from msplit.schedule.machine import Machine

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from msplit import api
-from msplit.cost.profile import Constants
+from msplit.cost.costs import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.profiling import cupti, kernel_profile
