@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from msplit.cli import output
+from msplit.cli import output, progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msplit.cost.profile import Profile
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
@@ -328,30 +325,9 @@ def is_set(option: str) -> bool:
 
 def note(text: str) -> None:
     """Says something on stderr that is no result, unless --quiet."""
-    from msplit.cli import progress
-
     progress.clear()
     if not is_set("quiet"):
         output.tell(text)
-
-
-def console(*, err: bool = False, file: IO[str] | None = None) -> Console:
-    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so.
-
-    Args:
-        err: Whether it is standard error.
-        file: What else to write to.
-    """
-    import os
-    import shutil
-
-    from rich.console import Console
-
-    stream = file or (sys.stderr if err else sys.stdout)
-    width = None
-    if not stream.isatty() and "COLUMNS" not in os.environ:
-        width = max(100, shutil.get_terminal_size((100, 24)).columns)
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def folded(text: str, indent: str = "") -> str:
@@ -359,13 +335,12 @@ def folded(text: str, indent: str = "") -> str:
     import textwrap
 
     return textwrap.fill(
-        text, console().width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, output.console().width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def show(style: str, command: str, document: Document, payload: Callable[[], Mapping[str, Any]]) -> None:
     """Prints a result on stdout in the style asked for."""
-    from msplit.cli import progress
     from msplit.report import jsonio, render
 
     progress.clear()
@@ -374,4 +349,4 @@ def show(style: str, command: str, document: Document, payload: Callable[[], Map
     elif style == "md":
         output.rendered(render.to_markdown(document))
     else:
-        render.to_terminal(document, console())
+        render.to_terminal(document, output.console())

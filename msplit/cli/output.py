@@ -11,9 +11,12 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 from msplit import escape
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _written: list[Path] = []
 """Files that the present command has written."""
@@ -72,6 +75,24 @@ def tell_written() -> None:
     """Says which files are there although the command did not end well."""
     for path in _written:
         tell(f"Written before that: {escape.line(str(path))}")
+
+
+def console(*, err: bool = False, file: IO[str] | None = None) -> Console:
+    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so.
+
+    Args:
+        err: Whether it is standard error.
+        file: What else to write to.
+    """
+    import shutil
+
+    from rich.console import Console
+
+    stream = file or (sys.stderr if err else sys.stdout)
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        width = max(100, shutil.get_terminal_size((100, 24)).columns)
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def give_up(stream: TextIO) -> None:

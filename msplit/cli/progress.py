@@ -98,13 +98,11 @@ class Bar(Silent):
     def _draw(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from msplit.cli.options import console
-
         with self._lock:
             if self._closed:
                 return
             columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
-            self._drawn = Progress(*columns, console=console(err=True, file=self._terminal), transient=True)
+            self._drawn = Progress(*columns, console=output.console(err=True, file=self._terminal), transient=True)
             self._task = self._drawn.add_task("starting", total=None)
             self._show()
             self._drawn.start()
