@@ -88,8 +88,11 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
     import msplit
     from msplit.errors import MsplitError
 
-    flat = msplit.load(model)
-    ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
+    try:
+        flat = msplit.load(model)
+        ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
+    except MsplitError as problem:
+        return {"load": str(problem)}
     found: dict[str, Any] = {}
     for mode, options in MODES.items():
         try:
