@@ -2,7 +2,7 @@
 
     python benchmarks/foreign.py FOLDER [NAME …]     build them, weights left out (needs TensorFlow)
 
-Each belongs to a family; costs that are fitted are fitted to one half of the families and tested on the other (`benchmarks/foreign.md`).
+Each belongs to a family; costs that are fitted are fitted to one half of the families and tested on the other (`benchmarks/notes`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Makes the tables of `h200.md` and `kernels.md` from what `gpu_suite.py` wrote.
+"""Makes tables of what `visit.py` wrote, and the page of results of the raw data that are in this folder.
 
-    python benchmarks/table.py FILE.json[.gz] …             streams: TensorFlow, one stream, several
-    python benchmarks/table.py --kernels FILE.json[.gz] …   larger kernels: one stream, streams, fused, grouped
-    python benchmarks/table.py --auto FILE.json[.gz] …      the same predicted and measured, and what the rule auto takes (--rules auto)
-    python benchmarks/table.py --foreign FILE.json[.gz] …   predicted / measured, what auto takes beside the best row (--rules auto)
+    python benchmarks/table.py --write                        benchmarks/README.md, and the small table in the README above it
+    python benchmarks/table.py streams FILE.json[.gz] …       TensorFlow, one stream, several
+    python benchmarks/table.py kernels FILE.json[.gz] …       larger kernels: one stream, streams, fused, grouped
+    python benchmarks/table.py auto FILE.json[.gz] …          the same predicted and measured, and what the rule auto takes (--rules auto)
+    python benchmarks/table.py foreign FILE.json[.gz] …       predicted / measured, what auto takes beside the best row (--rules auto)
+    python benchmarks/table.py schedulers FILE.json[.gz] …    ways to choose streams, side by side, and what tuning did
 
-Of several runs of a model at a batch the last counts.
+Of several runs of a model at a batch the last counts. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -13,8 +15,25 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
+import statistics
 from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).parent
+
+HEADLINE = {
+    ("mmoe", 128): "MMoE, 16 experts, 128",
+    ("towers", 128): "40 embedding towers, 128",
+    ("columns_50", 256): "50 feature columns, 256",
+    ("lstm", 1): "unrolled LSTM 10 × 100, 1",
+    ("deepfm", 1024): "DeepFM, 1024",
+    ("googlenet", 1): "GoogLeNet, 1",
+    ("inception_v3", 1): "Inception-v3, 1",
+    ("bert", 1): "BERT (small), 1",
+    ("squeezenet", 16): "SqueezeNet, 16",
+}
+"""Models and batches of the README's table, with what they are called there."""
 
 SHOWN = {
     "TensorFlow": "TensorFlow",
@@ -29,12 +48,18 @@ SHOWN = {
 """Variants of the first table, with their heads."""
 
 
-def runs(paths: list[str]) -> list[dict[str, Any]]:
+def content(path: str | Path) -> dict[str, Any]:
+    """What a file of results holds."""
+    raw = Path(path).read_bytes()
+    found: dict[str, Any] = json.loads(gzip.decompress(raw) if str(path).endswith(".gz") else raw)
+    return found
+
+
+def runs(paths: list[str] | list[Path]) -> list[dict[str, Any]]:
     """The runs of all files, one per model and batch."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in paths:
-        raw = Path(path).read_bytes()
-        for run in json.loads(gzip.decompress(raw) if path.endswith(".gz") else raw)["runs"]:
+        for run in content(path)["runs"]:
             name = Path(run["model"]).stem
             found[name, run["batch"]] = run
     order = list(dict.fromkeys(name.removesuffix(f"_{batch}") for name, batch in found))
@@ -228,18 +253,192 @@ def auto_layer(known: dict[str, dict[str, Any]], kind: str) -> dict[str, Any] | 
     return known.get("16 streams" if kind == "streams" else f"16 streams, {kind}")
 
 
+COLUMNS = ("tensorflow", "torchsched", "opara", "nimble", "longest-first", "ios", "list", "rules", "auto", "tuned")
+"""Ways to choose streams."""
+
+
+def schedules(paths: list[str] | list[Path]) -> list[dict[str, Any]]:
+    """What `schedulers.py` measured in all files, one row per model and batch."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in paths:
+        for row in content(path)["rows"]:
+            found[row["model"], row["batch"]] = row
+    order = list(dict.fromkeys(name for name, _ in found))
+    return sorted(found.values(), key=lambda row: (order.index(row["model"]), row["batch"]))
+
+
+def column(row: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """What stands in a column of the table: of several widths or grains the fastest."""
+    results = {entry["name"]: entry for entry in row["results"]}
+    if name in ("list", "rules"):
+        of = [entry for label, entry in results.items() if label.startswith(f"{name}-")]
+        return max(of, key=lambda entry: entry["gain"], default=None)
+    return results.get(row["auto"] if name == "auto" else name)
+
+
+def gains_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Gain of each way over one stream, and what the tuned plan needs."""
+    more = ["tuned, µs", "streams", "waits", "memory", "needed", "bound, µs", "reached"]
+    lines = [["model", "batch", "one, µs", *COLUMNS, *more]]
+    for row in rows:
+        cells = [row["model"], str(row["batch"]), f"{row['one_us']:.0f}"]
+        found = {name: column(row, name) for name in COLUMNS}
+        top = max(entry["gain"] for entry in found.values() if entry)
+        for entry in found.values():
+            text = f"{entry['gain']:.2f}" if entry else "-"
+            cells.append(f"**{text}**" if entry and entry["gain"] >= top * 0.995 else text)
+        own = found["tuned"]
+        assert own is not None
+        cells += [f"{own['us']:.1f}", str(own["streams"]), str(own["waits"]), f"{own['memory']:.2f}"]
+        cells.append(f"{own['needed']:.2f}" if own.get("needed") else "-")
+        cells += [f"{row['bounds']['lower_us']:.1f}", f"{row['bounds']['lower_us'] / own['us']:.2f}"]
+        lines.append(cells)
+    return lines
+
+
+def details_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Time in µs / streams / waits / memory over one stream's / share of the lower bound that is reached."""
+    lines = [["model", "batch", *COLUMNS]]
+    for row in rows:
+        cells = [row["model"], str(row["batch"])]
+        for name in COLUMNS:
+            entry = column(row, name)
+            if entry is None:
+                cells.append("-")
+                continue
+            reached = row["bounds"]["lower_us"] / entry["us"]
+            plan = f"{entry['us']:.0f} / {entry['streams']} / {entry['waits']} / {entry['memory']:.1f}"
+            cells.append(f"{plan} / {reached:.2f}")
+        lines.append(cells)
+    return lines
+
+
+def tuning_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """What `bench --tune` did."""
+    lines = [["model", "batch", "best candidate", "changes tried", "kept", "seconds", "ended because"]]
+    for row in rows:
+        did = row["tuning"]
+        cells = [did["candidate"], did["tried"], len(did["kept"]), f"{did['seconds']:.0f}", did["stopped"]]
+        lines.append([row["model"], str(row["batch"]), *map(str, cells)])
+    return lines
+
+
+def schedules_text(paths: list[str] | list[Path]) -> str:
+    """All tables of ways to choose streams."""
+    rows = schedules(paths)
+    skipped: dict[str, list[str]] = {}
+    for row in rows:
+        for name, why in row["skipped"].items():
+            skipped.setdefault(f"{name}: {why}", []).append(f"{row['model']} {row['batch']}")
+    return "\n\n".join(
+        [
+            markdown(gains_table(rows)),
+            "Time in µs / streams / waits / memory over one stream's / share of the lower bound that is reached:",
+            markdown(details_table(rows)),
+            "What tuning did:",
+            markdown(tuning_table(rows)),
+            "\n".join(f"- Not tried: {what} ({', '.join(where)})." for what, where in skipped.items()),
+        ]
+    )
+
+
+def by_hand_table(found: dict[str, Any]) -> list[list[str]]:
+    """PyTorch's own CUDA graphs of the same models."""
+    return [["model", "median µs, by the device's clock"]] + [
+        [name, "; ".join(f"{label} {statistics.median(times) * 1e6:.0f}" for label, times in ways.items())]
+        for name, ways in found["seconds"].items()
+    ]
+
+
+def headline(found: list[dict[str, Any]]) -> list[list[str]]:
+    """The small table of the README."""
+    heads = ["model, batch", "TensorFlow", "with XLA", "msplit, 1 stream", "best streams", "larger kernels"]
+    rows = [[*heads, "streams alone", "over TensorFlow"]]
+    by_name = {(name_of(run), run["batch"]): run for run in found}
+    for key, title in HEADLINE.items():
+        own = variants(by_name[key])
+        plain = {label: own[label] for label in own if label.endswith("streams")}
+        larger = [own[label] for label in own if label.endswith((", fused", "grouped"))]
+        fastest = min(plain, key=lambda label: micros(plain[label]) or 1e99)
+        device = min(micros(variant, "device") or 1e99 for variant in plain.values())
+        fused = min((micros(variant) or 1e99 for variant in larger), default=None)
+        best = min(filter(None, [micros(plain[fastest]), fused]))
+        rows.append(
+            [
+                title,
+                *(short(micros(own.get(label))) for label in ("TensorFlow", "TensorFlow with XLA", "1 stream")),
+                f"{short(micros(plain[fastest]))} ({fastest.split()[0]})",
+                short(fused),
+                f"{(micros(own['1 stream'], 'device') or 0) / device:.1f}x",
+                times(own["TensorFlow"], best),
+            ]
+        )
+    return rows
+
+
+def times(slow: dict[str, Any], fast: float) -> str:
+    """How many times faster."""
+    found = (micros(slow) or 0) / fast
+    return f"{found:.0f}x" if found >= 10 else f"{found:.1f}x"
+
+
+def short(time: float | None) -> str:
+    """A time in the unit that suits it."""
+    if time is None:
+        return "-"
+    return f"{time:.0f} µs" if time < 10_000 else f"{time / 1000:.3g} ms"
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table whose first row is its head."""
+    head, *body = rows
+    rule = "| --- " + "| ---: " * (len(head) - 1) + "|"
+    return "\n".join(["| " + " | ".join(head) + " |", rule, *("| " + " | ".join(row) + " |" for row in body)])
+
+
+def page() -> str:
+    """`benchmarks/README.md`: `results.md` with a table in place of each line ``<!-- table: KIND FILE … -->``."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, *files = match[1].split()
+        return KINDS[kind]([HERE / file for file in files])
+
+    text = (HERE / "results.md").read_text("utf-8")
+    return re.sub(r"^<!-- table: (.*?) -->$", made, text, flags=re.MULTILINE)
+
+
+def readme(text: str) -> str:
+    """The README with the table made anew."""
+    made = markdown(headline(runs([HERE / "h200" / "suite.json.gz"])))
+    between = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTALL)
+    return between.sub(lambda _: made + "\n", text)
+
+
+KINDS = {
+    "streams": lambda paths: markdown(streams_table(runs(paths))),
+    "kernels": lambda paths: markdown(kernels_table(runs(paths))),
+    "auto": lambda paths: markdown(auto_table(runs(paths))),
+    "foreign": lambda paths: markdown(foreign_table(runs(paths))),
+    "schedulers": schedules_text,
+    "by_hand": lambda paths: markdown(by_hand_table(content(paths[0]))),
+}
+"""The tables by name, each of files."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("--kernels", dest="table", action="store_const", const=kernels_table, default=streams_table)
-    parser.add_argument("--auto", dest="table", action="store_const", const=auto_table)
-    parser.add_argument("--foreign", dest="table", action="store_const", const=foreign_table)
+    parser.add_argument("kind", nargs="?", choices=list(KINDS))
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--write", action="store_true", help="the page of results and the README's table")
     arguments = parser.parse_args()
-    head, *rows = arguments.table(runs(arguments.files))
-    print("| " + " | ".join(head) + " |")
-    print("| --- " + "| ---: " * (len(head) - 1) + "|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    if arguments.write:
+        (HERE / "README.md").write_text(page(), "utf-8")
+        target = HERE.parent / "README.md"
+        target.write_text(readme(target.read_text("utf-8")), "utf-8")
+    elif arguments.kind and arguments.files:
+        print(KINDS[arguments.kind](arguments.files))
+    else:
+        parser.error("--write, or a table and files")
 
 
 if __name__ == "__main__":

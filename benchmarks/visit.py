@@ -6,8 +6,7 @@
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
 measured time), `foreign` and
-`foreign_costs` (both for models that no constant was fitted to), `hand` (PyTorch's own CUDA graphs of the same models),
-`tests` (marked gpu: races, our own kernels), `quiet` (some models
+`foreign_costs` (both for models that no constant was fitted to), `tests` (marked gpu: races, our own kernels), `quiet` (some models
 again, one job at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is
 always measured by one job. About 110 minutes of one GPU, 30 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
@@ -58,7 +57,6 @@ RESULTS = {
     "costs": ("cost_model.json", "models"),
     "foreign": ("h200.json", "runs"),
     "foreign_costs": ("cost_model.json", "models"),
-    "hand": ("by_hand.json", "seconds"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
 
@@ -153,7 +151,6 @@ JOBS = (
     schedulers("inception_v3:1", 60),
     schedulers("googlenet:16,squeezenet:16", 70),
     schedulers("inception_v3:16", 60),
-    Job("hand", "all", 70, ("by_hand.py",)),
     schedulers("nasnet_mobile:1,nasnet_mobile:16", 150),
     schedulers("deepfm:1,deepfm:128,dlrm:1,dlrm:128", 110),
     schedulers("bert:1,bert:16", 70),
@@ -311,12 +308,12 @@ def last_line(folder: Path) -> str:
 
 def table(step: str, results: Path, folders: list[Path]) -> str:
     """The tables of a step."""
-    both = [["table.py", str(results)], ["table.py", "--kernels", str(results)]]
+    both = [["table.py", kind, str(results)] for kind in ("streams", "kernels")]
     commands = {
         "suite": both,
         "quiet": both,
-        "auto": [["table.py", "--auto", str(results)]],
-        "schedulers": [["schedulers.py", "--table", str(results)]],
+        "auto": [["table.py", "auto", str(results)]],
+        "schedulers": [["table.py", "schedulers", str(results)]],
         "foreign": both,
         "costs": [["cost_model.py", "--table", str(results)]],
         "foreign_costs": [["cost_model.py", "--table", str(results)]],

@@ -10,7 +10,7 @@ clock is what one SM takes from the L2 cache, so that a few blocks can not draw 
 
 The cycles below are no vendor's figures. They were fitted to kernels that were timed alone on an H200 and to steps on one stream of 27
 models (float32 as TF32), by `benchmarks/fit_costs.py`. Fitted to one half of the families of 18 models that nothing else was fitted to,
-they predict a step of the other half with a median error of 7 %, at most 20 % (`benchmarks/foreign.md`). They are clock cycles because
+they predict a step of the other half with a median error of 7 %, at most 20 % (`benchmarks/notes`). They are clock cycles because
 that is how they carry over to other GPUs: dependent loads, barriers and products take about as many on all of them.
 """
 

@@ -38,7 +38,7 @@ class Machine:
         crowd_us: Each other kernel that runs makes every kernel take this much longer to start. (That LSTM takes 1.06 µs per kernel and
             stream on one stream, 1.16 on 2, 1.27 on 5 and 1.52 on 10.)
         contention: What runs at once slows each other down even where there are SMs for all: a kernel takes so much longer per share of
-            the SMs that the others keep busy. (Fitted to 244 assignments of nine models: see `benchmarks/schedulers.md`.)
+            the SMs that the others keep busy. (Fitted to 244 assignments of nine models: see `benchmarks/notes/schedulers.md`.)
         company: How many times longer kernels take in the model than alone, one after the other: alone they find what they read, and
             their own code, in the caches.
         step_us: What a step takes whatever it runs: a graph begins, with the kernel that the executor puts before its first ones, and

@@ -1,6 +1,6 @@
 """Static times against kernels that were timed one by one on an H200: products and convolutions of nine models, from their shapes.
 
-The constants serve these nine and eighteen others (`benchmarks/foreign.md`); fitted to these nine alone they would be nearer here.
+The constants serve these nine and eighteen others (`benchmarks/notes/foreign.md`); fitted to these nine alone they would be nearer here.
 """
 
 from __future__ import annotations

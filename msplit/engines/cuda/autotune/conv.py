@@ -1,7 +1,7 @@
 """Which kernel runs a convolution, chosen by measurement: the library's, or our own with tiles of one of a few sizes.
 
 cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
-of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/probes`). There is no rule that a page could hold, so each
+of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/notes`). There is no rule that a page could hold, so each
 shape is timed once per process, and the tiled kernel is taken where it is faster both alone and eight side by side (see `contest`), and
 gives the same numbers.
 """

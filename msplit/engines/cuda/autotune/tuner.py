@@ -2,7 +2,7 @@
 
 A kernel that runs ten times in a row finds its weights in the cache and their pages in the tables of addresses. In a model it finds
 neither: of 26 convolutions of Inception-v3 one after the other on an H200, cuDNN's take 6 % longer than each in a row of its own, our own
-up to 14 %, and another one of ours is then the fastest (`benchmarks/probes`). `Turns` gives every call weights of its own, and they are not
+up to 14 %, and another one of ours is then the fastest (`benchmarks/notes`). `Turns` gives every call weights of its own, and they are not
 in the cache when it starts.
 """
 

@@ -16,7 +16,7 @@ _SHARED_BYTES = 1 << 23
 """Arrays from this size on are copied by several threads: with the bus, 4 MB take one thread 0.41 ms and two 0.46; 8 MB 0.77 and 0.60."""
 _HELPER_BYTES = 1 << 24
 """Bytes for which there is one more helper. To wake one takes about 0.1 ms: 16 MB take 0.9 ms with one to three and 1.8 with eleven, 134 MB
-12.4 with one, 7.2 with three and 4.6 with eleven (`benchmarks/probes/helpers.txt`)."""
+12.4 with one, 7.2 with three and 4.6 with eleven (`benchmarks/notes/probes.md`)."""
 _MOST_HELPERS = 11
 _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
