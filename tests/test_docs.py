@@ -73,21 +73,6 @@ def test_rules_files_are_read(text: str) -> None:
     assert rules.parse(text, "example").rules
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("http"):
-            continue
-        file, _, anchor = target.partition("#")
-        path = (ROOT / "docs" / file) if file else ROOT / "docs" / page
-        assert path.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in anchors, target
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_usage_names_every_option(command: str) -> None:
     usage = "".join((ROOT / "docs" / page).read_text() for page in ("usage.md", "checks.md", "reports.md"))

@@ -1,7 +1,8 @@
-"""What the pages tell users to type: README's commands run and print what it shows; elsewhere commands and options exist."""
+"""What the pages tell users to type: the README and the tour show what their commands print; elsewhere commands and options exist."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -13,12 +14,12 @@ from tests.cli.runner import ROOT, SAMPLES, fine
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
     for path in ROOT.glob(pattern)
 )
 INLINE = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`")
 IN_BLOCKS = re.compile(r"^(?:    |\$ )?msplit ([a-z-].*)$", re.MULTILINE)
-CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHARED = {"--help", "--version", "--verbose", "--quiet", "--debug"}
 QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
 
@@ -54,10 +55,13 @@ def test_the_pages_name_every_command() -> None:
     assert named == set(COMMANDS)
 
 
-def examples() -> list[tuple[str, list[str]]]:
-    """README's commands in order, each with the lines that it shows of what they print."""
+def examples(page: Path) -> list[tuple[str, list[str]]]:
+    """A page's commands and Python blocks in order, each with the lines that it shows of what a command prints."""
     found: list[tuple[str, list[str]]] = []
-    for block in CONSOLE.findall((ROOT / "README.md").read_text()):
+    for language, block in BLOCK.findall(page.read_text()):
+        if language == "python":
+            found.append((block, []))
+            continue
         for line in block.splitlines():
             if line.startswith("$ "):
                 found.append((line[2:], []))
@@ -72,12 +76,17 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.tf
-def test_the_readme_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+def test_a_page_shows_what_its_commands_print(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, target in (("sample_graphs", SAMPLES), ("rules", ROOT / "rules"), ("docs", ROOT / "docs")):
         (tmp_path / name).symlink_to(target)
     monkeypatch.chdir(tmp_path)
     ran = []
-    for line, shown in examples():
+    for line, shown in examples(ROOT / page):
+        if line.startswith("import "):
+            exec(compile(line, "example", "exec"), {"__name__": "example"})
+            ran.append("prepare" if "msplit.prepare" in line else "")
+            continue
         program, *arguments = shlex.split(line)
         if program == "mkdir":
             (tmp_path / arguments[-1]).mkdir()
@@ -92,4 +101,36 @@ def test_the_readme_shows_what_its_commands_print(tmp_path: Path, monkeypatch: p
         printed = fine(*arguments, columns=100).out
         missing = [text for text in shown if plain(text) not in plain(printed)]
         assert not missing, f"{line} does not print {missing}:\n{printed}"
-    assert set(ran) >= {"analyze", "assign", "check", "report", "diff", "bench"}
+    assert set(ran) >= {"analyze", "assign", "check", "report", "bench", "prepare" if page == "README.md" else "diff"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = page.parent / file if file else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, target
+
+
+def test_the_index_of_the_documents_names_every_one() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [path.name for path in ROOT.glob("docs/*.md") if f"]({path.name})" not in index] == ["README.md"]
+
+
+def test_the_results_are_those_of_the_raw_data() -> None:
+    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    fix = "run: python benchmarks/table.py --write"
+    assert (ROOT / "benchmarks" / "README.md").read_text() == table.page(), fix
+    shown = (ROOT / "README.md").read_text()
+    assert shown == table.readme(shown), fix
+    assert shown.count("| MMoE, 16 experts, 128 |") == 1  # the table is between its marks
