@@ -163,7 +163,7 @@ def _label(streams: int, name: str, suffix: str) -> str:
 
 def _kernels(job: Job) -> Sequence[Any]:
     """What runs, to see whether two jobs run the same."""
-    return [(step.op.op, tuple(step.op.covers)) for step in _program(job).steps]
+    return [(step.op.op, tuple(step.op.source_nodes)) for step in _program(job).steps]
 
 
 def _uses_streams(job: Job) -> bool:

@@ -243,8 +243,8 @@ class _Sides:
             CudaEngine().prepared(self._job(self._flat, self._feeds, kernels), _torch_device(self._device)).program
         )
         for step in program.steps:
-            if node in step.op.covers and len(step.op.covers) > 1:
-                return tuple(self._flat.graph.names[one] for one in step.op.covers)
+            if node in step.op.source_nodes and len(step.op.source_nodes) > 1:
+                return tuple(self._flat.graph.names[one] for one in step.op.source_nodes)
         return ()
 
 

@@ -74,7 +74,7 @@ def _runs(variant: Variant) -> tuple[Hashable, int]:
 
     prepared = CUDA.prepared(job, torch.device(str(options.get("device", "cuda"))))
     plan = plan_of_job(prepared.program, job)
-    kernels = tuple((step.op.op, tuple(step.op.covers)) for step in prepared.program.steps)
+    kernels = tuple((step.op.op, tuple(step.op.source_nodes)) for step in prepared.program.steps)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
     how = (bool(options.get("capture", True)), prepared.layout)
     return (variant.engine.name, how, kernels, order), max(plan.streams, 1)

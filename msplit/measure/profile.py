@@ -121,9 +121,9 @@ def profile(
         one_us = one_stream_seconds(job, prepared, device) * 1e6
     names = flat.graph.names
     steps = tuple(
-        Step(tuple(names[node] for node in step.op.covers if node < len(flat)), kernel)
+        Step(tuple(names[node] for node in step.op.source_nodes if node < len(flat)), kernel)
         for step, kernel in zip(prepared.program.steps, found.kernel, strict=True)
-        if step.launches and step.op.covers
+        if step.launches and step.op.source_nodes
     )
     made = Profile(
         graph_hash=structure_hash(flat.model),

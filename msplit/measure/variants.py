@@ -193,9 +193,9 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
 def _made_up_seeds(flat: FlatGraph) -> list[str]:
     """What is to be said of the random ops that the outputs need."""
     from msplit.engines.cuda.frontend.partition import wanted
-    from msplit.engines.cuda.ir.reachable import needed
+    from msplit.engines.cuda.ir.reachable import reachable
 
-    said = remark(flat, needed(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs}))
+    said = remark(flat, reachable(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs}))
     return [] if said is None else [said]
 
 

@@ -256,7 +256,9 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> No
     feeds = make_inputs(flat, {}, batch=2)
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options={"device": "cpu"})
     steps = ENGINE.prepared(job, torch.device("cpu")).program.steps
-    carried = [[node for node in set(step.op.covers) if costs.time_us[node] > 0] for step in steps if step.launches]
+    carried = [
+        [node for node in set(step.op.source_nodes) if costs.time_us[node] > 0] for step in steps if step.launches
+    ]
     assert [len(nodes) for nodes in carried] == [1] * len(carried)
     assert sorted(node for nodes in carried for node in nodes) == np.flatnonzero(costs.time_us > 0).tolist()
 

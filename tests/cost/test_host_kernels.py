@@ -91,7 +91,9 @@ def test_steps_of_the_hosts_nodes_run_where_what_reads_them_runs() -> None:
     program = ENGINE.prepared(Job(flat, ids, 4, feeds, options={"device": "cpu"}), torch.device("cpu")).program
     lanes, count = program.lanes(ids)
     assert count == 2
-    of = {step.op.covers[0]: lane for step, lane in zip(program.steps, lanes.tolist(), strict=True) if step.launches}
+    of = {
+        step.op.source_nodes[0]: lane for step, lane in zip(program.steps, lanes.tolist(), strict=True) if step.launches
+    }
     second = [node for node in of if node > gathers[0]]
     assert {flat.graph.ops[node] for node in second} == {"Less", "AddV2", "SelectV2", "GatherV2"}
     assert {of[node] for node in second} == {1}

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.lowering import Node, table
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import table
 
 pytestmark = pytest.mark.gpu
 

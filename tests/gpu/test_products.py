@@ -10,9 +10,9 @@ import torch
 
 from msplit.engines.cuda.autotune import batched_matmul, matmul
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Op
 from msplit.engines.cuda.runtime.executable import Torture, precision
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph

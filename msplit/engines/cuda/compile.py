@@ -15,7 +15,7 @@ from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.program import STEPS, Source
+from msplit.engines.cuda.ir.graph import STEPS, OpGraph
 from msplit.engines.cuda.passes import rewrite
 from msplit.engines.cuda.passes.embedding.densify import Prover
 from msplit.engines.cuda.passes.embedding.fuse_lookups import join_columns
@@ -42,7 +42,7 @@ class Lowered:
         groups: Merges of alike branches.
     """
 
-    source: Source
+    graph: OpGraph
     feeds: Arrays
     host: HostPart | None = None
     groups: tuple[Group, ...] = ()
@@ -83,22 +83,22 @@ def lower(
         fed = {**fed, **host.feeds}
         others = {*division.fetched, *division.late}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
-    source = build(flat, fed, raised.bodies)
-    if STEPS in source.feeds:
+    graph = build(flat, fed, raised.bodies)
+    if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
-    source.streamless = frozenset(np.flatnonzero(whole.host).tolist())
-    source.unrolled = {node: raised.frames.get(node, ()) for node, op in source.ops.items() if op.op in FUNCTIONAL}
+    graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
+    graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     if rewrites:
-        drop_uniques(source)
-    infer(source, feeds, device, Prover(source) if rewrites else None)
+        drop_uniques(graph)
+    infer(graph, feeds, device, Prover(graph) if rewrites else None)
     if rewrites:
-        if join_partitions(source):
-            infer(source, feeds, device, Prover(source))
-        rewrite(source)
+        if join_partitions(graph):
+            infer(graph, feeds, device, Prover(graph))
+        rewrite(graph)
     groups: list[Group] = []
     if group:
-        join_columns(source)
-        groups = group_branches(source)
+        join_columns(graph)
+        groups = group_branches(graph)
     if rewrites:
-        keep_boundaries(source)
-    return Lowered(source, {name: feeds[name] for name in source.feeds}, host, tuple(groups))
+        keep_boundaries(graph)
+    return Lowered(graph, {name: feeds[name] for name in graph.feeds}, host, tuple(groups))

@@ -137,7 +137,7 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
         )
     has_choice = any(
         op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
-        for op in lowered.source.ops.values()
+        for op in lowered.graph.ops.values()
     )
     wanted = {"nhwc": [False], "nchw": [True]}.get(layout, [False, True])
     if not has_choice or device.type != "cuda":
@@ -146,7 +146,7 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
         candidates = []
         for nchw in wanted:
             merged = with_siblings(lowered, device) if job.options.get("group") and not nchw else lowered
-            program = trace(merged.source, lowered.feeds, device, nchw=nchw)
+            program = trace(merged.graph, lowered.feeds, device, nchw=nchw)
             facts = group_facts(merged.groups) if job.options.get("group") else {}
             candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
     if len(candidates) == 1:
@@ -162,9 +162,9 @@ def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
 
     if device.type != "cuda":
         return lowered
-    source = copy_of(lowered.source)
-    groups = merge_siblings(source, decide_on(device))
-    return replace(lowered, source=source, groups=(*lowered.groups, *groups)) if groups else lowered
+    graph = copy_of(lowered.graph)
+    groups = merge_siblings(graph, decide_on(device))
+    return replace(lowered, graph=graph, groups=(*lowered.groups, *groups)) if groups else lowered
 
 
 def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
@@ -173,12 +173,12 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     from msplit.engines.cuda.passes.specialize import trace
     from msplit.engines.cuda.runtime.executable import precision
 
-    lowered = replace(plain.lowered, source=copy_of(plain.lowered.source))
+    lowered = replace(plain.lowered, graph=copy_of(plain.lowered.graph))
     nchw, held = plain.layout == "nchw", plain.program.constants
     compiles = bool(job.options.get("compile", device.type == "cuda"))
     with precision(job.ieee):
-        done = fuse(lowered.source, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
-        program = trace(lowered.source, lowered.feeds, device, nchw=nchw, held=held)
+        done = fuse(lowered.graph, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
+        program = trace(lowered.graph, lowered.feeds, device, nchw=nchw, held=held)
     return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
 
 
@@ -238,7 +238,7 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
 
 def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
     """The executable, its host part in front of it where there is one."""
-    from msplit.engines.cuda.ir.program import STEPS
+    from msplit.engines.cuda.ir.graph import STEPS
     from msplit.engines.cuda.runtime.host import WithHost
     from msplit.engines.cuda.runtime.wrapped import Counting
 

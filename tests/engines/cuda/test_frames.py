@@ -54,7 +54,7 @@ def test_a_loop_with_several_variables_of_which_all_leave(larger):
     flat = check(build, **larger)
     steps = program_of(flat, feeds_of(flat)).steps
     assert sum(step.op.op == "Tanh" for step in steps) == 3
-    (leader,) = {step.op.covers[0] for step in steps}
+    (leader,) = {step.op.source_nodes[0] for step in steps}
     assert flat.graph.ops[leader] == "Exit"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.autotune import tuner
-from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -88,7 +88,7 @@ def worth_a_kernel(dtype: torch.dtype) -> bool:
 
 
 def _tiled(op: Op, tiles: Tiles) -> Op:
-    return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.covers)
+    return Op(op.node, op.name, op.op, {**op.attrs, TILES: tiles}, op.inputs, op.source_nodes)
 
 
 def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:

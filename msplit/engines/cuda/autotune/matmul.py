@@ -21,7 +21,7 @@ import torch
 
 from msplit.engines.cuda.autotune import batched_matmul, tuner
 from msplit.engines.cuda.autotune.batched_matmul import TILE
-from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.ir.graph import Op
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.matmul import Tile
@@ -95,7 +95,7 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
 
 
 def _tiled(op: Op, tile: Tile) -> Op:
-    return Op(op.node, op.name, op.op, {**op.attrs, TILE: tile}, op.inputs, op.covers, op.members)
+    return Op(op.node, op.name, op.op, {**op.attrs, TILE: tile}, op.inputs, op.source_nodes, op.batch)
 
 
 def _inner_axis(op: Op) -> int | None:

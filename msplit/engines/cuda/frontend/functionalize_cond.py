@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.engines.cuda.frontend.rewire import Changes, rewired
 from msplit.engines.cuda.ir.functions import Body
-from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.seeds import DRAWN_ON_DEVICE
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph

@@ -13,7 +13,7 @@ from msplit.core.graph import FunctionRef, Graph
 from msplit.engines.cuda.frontend.functionalize_cond import raise_conds
 from msplit.engines.cuda.frontend.rewire import Changes, rewired
 from msplit.engines.cuda.ir.functions import Bodies, Body, body_of
-from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph

@@ -14,10 +14,10 @@ from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, plain
+from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import STEPS, Key, Op, Source, StandIn
-from msplit.engines.cuda.ir.reachable import needed
+from msplit.engines.cuda.ir.reachable import reachable
 from msplit.engines.cuda.ops import identity
 from msplit.engines.seeds import DRAWN_ON_DEVICE, seeds_of
 from msplit.errors import EngineError, LoadError
@@ -37,7 +37,7 @@ def build(
     fed: Mapping[str, Key],
     bodies: Bodies | None = None,
     stand_ins: dict[Key, StandIn] | None = None,
-) -> Source:
+) -> OpGraph:
     """The ops that the outputs need.
 
     Args:
@@ -51,13 +51,13 @@ def build(
         EngineError: A constant expression can not be evaluated.
         LoadError: A constant or a variable can not be read.
     """
-    source = Source(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=bodies or Bodies(flat.model))
+    graph = OpGraph(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=bodies or Bodies(flat.model))
     names: dict[Key, Key] = {}
     for name, key in fed.items():
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.
-        source.feeds[name] = names[key] = (source.fresh(), 0)
+        graph.feeds[name] = names[key] = (graph.fresh(), 0)
     variables: list[int] = []
-    for node in needed(flat.graph, partition.wanted(flat), set(fed.values())):
+    for node in reachable(flat.graph, partition.wanted(flat), set(fed.values())):
         op = flat.graph.ops[node]
         inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
         if stand_ins is not None and (found := _stand_in(op, flat.graph.attrs[node])):
@@ -65,31 +65,31 @@ def build(
         elif op in formats.VARIABLE_OPS:
             variables.append(node)
         elif op == "Const":
-            source.constants[node, 0] = _constant(flat, node)
+            graph.constants[node, 0] = _constant(flat, node)
         elif op in DRAWN_ON_DEVICE:
             attrs = {
                 "seeds": seeds_of(flat, node),
                 "draws": op,
                 "dtype": flat.graph.attrs[node].get("dtype", "float32"),
             }
-            source.ops[node] = Op(
-                node, flat.graph.names[node], "_StatefulRandom", attrs, [*inputs, _steps(source)], [node]
+            graph.ops[node] = Op(
+                node, flat.graph.names[node], "_StatefulRandom", attrs, [*inputs, _steps(graph)], [node]
             )
         elif hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)
         else:
             attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
-            source.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
+            graph.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
     for tensor in flat.outputs:
-        source.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
+        graph.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
     if variables:
         values = formats.variables(flat.model, [flat.graph.names[node] for node in variables])
-        source.constants |= {(node, 0): values[flat.graph.names[node]] for node in variables}
+        graph.constants |= {(node, 0): values[flat.graph.names[node]] for node in variables}
     if stand_ins is None:
-        fold(source)
-    source.prune()
-    return source
+        fold(graph)
+    graph.prune()
+    return graph
 
 
 def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
@@ -109,11 +109,11 @@ def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
     return None
 
 
-def _steps(source: Source) -> Key:
+def _steps(graph: OpGraph) -> Key:
     """The input that says how many steps were run before."""
-    if STEPS not in source.feeds:
-        source.feeds[STEPS] = (source.fresh(), 0)
-    return source.feeds[STEPS]
+    if STEPS not in graph.feeds:
+        graph.feeds[STEPS] = (graph.fresh(), 0)
+    return graph.feeds[STEPS]
 
 
 def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
@@ -140,11 +140,11 @@ def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
         raise LoadError(problem.what, where=f"node {flat.graph.names[node]}", fix=fix) from problem
 
 
-def fold(source: Source) -> None:
+def fold(graph: OpGraph) -> None:
     """Evaluates on the CPU, once, every op whose inputs are all constants."""
-    for number, op in list(source.ops.items()):
-        if op.op not in FUNCTIONAL and op.op not in LISTS and all(key in source.constants for key in op.inputs):
-            results = evaluate(op, [source.constants[key] for key in op.inputs])
+    for number, op in list(graph.ops.items()):
+        if op.op not in FUNCTIONAL and op.op not in LISTS and all(key in graph.constants for key in op.inputs):
+            results = evaluate(op, [graph.constants[key] for key in op.inputs])
             if results is not None:
-                source.constants |= {(number, port): result for port, result in enumerate(results)}
-                del source.ops[number]
+                graph.constants |= {(number, port): result for port, result in enumerate(results)}
+                del graph.ops[number]

@@ -15,9 +15,9 @@ from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.callees import Inside
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.engines.cuda.ir.program import Key
-from msplit.engines.cuda.ir.reachable import needed
+from msplit.engines.cuda.ir.reachable import reachable
 from msplit.engines.seeds import DRAWN_ON_DEVICE, DRAWS
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
@@ -86,7 +86,7 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         bodies: Its functions; those of the model if None.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
-    nodes = needed(flat.graph, wanted(flat), outside)
+    nodes = reachable(flat.graph, wanted(flat), outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
     kinds = _Kinds(flat, inputs, inside, outside)
@@ -99,7 +99,7 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         if (key := (tensor.node, tensor.port)) not in outside and key[0] in behind
     }
     roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in late] + list(handed)
-    nodes = needed(flat.graph, roots, outside)
+    nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
     for node, port in roots:
@@ -119,7 +119,7 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
         made_here = key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in late
         if made_here or (key in outside and key in kinds.no_tensor):
             fetched[tensor.name] = key
-    behind_it = tuple(needed(flat.graph, late.values(), {*outside, *handed}))
+    behind_it = tuple(reachable(flat.graph, late.values(), {*outside, *handed}))
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
     return Division(

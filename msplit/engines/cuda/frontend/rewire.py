@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Graph
-from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.flatten.attrs import PickedAttrs
 from msplit.flatten.flat import FlatGraph, Tensor
 

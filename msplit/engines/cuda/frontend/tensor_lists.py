@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.lowering import Unsupported
-from msplit.engines.cuda.ir.program import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.decode import numpy_dtype
 
 Shape = tuple[int | None, ...] | None

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
 from msplit.engines.cuda.ir.functions import CALLS, CONDS, FUNCTIONAL, LOOPS, Body, functions_of, taken
-from msplit.engines.cuda.ir.lowering import Unsupported
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
 
 MOST_OPS = 100_000
@@ -49,14 +49,14 @@ class Unroller:
 
     def __init__(
         self,
-        source: Source,
+        graph: OpGraph,
         static: dict[Key, NDArray[Any]],
         shapes: Mapping[Key, tuple[int, ...]],
         names: dict[Key, Key],
         values: dict[Key, Any],
         hands_on: Callable[[str, Mapping[str, Any]], bool],
     ) -> None:
-        self.source, self._static, self._shapes, self.names = source, static, shapes, names
+        self.graph, self._static, self._shapes, self.names = graph, static, shapes, names
         self._values, self._hands_on = values, hands_on
         self.kept: set[Key] = set()
         self.made: list[Key] = []
@@ -78,7 +78,7 @@ class Unroller:
 
     def dtype(self, key: Key) -> str:
         """Name of its type."""
-        return self._static[key].dtype.name if key in self._static else self.source.dtypes[key]
+        return self._static[key].dtype.name if key in self._static else self.graph.dtypes[key]
 
     def list(self, key: Key) -> TensorList:
         """The list that a value is."""
@@ -88,14 +88,14 @@ class Unroller:
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A new constant."""
-        key = (self.source.fresh(), 0)
+        key = (self.graph.fresh(), 0)
         self._static[key] = value
         return key
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
         """A new op that does a part of another's work."""
         self._number(like)
-        return Op(self.source.fresh(), like.name, op, dict(attrs), list(inputs), list(like.covers))
+        return Op(self.graph.fresh(), like.name, op, dict(attrs), list(inputs), list(like.source_nodes))
 
     def _number(self, like: Op) -> None:
         """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
@@ -167,7 +167,7 @@ class Unroller:
         self._give(op, results)
 
     def _body(self, name: str) -> Body:
-        found = None if self.source.bodies is None else self.source.bodies.of(name)
+        found = None if self.graph.bodies is None else self.graph.bodies.of(name)
         if found is None:
             raise Unsupported(f"there is no function {name}")
         return found

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 _DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,

@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from msplit.core.graph import FunctionRef, TensorValue
-from msplit.engines.cuda.ir.program import Key
-from msplit.engines.cuda.ir.reachable import needed
+from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.reachable import reachable
 from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph
@@ -108,7 +108,7 @@ def body_of(
     """
     ops: list[BodyOp] = []
     constants: dict[Key, NDArray[Any]] = {}
-    nodes = needed(flat.graph, results, set(parameters))
+    nodes = reachable(flat.graph, results, set(parameters))
     for node in nodes:
         op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
         value = attrs.get("value")

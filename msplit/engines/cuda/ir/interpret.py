@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.lowering import Lowering, Node, Unsupported, table
-from msplit.engines.cuda.ir.program import Op
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.errors import EngineError
 
 LARGEST_FOLDED = 1 << 28

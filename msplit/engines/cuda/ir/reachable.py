@@ -7,10 +7,10 @@ from collections.abc import Iterable, Set
 import numpy as np
 
 from msplit.core.graph import CONTROL, Graph
-from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.graph import Key
 
 
-def needed(graph: Graph, wanted: Iterable[Key], given: Set[Key]) -> list[int]:
+def reachable(graph: Graph, wanted: Iterable[Key], given: Set[Key]) -> list[int]:
     """Nodes that values need through data edges, in topological order; the walk stops at values that are given.
 
     Control edges order effects. Nothing that the engine runs has an effect, so a node needed only for control is left out.

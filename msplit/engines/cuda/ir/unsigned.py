@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
-from msplit.engines.cuda.ir.lowering import Node, Unsupported
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.opset import schema
 
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}

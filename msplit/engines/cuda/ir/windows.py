@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import Node, Unsupported
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 TILES = "_tiles"
 """Attribute that an engine gives a convolution which runs in our own kernel: `tiles.Tiles`. Absent: the library runs it."""

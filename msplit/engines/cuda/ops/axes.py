@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import Node, Unsupported
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 
 def integers(array: np.ndarray) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import Node, lowering
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import lowering
 
 
 @lowering(

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import Node, lowering
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import lowering
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import Node, lowering
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import lowering
 
 
 @lowering("Select")

@@ -1,13 +1,13 @@
 """Rewrites that need no measurement: fewer kernels for the same result.
 
 They turn products and convolutions, with what follows them, into the fused ops that TensorFlow's own optimizer makes
-(`_FusedConv2D`, `_FusedMatMul`), so that one lowering serves for both. Each rewrite is one file and one function on a `Source`
+(`_FusedConv2D`, `_FusedMatMul`), so that one lowering serves for both. Each rewrite is one file and one function on a `OpGraph`
 whose shapes are known; none of them touches a value that is fetched, or that something outside of its pattern reads.
 """
 
 from __future__ import annotations
 
-from msplit.engines.cuda.ir.program import Source
+from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.passes.cse import drop_duplicates
 from msplit.engines.cuda.passes.eliminate_identity import drop_identities
 from msplit.engines.cuda.passes.flatten_matmul import flatten_products
@@ -35,12 +35,12 @@ ORDER = (
 )
 
 
-def rewrite(source: Source) -> None:
+def rewrite(graph: OpGraph) -> None:
     """Applies every rewrite, each on what the ones before it left."""
     for step in ORDER:
-        step(source)
-        source.prune()
-        source.sort()
-    for op in source.ops.values():
+        step(graph)
+        graph.prune()
+        graph.sort()
+    for op in graph.ops.values():
         # One kernel each from here on. What rides on an op of a loop is the same flat node, and adds no kernel of it.
-        op.covers = list(dict.fromkeys(op.covers))
+        op.source_nodes = list(dict.fromkeys(op.source_nodes))

@@ -8,42 +8,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Key, Op, Source
 
 _RANDOM = "msplit.engines.cuda.ops.random"
 _LARGEST = 1024
 """Bytes of a constant that is compared by value: shapes, axes, scalars."""
 
 
-def drop_duplicates(source: Source) -> None:
+def drop_duplicates(graph: OpGraph) -> None:
     """Keeps the first of ops with equal attributes and inputs; it does the others' work."""
     names: dict[Key, Key] = {}
     first: dict[tuple[Any, ...], Op] = {}
     values: dict[Key, Key] = {}
     ports: dict[int, list[int]] = {}
-    for number, port in sorted({key for op in source.ops.values() for key in op.inputs} | set(source.fetches.values())):
+    for number, port in sorted({key for op in graph.ops.values() for key in op.inputs} | set(graph.fetches.values())):
         ports.setdefault(number, []).append(port)
     same: dict[tuple[Any, ...], Key] = {}
 
     def canonical(key: Key) -> Key:
         """The one name of a value: of ops that are merged, and of small constants that are equal."""
         key = names.get(key, key)
-        constant = source.constants.get(key)
+        constant = graph.constants.get(key)
         if constant is None or constant.nbytes > _LARGEST:
             return key
         if key not in values:
             values[key] = same.setdefault((constant.dtype.str, constant.shape, constant.tobytes()), key)
         return values[key]
 
-    for number, op in list(source.ops.items()):
+    for number, op in list(graph.ops.items()):
         lowering = table()[op.op]
         if lowering.file == _RANDOM:
             continue
         attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items() if not name.startswith("_")))
         kept = first.setdefault((op.op, attrs, tuple(map(canonical, op.inputs))), op)
         if kept is not op:
-            kept.covers = [*kept.covers, *op.covers]
+            kept.source_nodes = [*kept.source_nodes, *op.source_nodes]
             names |= {(number, port): (kept.node, port) for port in ports.get(number, ())}
-            del source.ops[number]
-    source.rename(names)
+            del graph.ops[number]
+    graph.rename(names)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 
 _BY_SHAPE = RESHAPES | {"BroadcastTo", "EnsureShape", "Tile", "Slice", "Pad", "PadV2", "MirrorPad"}
 """Ops that change nothing where they do not change the shape."""
@@ -14,29 +14,29 @@ _NEUTRAL = {"Mul": 1, "RealDiv": 1, "Div": 1, "Sub": 0}
 """Second operands that change no bit of the first one: x - 0 is x for both zeros, x + 0 is not."""
 
 
-def drop_identities(source: Source) -> None:
+def drop_identities(graph: OpGraph) -> None:
     """Removes identities, reshapes to the same shape, and arithmetic that changes nothing."""
     names: dict[Key, Key] = {}
-    for number, op in list(source.ops.items()):
-        if _hands_on(source, op):
+    for number, op in list(graph.ops.items()):
+        if _hands_on(graph, op):
             names[number, 0] = op.inputs[0]
-            del source.ops[number]
-    source.rename(names)
+            del graph.ops[number]
+    graph.rename(names)
 
 
-def _hands_on(source: Source, op: Op) -> bool:
+def _hands_on(graph: OpGraph, op: Op) -> bool:
     if op.op == "Identity":
         return True
-    if not op.inputs or (op.node, 0) not in source.shapes or op.inputs[0] not in source.shapes:
+    if not op.inputs or (op.node, 0) not in graph.shapes or op.inputs[0] not in graph.shapes:
         return False
-    if source.shapes[op.node, 0] != source.shapes[op.inputs[0]]:
+    if graph.shapes[op.node, 0] != graph.shapes[op.inputs[0]]:
         return False
     if op.op in _BY_SHAPE or (op.op == "ConcatV2" and len(op.inputs) == 2):
         return True
     if op.op == "Transpose":
-        order = source.constants.get(op.inputs[1])
+        order = graph.constants.get(op.inputs[1])
         return order is not None and order.tolist() == list(range(order.size))
     if op.op in _NEUTRAL:
-        value = source.constants.get(op.inputs[1])
+        value = graph.constants.get(op.inputs[1])
         return value is not None and value.size > 0 and bool(np.all(value == _NEUTRAL[op.op]))
     return False

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input, per_channel, trailing
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv3D")
@@ -43,33 +43,33 @@ class _Chain:
     reshaped: bool = False
 
 
-def fold_affine(source: Source) -> None:
+def fold_affine(graph: OpGraph) -> None:
     """Folds every such chain. What is left of it is at most one BiasAdd."""
-    readers = Readers(source)
-    for head in list(source.ops.values()):
-        weights = source.constants.get(head.inputs[1]) if head.op in _HEADS else None
-        shape = source.shapes.get((head.node, 0))
+    readers = Readers(graph)
+    for head in list(graph.ops.values()):
+        weights = graph.constants.get(head.inputs[1]) if head.op in _HEADS else None
+        shape = graph.shapes.get((head.node, 0))
         if weights is None or shape is None or weights.dtype.name not in _FLOATS or not weights.size:
             continue
         channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
-        chain = _follow(source, readers, head, channels)
+        chain = _follow(graph, readers, head, channels)
         if chain.absorbed:
-            _commit(source, head, weights, chain)
+            _commit(graph, head, weights, chain)
 
 
-def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain:
+def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain:
     """The longest chain of ops behind a head that only scale and shift its channels."""
     chain = _Chain(np.ones(channels), np.zeros(channels))
     last = head.op == "MatMul" or channels_last(head)
     key = (head.node, 0)
-    shape = source.shapes[key]
+    shape = graph.shapes[key]
     axes: tuple[int, ...] = (len(shape) - 1,) if last else (1,)
     reshaped = False
     while True:
         op = readers.only(key)
-        if op is None or (op.node, 0) not in source.shapes or (op.inputs[0] != key and other_input(op, key) is None):
+        if op is None or (op.node, 0) not in graph.shapes or (op.inputs[0] != key and other_input(op, key) is None):
             return chain
-        result = source.shapes[op.node, 0]
+        result = graph.shapes[op.node, 0]
         if op.op in RESHAPES and op.inputs[0] == key and last:
             suffix = trailing(result, channels)
             if suffix is None:
@@ -77,7 +77,7 @@ def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain
             axes = tuple(range(len(result) - len(suffix), len(result)))
             reshaped = True
         else:
-            step = _affine(source, readers, head, op, key, shape, axes) if result == shape else None
+            step = _affine(graph, readers, head, op, key, shape, axes) if result == shape else None
             if step is None:
                 return chain
             with np.errstate(all="ignore"):
@@ -91,22 +91,22 @@ def _follow(source: Source, readers: Readers, head: Op, channels: int) -> _Chain
 
 
 def _affine(
-    source: Source, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
+    graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[Doubles | float, Doubles | float] | None:
     """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
     if op.op in _BATCH_NORMS:
-        return _batch_norm(source, readers, head, op, key)
+        return _batch_norm(graph, readers, head, op, key)
     if op.op in ("BiasAdd", "BiasAddV1"):
         if op.inputs[0] != key or (len(shape) > 2 and channels_last(op) != (axes[-1] == len(shape) - 1)):
             return None
-        value = source.constants.get(op.inputs[1])
+        value = graph.constants.get(op.inputs[1])
         if value is None:
             return None
         along = value if axes[-1] == len(shape) - 1 else value.reshape(-1, *(1,) * (len(shape) - 2))
         offset = per_channel(along, shape, axes)
         return None if offset is None else (1.0, offset)
     other = other_input(op, key)
-    constant = source.constants.get(other) if other is not None else None
+    constant = graph.constants.get(other) if other is not None else None
     if constant is None or constant.dtype.name not in _FLOATS:
         return None
     value = per_channel(constant, shape, axes)
@@ -124,21 +124,21 @@ def _affine(
     return None
 
 
-def _batch_norm(source: Source, readers: Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
+def _batch_norm(graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
     """With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
     if op.attrs.get("is_training", True) or op.inputs[0] != key or channels_last(op) != channels_last(head):
         return None
-    if head.op == "MatMul" or not all(parameter in source.constants for parameter in op.inputs[1:5]):
+    if head.op == "MatMul" or not all(parameter in graph.constants for parameter in op.inputs[1:5]):
         return None
     if not all(readers.unread((op.node, port)) for port in range(1, 6)):
         return None  # somebody wants the statistics
-    gamma, beta, mean, variance = (source.constants[parameter].astype(np.float64) for parameter in op.inputs[1:5])
+    gamma, beta, mean, variance = (graph.constants[parameter].astype(np.float64) for parameter in op.inputs[1:5])
     with np.errstate(all="ignore"):
         scale = gamma / np.sqrt(variance + float(op.attrs.get("epsilon", _EPSILON)))
         return scale, beta - mean * scale
 
 
-def _commit(source: Source, head: Op, weights: NDArray[Any], chain: _Chain) -> None:
+def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> None:
     """Puts scale and offset into weights and bias, unless the weights' dtype can not hold them."""
     with np.errstate(all="ignore"):
         scaled = (weights.astype(np.float64) * _along(head, weights, chain.scale)).astype(weights.dtype)
@@ -149,26 +149,26 @@ def _commit(source: Source, head: Op, weights: NDArray[Any], chain: _Chain) -> N
     absorbed = chain.ops[: chain.absorbed]
     last = absorbed[-1]
     if (chain.scale != 1).any():
-        head.inputs[1] = source.constant(scaled)
-    covers = [node for op in absorbed for node in op.covers]
+        head.inputs[1] = graph.constant(scaled)
+    source_nodes = [node for op in absorbed for node in op.source_nodes]
     for op in absorbed[:-1]:
-        del source.ops[op.node]
+        del graph.ops[op.node]
     adds = bool((chain.offset != 0).any())
     if not adds:
-        head.covers = [*head.covers, *covers]
+        head.source_nodes = [*head.source_nodes, *source_nodes]
     if adds and not chain.reshaped:
-        _bias(last, head, source.constant(offset))
-        last.covers = covers
+        _bias(last, head, graph.constant(offset))
+        last.source_nodes = source_nodes
         return
-    shape = source.shapes[last.node, 0]
+    shape = graph.shapes[last.node, 0]
     key = (head.node, 0)
     if adds:
-        bias = source.add("BiasAdd", last, {}, [], source.shapes[key])
-        _bias(bias, head, source.constant(offset))
-        bias.covers = covers
+        bias = graph.add("BiasAdd", last, {}, [], graph.shapes[key])
+        _bias(bias, head, graph.constant(offset))
+        bias.source_nodes = source_nodes
         key = (bias.node, 0)
-    last.op, last.attrs, last.covers = "Reshape", {}, [last.covers[0]]
-    last.inputs = [key, source.sizes(tuple(shape))]
+    last.op, last.attrs, last.source_nodes = "Reshape", {}, [last.source_nodes[0]]
+    last.inputs = [key, graph.sizes(tuple(shape))]
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.pattern import CONVOLUTIONS, Readers, channels_last, inserted_axis
 
 _PLAIN = (1, 1, 1, 1)
@@ -39,18 +39,18 @@ class _Spelled:
     axis: int | None
 
 
-def absorb_dilation(source: Source) -> None:
+def absorb_dilation(graph: OpGraph) -> None:
     """Lets such convolutions skip pixels by themselves."""
-    readers = Readers(source)
+    readers = Readers(graph)
     names: dict[Key, Key] = {}
-    for split in list(source.ops.values()):
-        spelled = _follow(source, readers, split) if split.op == "SpaceToBatchND" else None
+    for split in list(graph.ops.values()):
+        spelled = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
         if spelled is not None:
-            _respell(source, spelled, names)
-    source.rename(names)
+            _respell(graph, spelled, names)
+    graph.rename(names)
 
 
-def _follow(source: Source, readers: Readers, split: Op) -> _Spelled | None:
+def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
     """What reads a SpaceToBatchND, up to the BatchToSpaceND, if nothing else reads anything on the way."""
     chain = [split]
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
@@ -71,9 +71,9 @@ def _follow(source: Source, readers: Readers, split: Op) -> _Spelled | None:
         return None
     if len(chain) == 3:
         return _Spelled(split, (), convolution, chain[-1], None)
-    before, after = (source.shapes.get((op.node, 0)) for op in (split, chain[1]))
-    result, narrow = (source.shapes.get((op.node, 0)) for op in (convolution, chain[3]))
-    kernel = source.shape(convolution.inputs[1])
+    before, after = (graph.shapes.get((op.node, 0)) for op in (split, chain[1]))
+    result, narrow = (graph.shapes.get((op.node, 0)) for op in (convolution, chain[3]))
+    kernel = graph.shape(convolution.inputs[1])
     if before is None or after is None or result is None or kernel is None:
         return None
     axis = inserted_axis(before, after, kernel)
@@ -82,13 +82,13 @@ def _follow(source: Source, readers: Readers, split: Op) -> _Spelled | None:
     return _Spelled(split, (chain[1], chain[3]), convolution, chain[-1], axis)
 
 
-def _respell(source: Source, spelled: _Spelled, names: dict[Key, Key]) -> None:
+def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> None:
     """Puts one convolution in the place of all, if what is cut off at the end is no more than what was put around before."""
     split, convolution, join, axis = spelled.split, spelled.convolution, spelled.join, spelled.axis
-    blocks = [source.constants.get(op.inputs[1]) for op in (split, join)]
-    pads, crops = (source.constants.get(op.inputs[2]) for op in (split, join))
-    data, whole = source.shape(split.inputs[0]), source.shapes.get((join.node, 0))
-    kernel = source.shape(convolution.inputs[1])
+    blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
+    pads, crops = (graph.constants.get(op.inputs[2]) for op in (split, join))
+    data, whole = graph.shape(split.inputs[0]), graph.shapes.get((join.node, 0))
+    kernel = graph.shape(convolution.inputs[1])
     if blocks[0] is None or blocks[1] is None or pads is None or crops is None:
         return
     if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
@@ -113,17 +113,17 @@ def _respell(source: Source, spelled: _Spelled, names: dict[Key, Key]) -> None:
         "padding": "EXPLICIT",
         "explicit_paddings": tuple(size for pair in sides for size in pair),
     }
-    convolution.covers = [node for op in (convolution, split, join, *spelled.views) for node in op.covers]
-    source.shapes[convolution.node, 0] = result
+    convolution.source_nodes = [node for op in (convolution, split, join, *spelled.views) for node in op.source_nodes]
+    graph.shapes[convolution.node, 0] = result
     if axis is None:
         convolution.inputs = [split.inputs[0], *convolution.inputs[1:]]
         names[join.node, 0] = (convolution.node, 0)
-        del source.ops[join.node]
+        del graph.ops[join.node]
     else:
-        view = source.add("Reshape", convolution, {}, [split.inputs[0], source.sizes(wide)], wide)
+        view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
         convolution.inputs = [(view.node, 0), *convolution.inputs[1:]]
-        join.op, join.attrs, join.inputs = "Reshape", {}, [(convolution.node, 0), source.sizes(whole)]
-        join.covers = [join.covers[0]]
+        join.op, join.attrs, join.inputs = "Reshape", {}, [(convolution.node, 0), graph.sizes(whole)]
+        join.source_nodes = [join.source_nodes[0]]
         for one in spelled.views:
-            del source.ops[one.node]
-    del source.ops[split.node]
+            del graph.ops[one.node]
+    del graph.ops[split.node]

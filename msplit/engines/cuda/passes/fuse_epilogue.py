@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.gelu import match_gelu
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input
 
@@ -19,17 +19,17 @@ _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epi
 _ALPHA = 0.20000000298023224
 
 
-def fuse_epilogues(source: Source) -> None:
+def fuse_epilogues(graph: OpGraph) -> None:
     """Fuses every product or convolution with what follows it."""
-    readers = Readers(source)
-    for head in list(source.ops.values()):
+    readers = Readers(graph)
+    for head in list(graph.ops.values()):
         if head.op not in _FUSED or head.attrs.get("T") not in _FLOATS:
             continue  # libraries have no fused kernels of integers
         bias_op = readers.only((head.node, 0))
         if bias_op is not None and _takes_bias(head, bias_op):
-            _fuse(source, readers, head, bias_op)
-        elif (head.node, 0) in source.shapes:
-            _fuse(source, readers, head, None)
+            _fuse(graph, readers, head, bias_op)
+        elif (head.node, 0) in graph.shapes:
+            _fuse(graph, readers, head, None)
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
@@ -38,12 +38,12 @@ def _takes_bias(head: Op, op: Op) -> bool:
     return head.op == "MatMul" or channels_last(op) == channels_last(head)
 
 
-def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op | None) -> None:
+def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> None:
     """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
     key: Key = (head.node if bias_op is None else bias_op.node, 0)
-    side = _side_input(source, readers, head, key)
+    side = _side_input(graph, readers, head, key)
     if side is not None:
         sum_op, _ = side
         fused_ops.append("Add")
@@ -53,48 +53,53 @@ def _fuse(source: Source, readers: Readers, head: Op, bias_op: Op | None) -> Non
     reshapes = _reshapes(readers, key)
     if reshapes:
         key = (reshapes[-1].node, 0)
-    activation, ops, alpha = _activation(source, readers, key)
+    activation, ops, alpha = _activation(graph, readers, key)
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
     if bias_op is None and activation not in (_LIBRARY if head.op == "MatMul" else ("Relu",)):
         return
-    bias = bias_op.inputs[1] if bias_op is not None else _zeros(source, head)
+    bias = bias_op.inputs[1] if bias_op is not None else _zeros(graph, head)
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
     if alpha is not None:
         attrs["leakyrelu_alpha"] = alpha
     reshaped = activation is not None and bool(reshapes)
     last = absorbed[-1]
-    covers = [*head.covers, *(node for op in absorbed for node in op.covers)]
+    source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
     fused, name = _FUSED[head.op], head.name
     for op in [head, *absorbed[:-1]]:
-        del source.ops[op.node]
+        del graph.ops[op.node]
     if reshaped:
         made = absorbed[before_reshape - 1] if before_reshape else head
-        product = source.add(fused, head, attrs, inputs, source.shapes[made.node, 0])
-        product.covers = covers
-        shape = source.sizes(source.shapes[last.node, 0])
-        last.op, last.attrs, last.inputs, last.covers = "Reshape", {}, [(product.node, 0), shape], [last.covers[0]]
+        product = graph.add(fused, head, attrs, inputs, graph.shapes[made.node, 0])
+        product.source_nodes = source_nodes
+        shape = graph.sizes(graph.shapes[last.node, 0])
+        last.op, last.attrs, last.inputs, last.source_nodes = (
+            "Reshape",
+            {},
+            [(product.node, 0), shape],
+            [last.source_nodes[0]],
+        )
     else:
-        last.op, last.attrs, last.inputs, last.covers, last.name = fused, attrs, inputs, covers, name
+        last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, name
 
 
-def _zeros(source: Source, head: Op) -> Key:
-    shape = source.shapes[head.node, 0]
+def _zeros(graph: OpGraph, head: Op) -> Key:
+    shape = graph.shapes[head.node, 0]
     channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
-    return source.constant(np.zeros(channels, numpy_dtype(str(head.attrs["T"]))))
+    return graph.constant(np.zeros(channels, numpy_dtype(str(head.attrs["T"]))))
 
 
-def _side_input(source: Source, readers: Readers, head: Op, key: Key) -> tuple[Op, Key] | None:
+def _side_input(graph: OpGraph, readers: Readers, head: Op, key: Key) -> tuple[Op, Key] | None:
     """The sum of a convolution with something of its own shape, where a ReLU follows: libraries have that as one kernel."""
     op = readers.only(key)
     if head.op != "Conv2D" or op is None or op.op not in ("Add", "AddV2"):
         return None
     other = other_input(op, key)
     after = readers.only((op.node, 0))
-    shape = source.shapes.get(key)
-    if other is None or shape is None or source.shapes.get(other) != shape or after is None or after.op != "Relu":
+    shape = graph.shapes.get(key)
+    if other is None or shape is None or graph.shapes.get(other) != shape or after is None or after.op != "Relu":
         return None
     return op, other
 
@@ -109,10 +114,10 @@ def _reshapes(readers: Readers, key: Key) -> list[Op]:
         key = (op.node, 0)
 
 
-def _activation(source: Source, readers: Readers, key: Key) -> tuple[str | None, list[Op], float | None]:
+def _activation(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op], float | None]:
     """The activation that alone reads a value: its name as a fused op, its ops (the last one gives the result), LeakyRelu's slope."""
     op = readers.only(key)
     if op is not None and op.op in _ACTIVATIONS and op.inputs == [key]:
         return op.op, [op], float(op.attrs.get("alpha", _ALPHA)) if op.op == "LeakyRelu" else None
-    found = match_gelu(source, readers, key)
+    found = match_gelu(graph, readers, key)
     return (found[0], found[1], None) if found is not None else (None, [], None)

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.lowering import Node, table
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.pattern import Readers
 
 _CURVED = frozenset({"Erf", "Erfc", "Tanh", "Sigmoid"})
@@ -27,38 +28,38 @@ _TOLERANCE = {"float64": 1e-7, "float32": 1e-6, "float16": 2e-4, "bfloat16": 2e-
 """Largest difference from GELU, by dtype: constants are rounded. The two GELUs differ by 4.7e-4."""
 
 
-def match_gelu(source: Source, readers: Readers, key: Key) -> tuple[str, list[Op]] | None:
+def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op]] | None:
     """The ops that compute GELU of a value, if they are all that reads it.
 
     Returns:
         ``GeluExact`` or ``GeluApproximate``, and the ops, the one that gives the result last; None where there is no GELU.
     """
-    if key in readers.fetched or key not in source.shapes:
+    if key in readers.fetched or key not in graph.shapes:
         return None
-    region = _region(source, readers, key)
+    region = _region(graph, readers, key)
     if not _CURVED.intersection(op.op for op in region):
         return None
     for count in range(2, len(region) + 1):
         if _is_closed(readers, key, region[:count]):
-            name = _compare(source, key, region[:count])
+            name = _compare(graph, key, region[:count])
             if name is not None:
                 return name, region[:count]
     return None
 
 
-def _region(source: Source, readers: Readers, key: Key) -> list[Op]:
+def _region(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
     """Elementwise ops that depend on a value and on constant numbers alone, in topological order."""
-    shape = source.shapes[key]
+    shape = graph.shapes[key]
     inside = {key}
     region: list[Op] = []
     waiting = list(dict.fromkeys(readers.of.get(key, [])))
     while waiting and len(region) < _LARGEST:
         ready = [
-            number for number in waiting if number in source.ops and _belongs(source, source.ops[number], inside, shape)
+            number for number in waiting if number in graph.ops and _belongs(graph, graph.ops[number], inside, shape)
         ]
         if not ready:
             break
-        op = source.ops[ready[0]]
+        op = graph.ops[ready[0]]
         waiting.remove(op.node)
         region.append(op)
         inside.add((op.node, 0))
@@ -66,14 +67,14 @@ def _region(source: Source, readers: Readers, key: Key) -> list[Op]:
     return region
 
 
-def _belongs(source: Source, op: Op, inside: set[Key], shape: tuple[int, ...]) -> bool:
-    if op.op not in _ELEMENTWISE or source.shapes.get((op.node, 0)) != shape:
+def _belongs(graph: OpGraph, op: Op, inside: set[Key], shape: tuple[int, ...]) -> bool:
+    if op.op not in _ELEMENTWISE or graph.shapes.get((op.node, 0)) != shape:
         return False
-    return all(key in inside or _number(source, key) is not None for key in op.inputs)
+    return all(key in inside or _number(graph, key) is not None for key in op.inputs)
 
 
-def _number(source: Source, key: Key) -> float | None:
-    value = source.constants.get(key)
+def _number(graph: OpGraph, key: Key) -> float | None:
+    value = graph.constants.get(key)
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
 
@@ -87,13 +88,13 @@ def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
     return True
 
 
-def _compare(source: Source, key: Key, ops: list[Op]) -> str | None:
+def _compare(graph: OpGraph, key: Key, ops: list[Op]) -> str | None:
     """Evaluates the ops on a grid, in float64."""
     points = torch.linspace(-9, 9, 1801, dtype=torch.float64)
     values = {key: points}
     for op in ops:
         arguments = [
-            values[name] if name in values else torch.tensor(_number(source, name), dtype=torch.float64)
+            values[name] if name in values else torch.tensor(_number(graph, name), dtype=torch.float64)
             for name in op.inputs
         ]
         values[op.node, 0] = table()[op.op].function(Node(op.name, op.op, {}), *arguments)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.engines.cuda.ir.program import Source
+from msplit.engines.cuda.ir.graph import OpGraph
 
 
-def keep_boundaries(source: Source) -> None:
+def keep_boundaries(graph: OpGraph) -> None:
     """Gives every Bucketize its boundaries as a second input. Last of all: columns are proved and joined by the attribute."""
-    for op in source.ops.values():
+    for op in graph.ops.values():
         if op.op == "Bucketize":
             op.op = "_Bucketize"
             wide = np.float64 if op.attrs.get("T") == "float64" else np.float32
             op.inputs = [
                 *op.inputs,
-                source.constant(np.asarray(op.attrs.get("boundaries", ()), np.float32).astype(wide)),
+                graph.constant(np.asarray(op.attrs.get("boundaries", ()), np.float32).astype(wide)),
             ]

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple
-from msplit.engines.cuda.ir.lowering import Node, table
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.pattern import Readers, per_channel
 
 REDUCTIONS = frozenset({"Mean", "Sum", "Max"})
@@ -25,47 +26,47 @@ LARGEST = 24
 """Ops that such a function is made of at most."""
 
 
-def region(source: Source, readers: Readers, key: Key) -> list[Op]:
+def region(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
     """Ops that depend on a value row by row, and on constants alone, in topological order."""
     inside = {key}
     found: list[Op] = []
     taken: set[int] = set()
     waiting = list(dict.fromkeys(readers.of.get(key, [])))
     while waiting and len(found) < LARGEST:
-        ready = next((number for number in waiting if _belongs(source, source.ops.get(number), key, inside)), None)
+        ready = next((number for number in waiting if _belongs(graph, graph.ops.get(number), key, inside)), None)
         if ready is None:
             break
         waiting.remove(ready)
         taken.add(ready)
-        found.append(source.ops[ready])
+        found.append(graph.ops[ready])
         inside.add((ready, 0))
         waiting += [n for n in dict.fromkeys(readers.of.get((ready, 0), [])) if n not in taken and n not in waiting]
     return found
 
 
-def _belongs(source: Source, op: Op | None, key: Key, inside: set[Key]) -> bool:
-    if op is None or (op.node, 0) not in source.shapes:
+def _belongs(graph: OpGraph, op: Op | None, key: Key, inside: set[Key]) -> bool:
+    if op is None or (op.node, 0) not in graph.shapes:
         return False
-    shape = source.shapes[key]
+    shape = graph.shapes[key]
     if op.op in REDUCTIONS:
-        axes = source.constants.get(op.inputs[1])
+        axes = graph.constants.get(op.inputs[1])
         last = axes is not None and [int(axis) % len(shape) for axis in axes.reshape(-1)] == [len(shape) - 1]
         return op.inputs[0] in inside and last and bool(op.attrs.get("keep_dims"))
-    if op.op not in _ELEMENTWISE or source.shapes[op.node, 0] not in (shape, (*shape[:-1], 1)):
+    if op.op not in _ELEMENTWISE or graph.shapes[op.node, 0] not in (shape, (*shape[:-1], 1)):
         return False
-    return all(name in inside or _same_for_all(source, name, shape) for name in op.inputs)
+    return all(name in inside or _same_for_all(graph, name, shape) for name in op.inputs)
 
 
-def _same_for_all(source: Source, key: Key, shape: tuple[int, ...]) -> bool:
-    value = source.constants.get(key)
+def _same_for_all(graph: OpGraph, key: Key, shape: tuple[int, ...]) -> bool:
+    value = graph.constants.get(key)
     return value is not None and per_channel(value, shape, (len(shape) - 1,)) is not None
 
 
-def functions(source: Source, readers: Readers, key: Key, ops: list[Op]) -> Iterator[list[Op]]:
+def functions(graph: OpGraph, readers: Readers, key: Key, ops: list[Op]) -> Iterator[list[Op]]:
     """For each op of a region whose result has the rows' shape, the last first: the ops that it needs, if nothing else reads these."""
     made_by = {(op.node, 0): op for op in ops}
     for last in reversed(ops):
-        if source.shapes[last.node, 0] != source.shapes[key]:
+        if graph.shapes[last.node, 0] != graph.shapes[key]:
             continue
         needed: set[int] = set()
         stack = [last]
@@ -80,7 +81,7 @@ def functions(source: Source, readers: Readers, key: Key, ops: list[Op]) -> Iter
             yield part
 
 
-def evaluate(source: Source, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
+def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
     """What ops make of rows, in float64.
 
     Args:
@@ -89,7 +90,7 @@ def evaluate(source: Source, key: Key, ops: list[Op], rows: torch.Tensor) -> tor
         ops: In topological order; the last one's result is given back.
         rows: Rows by columns.
     """
-    rank = len(source.shapes[key])
+    rank = len(graph.shapes[key])
     values = {key: rows.reshape((1,) * (rank - 2) + tuple(rows.shape)) if rank > 1 else rows}
     for op in ops:
         arguments = []
@@ -97,19 +98,19 @@ def evaluate(source: Source, key: Key, ops: list[Op], rows: torch.Tensor) -> tor
             if name in values:
                 arguments.append(values[name])
             elif op.op in REDUCTIONS and slot == 1:
-                arguments.append(source.constants[name])
+                arguments.append(graph.constants[name])
             else:
-                arguments.append(torch.from_numpy(np.array(source.constants[name], np.float64)))
+                arguments.append(torch.from_numpy(np.array(graph.constants[name], np.float64)))
         attrs = {name: value for name, value in op.attrs.items() if name == "keep_dims"}
         values[op.node, 0] = as_tuple(table()[op.op].function(Node(op.name, op.op, attrs), *arguments))[0]
     return values[ops[-1].node, 0].reshape(rows.shape)
 
 
-def replace(source: Source, part: list[Op], op: str, inputs: list[Key], attrs: dict[str, object]) -> None:
+def replace(graph: OpGraph, part: list[Op], op: str, inputs: list[Key], attrs: dict[str, object]) -> None:
     """Puts one op in the place of a function's ops."""
     last = part[-1]
-    covers = [node for one in part for node in one.covers]
+    source_nodes = [node for one in part for node in one.source_nodes]
     for one in part[:-1]:
-        del source.ops[one.node]
+        del graph.ops[one.node]
     last.op, last.inputs, last.attrs = op, inputs, attrs
-    last.covers = [*last.covers, *(node for node in covers if node not in last.covers)]
+    last.source_nodes = [*last.source_nodes, *(node for node in source_nodes if node not in last.source_nodes)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.passes.horizontal_fusion import Group
 
@@ -24,13 +24,13 @@ MOST = 4
 EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
 """What may follow each of them in the same step."""
 
-Decide = Callable[[Source, Sequence[Op]], "tuple[int, ...] | None"]
+Decide = Callable[[OpGraph, Sequence[Op]], "tuple[int, ...] | None"]
 """How to cut the work of siblings into tiles (`tiles.Tiles`), or None to leave them as they are."""
 
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 
 
-def merge_siblings(source: Source, decide: Decide) -> list[Group]:
+def merge_siblings(graph: OpGraph, decide: Decide) -> list[Group]:
     """Makes siblings one op each where that is decided. Changes the source, whose shapes are known, in place.
 
     Args:
@@ -41,29 +41,29 @@ def merge_siblings(source: Source, decide: Decide) -> list[Group]:
         What was merged, in the order in which it runs.
     """
     groups = []
-    for members in find_siblings(source):
-        tiles = decide(source, members)
+    for members in find_siblings(graph):
+        tiles = decide(graph, members)
         if tiles is not None:
-            _merge(source, members, tiles)
+            _merge(graph, members, tiles)
             groups.append(Group(members[0].op, len(members), 0, launches=True))
     if groups:
-        read = {key for op in source.ops.values() for key in op.inputs} | set(source.fetches.values())
-        source.constants = {key: value for key, value in source.constants.items() if key in read}
-        source.sort()
+        read = {key for op in graph.ops.values() for key in op.inputs} | set(graph.fetches.values())
+        graph.constants = {key: value for key, value in graph.constants.items() if key in read}
+        graph.sort()
     return groups
 
 
-def find_siblings(source: Source) -> list[list[Op]]:
+def find_siblings(graph: OpGraph) -> list[list[Op]]:
     """Sets of 2 to `MOST` siblings, the member first that most convolutions come behind: it decides on the stream of all."""
-    readers = source.consumers()
+    readers = graph.consumers()
     found: dict[tuple[Any, ...], list[Op]] = {}
-    for op in source.ops.values():
-        kind = _kind(source, op, readers)
+    for op in graph.ops.values():
+        kind = _kind(graph, op, readers)
         if kind is not None:
             found.setdefault(kind, []).append(op)
     if all(len(members) < 2 for members in found.values()):
         return []
-    behind = _behind(source, readers)
+    behind = _behind(graph, readers)
     sets = []
     for members in found.values():
         members.sort(key=lambda op: -behind[op.node])
@@ -71,33 +71,33 @@ def find_siblings(source: Source) -> list[list[Op]]:
     return sets
 
 
-def _kind(source: Source, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, ...] | None:
+def _kind(graph: OpGraph, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, ...] | None:
     """What siblings have in common; None for what can have none."""
     if op.op not in ("Conv2D", "_FusedConv2D") or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
         return None
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
     data, *rest = op.inputs
-    shape, filter = source.shapes.get(data), source.constants.get(rest[0])
+    shape, filter = graph.shapes.get(data), graph.constants.get(rest[0])
     if steps not in EPILOGUES or len(rest) != 1 + bool(steps) or shape is None or filter is None or filter.ndim != 4:
         return None
-    if shape[-1] != filter.shape[2] or 0 in (*shape, *filter.shape) or data in source.constants:
+    if shape[-1] != filter.shape[2] or 0 in (*shape, *filter.shape) or data in graph.constants:
         return None
     # A filter that others read too would be held twice.
-    if any(key not in source.constants for key in rest) or len(readers[rest[0]]) > 1:
+    if any(key not in graph.constants for key in rest) or len(readers[rest[0]]) > 1:
         return None
-    if rest[0] in source.fetches.values():
+    if rest[0] in graph.fetches.values():
         return None
     window = tuple(str(op.attrs.get(name)) for name in _WINDOW)
     return data, steps, filter.shape[:3], filter.dtype.name, window
 
 
-def _behind(source: Source, readers: dict[Key, list[int]]) -> dict[int, int]:
+def _behind(graph: OpGraph, readers: dict[Key, list[int]]) -> dict[int, int]:
     """Per op the convolutions on the longest way from it to an output, itself included."""
     behind: dict[int, int] = {}
     follow: dict[int, list[int]] = {}
     for (producer, _), users in readers.items():
         follow.setdefault(producer, []).extend(users)
-    for number, op in reversed(source.ops.items()):
+    for number, op in reversed(graph.ops.items()):
         longest = max((behind[user] for user in follow.get(number, ())), default=0)
         behind[number] = longest + (op.op in ("Conv2D", "_FusedConv2D"))
     return behind
@@ -114,22 +114,22 @@ def _parts(members: list[Op]) -> Iterator[list[Op]]:
         start = end
 
 
-def _merge(source: Source, members: Sequence[Op], tiles: tuple[int, ...]) -> None:
+def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> None:
     first = members[0]
-    filters = [source.constants[op.inputs[1]] for op in members]
+    filters = [graph.constants[op.inputs[1]] for op in members]
     sizes = tuple(int(filter.shape[3]) for filter in filters)
-    inputs = [first.inputs[0], source.constant(np.concatenate(filters, 3))]
+    inputs = [first.inputs[0], graph.constant(np.concatenate(filters, 3))]
     if len(first.inputs) > 2:
-        inputs.append(source.constant(np.concatenate([source.constants[op.inputs[2]].reshape(-1) for op in members])))
+        inputs.append(graph.constant(np.concatenate([graph.constants[op.inputs[2]].reshape(-1) for op in members])))
     attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-    covers = [node for op in members for node in op.covers]
-    number = source.fresh()
+    source_nodes = [node for op in members for node in op.source_nodes]
+    number = graph.fresh()
     names: dict[Key, Key] = {}
     for port, op in enumerate(members):
         names[op.node, 0] = number, port
-        source.shapes[number, port] = source.shapes[op.node, 0]
-        if (op.node, 0) in source.dtypes:
-            source.dtypes[number, port] = source.dtypes[op.node, 0]
-        del source.ops[op.node]
-    source.ops[number] = Op(number, first.name, "_SiblingConv2D", attrs, inputs, covers, len(members))
-    source.rename(names)
+        graph.shapes[number, port] = graph.shapes[op.node, 0]
+        if (op.node, 0) in graph.dtypes:
+            graph.dtypes[number, port] = graph.dtypes[op.node, 0]
+        del graph.ops[op.node]
+    graph.ops[number] = Op(number, first.name, "_SiblingConv2D", attrs, inputs, source_nodes, len(members))
+    graph.rename(names)

@@ -16,9 +16,9 @@ import torch
 
 from msplit.engines.cuda.autotune import conv, tuner
 from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Op, Source
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
@@ -67,13 +67,13 @@ def measured() -> dict[tuple[Any, ...], Times | None]:
     return dict(_measured)
 
 
-def decide_on(device: torch.device) -> Callable[[Source, Sequence[Op]], Tiles | None]:
+def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
     """What `siblings.merge_siblings` asks, for data that lies as NHWC on this device."""
 
-    def decide(source: Source, members: Sequence[Op]) -> Tiles | None:
+    def decide(graph: OpGraph, members: Sequence[Op]) -> Tiles | None:
         first = members[0]
-        shape = source.shapes[first.inputs[0]]
-        filters = [source.constants[op.inputs[1]] for op in members]
+        shape = graph.shapes[first.inputs[0]]
+        filters = [graph.constants[op.inputs[1]] for op in members]
         if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
             return None
         attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
@@ -81,18 +81,18 @@ def decide_on(device: torch.device) -> Callable[[Source, Sequence[Op]], Tiles | 
         key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs, str(device))
         if key not in _measured:
             with torch.no_grad(), torch.cuda.device(device):
-                _measured[key] = _measure(source, members, device)
+                _measured[key] = _measure(graph, members, device)
         times = _measured[key]
         return times.tiles if times is not None and times.wins() else None
 
     return decide
 
 
-def _measure(source: Source, members: Sequence[Op], device: torch.device) -> Times | None:
-    filters = [to_torch(source.constants[op.inputs[1]], device) for op in members]
-    biases = [[to_torch(source.constants[key], device) for key in op.inputs[2:]] for op in members]
+def _measure(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
+    filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
+    biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
     chance = torch.Generator(device).manual_seed(0)
-    shape = source.shapes[members[0].inputs[0]]
+    shape = graph.shapes[members[0].inputs[0]]
     data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
     alone: list[_Call] = []
     for op, filter, bias in zip(members, filters, biases, strict=True):
@@ -133,7 +133,7 @@ def _fastest(
     pixels = expected[0].numel() // sizes[0]
     for tiles in conv.candidates(data, filters, pixels, sizes):
         attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.covers)
+        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes)
         run = tuner.Turns(_lowered(op), data, weights, biases)
         made = run()
         if all(

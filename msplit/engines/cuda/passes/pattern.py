@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 """Of images: four axes."""
@@ -21,15 +21,15 @@ class Readers:
     A rewrite that works on one pattern after the other may keep it, as long as what it removes is removed with all its readers.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.fetched = frozenset(source.fetches.values())
-        self.of = source.consumers()
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.fetched = frozenset(graph.fetches.values())
+        self.of = graph.consumers()
 
     def only(self, key: Key) -> Op | None:
         """The op that reads a value, if it is the only one, reads it once, and the value is no output of the model."""
         users = self.of.get(key, [])
-        return self.source.ops.get(users[0]) if len(users) == 1 and key not in self.fetched else None
+        return self.graph.ops.get(users[0]) if len(users) == 1 and key not in self.fetched else None
 
     def unread(self, key: Key) -> bool:
         """Whether nobody wants a value."""

@@ -19,9 +19,10 @@ from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import Division
 from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import Unsupported, table
-from msplit.engines.cuda.ir.program import STEPS, Key, Op, Source, StandIn
+from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.embedding.densify import Prover
 from msplit.engines.cuda.passes.embedding.unique import drop_uniques
 from msplit.engines.cuda.passes.specialize import Tracer, infer
@@ -63,11 +64,11 @@ def rehearse(
     given[STEPS] = StandIn((), "int64")
     try:
         large: dict[Key, StandIn] = {}
-        source = build(flat, {**fed, **handed}, raised.bodies, stand_ins=large)
-        drop_uniques(source)
-        tracer = Rehearsal(source, given, large)
+        graph = build(flat, {**fed, **handed}, raised.bodies, stand_ins=large)
+        drop_uniques(graph)
+        tracer = Rehearsal(graph, given, large)
         tracer.most_unrolled = most
-        infer(source, {}, tracer.device, Prover(source), tracer)
+        infer(graph, {}, tracer.device, Prover(graph), tracer)
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
         return [problem], True
     return tracer.refused, tracer.whole
@@ -81,8 +82,8 @@ class Rehearsal(Tracer):
         whole: Whether all loops were followed to their ends.
     """
 
-    def __init__(self, source: Source, given: Mapping[str, StandIn], large: Mapping[Key, StandIn]) -> None:
-        super().__init__(source, torch.device("meta"), nchw=False)
+    def __init__(self, graph: OpGraph, given: Mapping[str, StandIn], large: Mapping[Key, StandIn]) -> None:
+        super().__init__(graph, torch.device("meta"), nchw=False)
         self._given, self._large = given, large
         self.refused: list[MsplitError] = []
         self.whole = True
@@ -92,7 +93,7 @@ class Rehearsal(Tracer):
     def feed(self, feeds: Mapping[str, NDArray[np.generic]]) -> None:
         """Inputs and large constants as tensors without data."""
         del feeds
-        named = {key: self._given[name] for name, key in self.source.feeds.items()}
+        named = {key: self._given[name] for name, key in self.graph.feeds.items()}
         for key, value in {**named, **self._large}.items():
             try:
                 dtype = torch_dtype(value.dtype)
@@ -155,4 +156,4 @@ class Rehearsal(Tracer):
         count = schema.output_count(op.op, op.attrs)
         for port in range(MOST_OUTPUTS if count is None else count):
             dtype = schema.output_dtype(op.op, op.attrs, port)
-            self.source.dtypes[op.node, port] = dtype or "float32"
+            self.graph.dtypes[op.node, port] = dtype or "float32"

@@ -19,9 +19,11 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, positions
-from msplit.engines.cuda.ir.lowering import Lowering, Node, table
-from msplit.engines.cuda.ir.program import Key, Op, Program, Source, Step
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import Lowering, table
+from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.embedding.densify import Prover
@@ -33,28 +35,28 @@ from msplit.errors import EngineError
 class Tracer:
     """The state of one trace: what runs each op, and what it has learned."""
 
-    def __init__(self, source: Source, device: torch.device, nchw: bool) -> None:
-        self.source, self.device, self.nchw = source, device, nchw
+    def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
+        self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
-        self.static: dict[Key, NDArray[Any]] = dict(source.constants)
+        self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
         self.constants: dict[Key, torch.Tensor] = {}
         self.varying: set[Key] = set()  # values whose shape changes from run to run
         self.shapes: dict[Key, tuple[int, ...]] = {}  # of all others
         self.base: dict[Key, int] = {}  # step in whose memory a value lies, -1 for constants and inputs
-        self.steps: list[Step] = []
+        self.steps: list[KernelCall] = []
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
-        for op in source.ops.values():
+        for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Puts the inputs on the device."""
-        for name, key in self.source.feeds.items():
+        for name, key in self.graph.feeds.items():
             if name not in feeds:
                 raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
             self.values[key] = to_torch(np.array(feeds[name]), self.device)
@@ -145,7 +147,9 @@ class Tracer:
         launches = size > 0 or varying
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
-        self.steps.append(Step(op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic))
+        self.steps.append(
+            KernelCall(op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic)
+        )
         for port, result in enumerate(results):
             key = (op.node, port)
             self.values[key] = result
@@ -250,7 +254,7 @@ def _invoke(
 
 
 def infer(
-    source: Source,
+    graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
     prover: Prover | None = None,
@@ -274,17 +278,17 @@ def infer(
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
-    tracer = tracer or Tracer(source, device, nchw=False)
+    tracer = tracer or Tracer(graph, device, nchw=False)
     tracer.measures = False
     tracer.feed(feeds)
-    last_use = _last_uses(source)
+    last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
     if prover is not None:
         prover.start(tracer.static, tracer.shapes)
     with torch.no_grad():
-        source.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(source, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
+        unroller = Unroller(graph, tracer.static, tracer.shapes, names, tracer.values, hands_on)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
@@ -297,7 +301,7 @@ def infer(
                 if tracer.run(step):
                     kept[step.node] = step
                     made = tracer.dtypes(step)
-                    source.dtypes |= made
+                    graph.dtypes |= made
                     unroller.made += made
                     if prover is not None and _has_one_value(tracer, prover, step):
                         del kept[step.node]
@@ -309,9 +313,9 @@ def infer(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive.update(key for key in op.inputs if prover is not None and source.dtypes.get(key) in COUNTED)
+            kept_alive.update(key for key in op.inputs if prover is not None and graph.dtypes.get(key) in COUNTED)
 
-        for op in source.ops.values():
+        for op in graph.ops.values():
             if tracer.skips(op):
                 continue
             try:
@@ -323,11 +327,11 @@ def infer(
             for key in op.inputs:
                 if last_use.get(key) == op.node and key not in kept_alive:
                     tracer.values.pop(key, None)
-    source.ops = kept
-    source.constants = tracer.static
-    source.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
-    source.rename(names)
-    source.prune()
+    graph.ops = kept
+    graph.constants = tracer.static
+    graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
+    graph.rename(names)
+    graph.prune()
     return bool(names)
 
 
@@ -351,12 +355,12 @@ def _has_one_value(tracer: Tracer, prover: Prover, op: Op) -> bool:
 
 
 def trace(
-    source: Source,
+    graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
     *,
     nchw: bool = False,
-    observe: Callable[[Step, list[torch.Tensor]], None] | None = None,
+    observe: Callable[[KernelCall, list[torch.Tensor]], None] | None = None,
     held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Program:
     """Runs the graph once on example inputs.
@@ -372,16 +376,16 @@ def trace(
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
-    tracer = Tracer(source, device, nchw)
+    tracer = Tracer(graph, device, nchw)
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
         name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))
-        for name, key in source.feeds.items()
+        for name, key in graph.feeds.items()
     }
-    last_use = _last_uses(source)
+    last_use = _last_uses(graph)
     with torch.no_grad():
-        for op in source.ops.values():
+        for op in graph.ops.values():
             if tracer.run(op) and observe:
                 step = tracer.steps[-1]
                 observe(step, tracer.arguments(step.inputs))
@@ -396,12 +400,12 @@ def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
             tracer.values.pop(key, None)
 
 
-def _last_uses(source: Source) -> dict[Key, int]:
+def _last_uses(graph: OpGraph) -> dict[Key, int]:
     last: dict[Key, int] = {}
-    for number, op in source.ops.items():
+    for number, op in graph.ops.items():
         for key in op.inputs:
             last[key] = number
-    for key in source.fetches.values():
+    for key in graph.fetches.values():
         last.pop(key, None)
     return last
 
@@ -413,17 +417,17 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
             if key in tracer.made_by:
                 src.append(tracer.made_by[key])
                 dst.append(number)
-    fetches = {name: key for name, key in tracer.source.fetches.items() if key not in tracer.static}
-    known = {name: tracer.static[key] for name, key in tracer.source.fetches.items() if key in tracer.static}
+    fetches = {name: key for name, key in tracer.graph.fetches.items() if key not in tracer.static}
+    known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
     return Program(
         tuple(tracer.steps),
         tracer.constants,
-        tracer.source.feeds,
+        tracer.graph.feeds,
         fetches,
         known,
         Dag.of(len(tracer.steps), src, dst),
         tuple(tracer.dynamic),
         fed,
-        tracer.source.unrolled,
-        tracer.source.streamless,
+        tracer.graph.unrolled,
+        tracer.graph.streamless,
     )

@@ -16,7 +16,8 @@ from msplit.engines.base import Arrays
 from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
-from msplit.engines.cuda.ir.program import Key, Program, Step
+from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.profiling import cupti
 from msplit.engines.cuda.profiling.microbench import constants
 from msplit.errors import EngineError
@@ -108,7 +109,7 @@ def measure(
 
 def walk(
     program: Program, feeds: Arrays, device: torch.device
-) -> Iterator[tuple[Step, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
+) -> Iterator[tuple[KernelCall, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
     """Runs a program step by step. Before each step runs, it is given out with its inputs and the call that will run."""
     values: dict[Key, torch.Tensor] = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()}
     last: dict[Key, int] = {}
@@ -141,7 +142,7 @@ class _Steps:
         self.unmeasured: dict[str, int] = {}
         self._kinds: dict[tuple[Any, ...], int | str] = {}
 
-    def see(self, number: int, step: Step, arguments: Sequence[torch.Tensor], call: Callable[[], Any]) -> None:
+    def see(self, number: int, step: KernelCall, arguments: Sequence[torch.Tensor], call: Callable[[], Any]) -> None:
         """Takes the next step."""
         if not step.launches:
             self.kernel.append(-1)
@@ -157,7 +158,7 @@ class _Steps:
         self.kernel.append(found if isinstance(found, int) else -1)
 
     def _measure(
-        self, number: int, step: Step, arguments: Sequence[torch.Tensor], call: Callable[[], Any]
+        self, number: int, step: KernelCall, arguments: Sequence[torch.Tensor], call: Callable[[], Any]
     ) -> int | str:
         if number in self.dynamic:
             return DYNAMIC
@@ -181,7 +182,7 @@ class _Steps:
         return len(self.kernels) - 1
 
 
-def kind_of(step: Step, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def kind_of(step: KernelCall, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Equal for steps that run the same kernels on other memory."""
     attrs = tuple((key, repr(value)) for key, value in sorted(step.op.attrs.items()) if not key.startswith("_"))
     bound = tuple((slot, value.dtype.str, value.shape, value.tobytes()) for slot, value in sorted(step.bound.items()))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from msplit.cost.costs import Constants
     from msplit.cost.gpus import Gpu
     from msplit.engines.cuda.engine import Prepared
-    from msplit.engines.cuda.ir.program import Op, Program, Step
+    from msplit.engines.cuda.ir.graph import Op
+    from msplit.engines.cuda.ir.program import KernelCall, Program
     from msplit.schedule.machine import Machine
 
 LEAST_US = 1.0
@@ -76,7 +77,7 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     product or the convolution where there is one. It takes as long as all of them, of which those that ride on another take nothing: on an
     H200 the sum of all steps of 17 models and batches came to 0.93 of what they took in one graph (median; 0.66 to 1.11). Of a node that
     several steps work on, each does an equal part; of a loop, a cond or a call, which many steps may be, one part per kernel that the
-    graph as it is would launch for it (`Op.instead`).
+    graph as it is would launch for it (`Op.replaces`).
 
     Members of a merged step run side by side: as long as one of them, or as the device takes for all where they fill it. Where grouping
     has made one product of several that were added up, the launches of the others and of their sum are saved.
@@ -88,21 +89,23 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
         costs = _gathered(replace(costs, time_us=costs.own_us), program.unrolled)
-        covering = [node for step in program.steps if step.launches for node in step.op.instead or step.op.covers]
+        covering = [
+            node for step in program.steps if step.launches for node in step.op.replaces or step.op.source_nodes
+        ]
         parts = np.bincount(np.asarray(covering, np.int64), minlength=len(costs.time_us))
         sheet = data_sheet(costs.gpu)
         for number, step in enumerate(program.steps):
             if step.launches:
-                covers = np.asarray(step.op.covers)
-                each = costs.time_us[covers] / parts[covers]
+                source_nodes = np.asarray(step.op.source_nodes)
+                each = costs.time_us[source_nodes] / parts[source_nodes]
                 main = int(np.argmax(each > 0))
-                share, members = float(costs.share[covers[main]]), step.op.members
+                share, members = float(costs.share[source_nodes[main]]), step.op.batch
                 total = float(each.sum())
                 if _is_one_kernel(step.op):
                     times[number], shares[number], moved[number] = _one_kernel(step, costs, parts, sheet)
                     continue
                 shares[number] = min(1.0, share * members)
-                carried = costs.bytes[covers] / parts[covers]
+                carried = costs.bytes[source_nodes] / parts[source_nodes]
                 moved[number] = float(carried.max())
                 if members > 1:
                     # Each member is launched once: products that are added up inside are one product.
@@ -134,17 +137,21 @@ def _is_one_kernel(op: Op) -> bool:
     return op.op in (FUSED, "_Columns")
 
 
-def _one_kernel(step: Step, costs: Costs, parts: NDArray[np.int64], sheet: Gpu) -> tuple[float, float, float]:
+def _one_kernel(step: KernelCall, costs: Costs, parts: NDArray[np.int64], sheet: Gpu) -> tuple[float, float, float]:
     """Time, share and bytes of a kernel that does the work of several nodes."""
-    covers = np.asarray(step.op.instead or step.op.covers)
-    part = 1 / parts[covers]
-    time, flops, nbytes = costs.time_us[covers] * part, costs.flops[covers] * part, costs.bytes[covers] * part
+    source_nodes = np.asarray(step.op.replaces or step.op.source_nodes)
+    part = 1 / parts[source_nodes]
+    time, flops, nbytes = (
+        costs.time_us[source_nodes] * part,
+        costs.flops[source_nodes] * part,
+        costs.bytes[source_nodes] * part,
+    )
     runs = time > 0
     if not runs.any():
         return LEAST_US, 0.1, float(step.traffic)
-    own = np.where(runs, costs.share[covers], 0.0)
+    own = np.where(runs, costs.share[source_nodes], 0.0)
     # Columns lie side by side in the grid, and so do members; ops of one chain work on the same elements.
-    share = float(own.sum()) if step.op.op == "_Columns" else float(own.max()) * step.op.members
+    share = float(own.sum()) if step.op.op == "_Columns" else float(own.max()) * step.op.batch
     share = min(share, 1.0)
     once = _once(step, float(nbytes.sum()))
     alone = float(_roofline(flops[runs], nbytes[runs], own[runs], sheet).sum())
@@ -160,7 +167,7 @@ def _roofline(flops: Floats, nbytes: Floats, share: Floats, sheet: Gpu) -> Float
     return np.asarray(np.maximum(found, sheet.launch_us), np.float64)
 
 
-def _once(step: Step, nbytes: float) -> float:
+def _once(step: KernelCall, nbytes: float) -> float:
     """Bytes that a step moves where values that stay inside are not moved at all, and a gather reads its rows only."""
     return min(nbytes, float(step.traffic)) if step.traffic else nbytes
 

@@ -17,7 +17,8 @@ from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda.device import scratch
 from msplit.engines.cuda.device import stream_pool as pool
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.program import Key, Program
+from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.frontend.partition import Division
-from msplit.engines.cuda.ir.program import Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.wrapped import Wrapped
 from msplit.flatten.flat import FlatGraph, Tensor
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.core.union_find import DisjointSets
-from msplit.engines.cuda.ir.program import Op, Program
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import topological
@@ -53,7 +54,7 @@ def named_steps(program: Program) -> list[tuple[int, int]]:
     seen: dict[int, int] = {}
     found = []
     for step in program.steps:
-        node = step.op.covers[0]
+        node = step.op.source_nodes[0]
         found.append((node, seen.get(node, 0) if step.launches else -1))
         if step.launches:
             seen[node] = seen.get(node, 0) + 1
@@ -72,7 +73,7 @@ def groups_of(program: Program, plan: Plan) -> tuple[Group, ...]:
     groups: dict[Group, None] = {}
     for step in plan.order.tolist():
         op = program.steps[step].op
-        nodes = tuple(dict.fromkeys(op.covers))
+        nodes = tuple(dict.fromkeys(op.source_nodes))
         if len(nodes) > 1:
             groups[Group(_kind(op), nodes, int(plan.stream[step]))] = None
     return tuple(groups)
@@ -81,7 +82,7 @@ def groups_of(program: Program, plan: Plan) -> tuple[Group, ...]:
 def _kind(op: Op) -> str:
     if op.op == "_Columns":
         return "columns"
-    if op.members > 1:
+    if op.batch > 1:
         return "fused and grouped" if op.op == FUSED else "grouped"
     return "fused" if op.op == FUSED else "library"
 
@@ -112,9 +113,9 @@ def ids_of(program: Program, lanes: Ints, nodes: int) -> Ints:
     ids = np.full(nodes, -1, np.int32)
     launching = [(step, int(lane)) for step, lane in zip(program.steps, lanes.tolist(), strict=True) if lane >= 0]
     for step, lane in launching:
-        ids[[node for node in step.op.covers if node < nodes]] = lane
+        ids[[node for node in step.op.source_nodes if node < nodes]] = lane
     for step, lane in launching:  # what decides where the step runs, whatever else covers that node too
-        ids[step.op.covers[0]] = lane
+        ids[step.op.source_nodes[0]] = lane
     return ids
 
 
@@ -136,12 +137,12 @@ def ties(program: Program, groups: Ints) -> Ints:
     tied = DisjointSets(len(program.steps))
     first: dict[int, int] = {}  # group, or count of groups + node -> a launching step that works for it
     for number, step in enumerate(program.steps):
-        for key in [key for node in step.op.covers for key in keys(node)] if step.launches else ():
+        for key in [key for node in step.op.source_nodes for key in keys(node)] if step.launches else ():
             tied.join(first.setdefault(key, number), number)
     launching = np.asarray([step.launches for step in program.steps], np.bool_)
     found = np.asarray([tied.find(number) for number in range(len(program.steps))], np.int32)
     for number in np.flatnonzero(~launching).tolist():  # what launches nothing goes with the rest of its node
-        beside = [first[key] for key in keys(program.steps[number].op.covers[0]) if key in first]
+        beside = [first[key] for key in keys(program.steps[number].op.source_nodes[0]) if key in first]
         found[number] = found[beside[0]] if beside else number
     alone = np.bincount(found[launching], minlength=len(program.steps))[found] < 2
     tie = np.unique(np.where(alone, -1, found), return_inverse=True)[1] - int(alone.any())

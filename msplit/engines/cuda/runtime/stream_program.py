@@ -15,7 +15,8 @@ from typing import Protocol
 
 import torch
 
-from msplit.engines.cuda.ir.program import Key, Program
+from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.program import Program
 from msplit.schedule.plan.plan import Plan
 
 

@@ -97,7 +97,7 @@ def timeline(
         op = program.steps[instruction.step].op
         start, end = times_us[instruction.step]
         place[instruction.step] = len(spans)
-        spans.append(Span(op.name, tuple(op.covers), instruction.lane, start, max(start, end), (op.op,)))
+        spans.append(Span(op.name, tuple(op.source_nodes), instruction.lane, start, max(start, end), (op.op,)))
     waits = [
         (place[on], place[instruction.step]) for instruction in stream_program.instructions for on in instruction.waits
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, HasBuffers, HasTimeline, Timeline
-from msplit.engines.cuda.ir.program import STEPS
+from msplit.engines.cuda.ir.graph import STEPS
 from msplit.errors import EngineError
 
 

@@ -129,7 +129,7 @@ def arms(
                 continue  # larger kernels are an offer
             raise
         program = prepared.program
-        kernels = tuple((step.op.op, tuple(step.op.covers), step.inputs) for step in program.steps)
+        kernels = tuple((step.op.op, tuple(step.op.source_nodes), step.inputs) for step in program.steps)
         if kernels in seen:
             continue
         seen.add(kernels)

@@ -7,9 +7,9 @@ import torch
 from msplit import samples
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune import matmul as products
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Op
 from msplit.engines.cuda.passes import specialize
 from msplit.engines.cuda.runtime.executable import precision
 from msplit.measure.verification import compare

@@ -75,7 +75,7 @@ def test_recurrent_layers_that_are_not_unrolled(tmp_path):
     assert len(loops) == 3
     program = program_of(flat, feeds)
     for loop in loops:
-        assert sum(step.op.covers[0] == loop for step in program.steps) > 12
+        assert sum(step.op.source_nodes[0] == loop for step in program.steps) > 12
 
 
 def test_a_loop_in_a_loop_with_a_cond_inside():

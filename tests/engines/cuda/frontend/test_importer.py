@@ -7,8 +7,8 @@ import torch
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.frontend import importer as build_module
 from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import Lowering
-from msplit.engines.cuda.ir.program import Op
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read

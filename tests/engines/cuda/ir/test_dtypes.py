@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, numpy_dtype, to_numpy, to_torch, torch_dtype
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 NAMES = [
     "float16",

@@ -196,8 +196,9 @@ def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
 def test_a_slow_library_loses_and_the_numbers_stay(monkeypatch):
     """A convolution of few channels, whose cuDNN kernel takes three times as long, through the whole of the choice."""
     from msplit.engines.cuda.autotune import conv
-    from msplit.engines.cuda.ir.lowering import Node, table
-    from msplit.engines.cuda.ir.program import Op
+    from msplit.engines.cuda.ir.graph import Op
+    from msplit.engines.cuda.ir.node import Node
+    from msplit.engines.cuda.ir.lowering import table
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)

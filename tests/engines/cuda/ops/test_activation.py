@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values

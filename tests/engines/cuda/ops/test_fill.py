@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import FLOATS, check, run_lowering, values
 

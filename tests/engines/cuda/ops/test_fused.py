@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, run_tensorflow_nchw, values

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, run_tensorflow_nchw, values
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import check, run_lowering
 
@@ -124,7 +124,7 @@ def test_what_a_wider_type_would_get_wrong_is_refused(op, rest, dtype):
 
 
 def test_an_op_that_pytorch_lacks_stays_unimplemented():
-    from msplit.engines.cuda.ir.lowering import Node
+    from msplit.engines.cuda.ir.node import Node
     from msplit.engines.cuda.ir.unsigned import in_signed
 
     with pytest.raises(NotImplementedError, match="float32"):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import check, run_lowering, run_tensorflow, values
 

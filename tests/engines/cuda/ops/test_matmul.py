@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

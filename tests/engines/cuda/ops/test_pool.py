@@ -3,7 +3,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 from tests.campaign import examples, sampled
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.lowering import Node
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ops.pool import average_pool, max_pool
 
 gpu = pytest.mark.gpu

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.philox import unsigned_remainder
 from tests.campaign import sampled
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.lowering import Node, Unsupported, table
+from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.lowering import table
 
 from .harness import check, run_lowering, values
 

@@ -3,7 +3,7 @@ import functools
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.engines.cuda.ir.lowering import Unsupported
+from msplit.engines.cuda.ir.node import Unsupported
 from tests.campaign import sampled
 from tests.engines.cuda.cases import assert_equals_tensorflow
 from tests.engines.cuda.frontend.test_control import graph_of_function

@@ -34,7 +34,7 @@ def check(build, feeds, expected, *, outputs=None, tolerance=None):
 
 def assert_equals_itself(flat, feeds):
     """With and without rewrites the same."""
-    plain, rewritten = (lower(flat, feeds, CPU, rewrites=flag).source for flag in (False, True))
+    plain, rewritten = (lower(flat, feeds, CPU, rewrites=flag).graph for flag in (False, True))
     assert compare(run_source(rewritten, feeds)[0], run_source(plain, feeds)[0]).passed
 
 
@@ -48,8 +48,8 @@ def normalized(tf, y, channels):
     return tf.compat.v1.nn.fused_batch_norm(y, gamma, beta, mean, variance, epsilon=0.01, is_training=False)
 
 
-def run_source(source, feeds):
-    program = trace(source, feeds, CPU)
+def run_source(graph, feeds):
+    program = trace(graph, feeds, CPU)
     lanes = arrange(
         program, plan_for(program, np.zeros(1000, np.int32), None)
     )  # more ids than any graph here has nodes

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.program import Op, Source
+from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.passes import rewrite
 from msplit.engines.cuda.passes.specialize import infer
 from msplit.measure.verification import compare
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.tf
 
 def source_of(ops, constants):
     """A source of a chain of ops: each reads the one before it, the first one the input."""
-    source = Source({}, dict(constants), {"x": (0, 0)}, {}, numbers=1000)
+    graph = OpGraph({}, dict(constants), {"x": (0, 0)}, {}, numbers=1000)
     key = (0, 0)
     for number, (op, attrs, before, after) in enumerate(ops, 1):
         inputs = [*before, key, *after]
-        source.ops[number] = Op(number, f"{op}_{number}", op, {"T": "float32", **attrs}, inputs, [number])
+        graph.ops[number] = Op(number, f"{op}_{number}", op, {"T": "float32", **attrs}, inputs, [number])
         key = (number, 0)
-    source.fetches["out"] = key
-    return source
+    graph.fetches["out"] = key
+    return graph
 
 
 @st.composite
@@ -89,7 +89,7 @@ def test_a_chain_gives_the_same_with_and_without_rewrites(case):
     found, after = run_source(rewritten, feeds)
     assert compare(found, expected, tolerance=2e-4).passed
     assert len(kernels(after)) <= len(kernels(before))
-    covered = [node for step in after.steps for node in step.op.covers]
+    covered = [node for step in after.steps for node in step.op.source_nodes]
     assert set(covered) <= set(range(1, len(ops) + 1))
     linear = [op for op, *_ in ops[1:]]
     if linear and all(op in ("AddV2", "Sub", "BiasAdd") for op in linear):

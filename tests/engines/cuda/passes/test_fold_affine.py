@@ -100,8 +100,8 @@ def test_every_rewritten_op_does_the_work_of_the_nodes_it_replaced():
 
     flat = graph_of(build)
     lowered = lower(flat, feeds, CPU)
-    (op,) = lowered.source.ops.values()
-    names = [flat.graph.names[node] for node in op.covers]
+    (op,) = lowered.graph.ops.values()
+    names = [flat.graph.names[node] for node in op.source_nodes]
     assert names[0] == "conv"
     assert {"conv", "scale", "out"} <= set(names)
     assert len(names) == len(set(names)) == 4

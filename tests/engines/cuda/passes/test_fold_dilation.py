@@ -32,7 +32,7 @@ def test_layers_of_images(mode):
         tf.identity(tf.nn.atrous_conv2d(y, normal(2, 3, 4, 2), 2, "SAME"), name="out")
 
     program = check(build, feeds, ["Conv2D", "Conv2D", "_FusedConv2D"], outputs=["out"], tolerance=1e-4)
-    assert [len(set(step.op.covers)) > 2 for step in program.steps if step.launches] == [True] * 3
+    assert [len(set(step.op.source_nodes)) > 2 for step in program.steps if step.launches] == [True] * 3
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", "causal"])

@@ -54,7 +54,7 @@ def data(*shape):
 
 
 def source_of(flat, feeds):
-    return lower(flat, feeds, CPU, group=True).source
+    return lower(flat, feeds, CPU, group=True).graph
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def merges_everywhere(monkeypatch):
     """Siblings are merged on the CPU too, where nothing can be measured."""
 
     def merged(lowered, device):
-        source = copy_of(lowered.source)
+        source = copy_of(lowered.graph)
         groups = merge_siblings(source, lambda source, members: TILES)
-        return replace(lowered, source=source, groups=(*lowered.groups, *groups))
+        return replace(lowered, graph=source, groups=(*lowered.groups, *groups))
 
     monkeypatch.setattr(engine, "with_siblings", merged)
 
@@ -131,7 +131,7 @@ def test_a_block_of_inception_begins_with_one_step(merges_everywhere):
     assert numbers[0] == numbers[1], "weights are held once"
     step = next(step for step in merged.program.steps if step.op.op == "_SiblingConv2D")
     assert step.outputs == 3
-    names = [flat.graph.names[node] for node in step.op.covers if flat.graph.ops[node] == "Conv2D"]
+    names = [flat.graph.names[node] for node in step.op.source_nodes if flat.graph.ops[node] == "Conv2D"]
     assert len(names) == 3
     # What the longest way to an output begins with decides where all run: here the branch of three convolutions.
     assert step.op.attrs[SIBLINGS][0] == 5

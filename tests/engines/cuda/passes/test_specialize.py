@@ -78,8 +78,8 @@ def test_infer_knows_every_shape():
         tf.reduce_sum(tf.concat([x, tf.tanh(x)], 1), axis=0, name="out")
 
     flat = graph_of(graph)
-    source = lower(flat, {"x": np.ones((3, 4), np.float32)}, CPU, rewrites=False).source
-    shapes = {op.name: source.shapes[op.node, 0] for op in source.ops.values()}
+    graph = lower(flat, {"x": np.ones((3, 4), np.float32)}, CPU, rewrites=False).graph
+    shapes = {op.name: graph.shapes[op.node, 0] for op in graph.ops.values()}
     assert shapes == {"Tanh": (3, 4), "concat": (3, 8), "out": (8,)}
 
 
@@ -93,7 +93,7 @@ def test_constant_filters_are_laid_out_once(nchw):
 
     flat = graph_of(graph)
     lowered = lower(flat, {"x": np.ones((2, 8, 8, 3), np.float32)}, CPU)
-    program = trace(lowered.source, lowered.feeds, CPU, nchw=nchw)
+    program = trace(lowered.graph, lowered.feeds, CPU, nchw=nchw)
     convolutions = [step for step in program.steps if step.op.op in FILTERS]
     assert sorted(step.op.op for step in convolutions) == [
         "Conv2DBackpropInput",
@@ -115,7 +115,7 @@ def test_observe_sees_every_step_with_its_inputs():
     flat = graph_of(graph)
     lowered = lower(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
     seen = []
-    trace(lowered.source, lowered.feeds, CPU, observe=lambda step, inputs: seen.append((step.op.op, len(inputs))))
+    trace(lowered.graph, lowered.feeds, CPU, observe=lambda step, inputs: seen.append((step.op.op, len(inputs))))
     assert seen == [("Tanh", 1), ("MatMul", 2)]
 
 
@@ -125,7 +125,7 @@ def test_a_missing_input_is_named():
 
     flat = graph_of(graph)
     lowered = lower(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
-    for function in (lambda: trace(lowered.source, {}, CPU), lambda: infer(lowered.source, {}, CPU)):
+    for function in (lambda: trace(lowered.graph, {}, CPU), lambda: infer(lowered.graph, {}, CPU)):
         with pytest.raises(EngineError, match="no value for input x"):
             function()
 

@@ -33,11 +33,11 @@ def test_a_step_takes_what_its_nodes_take_and_fills_what_its_product_fills(model
     flat, program = model
     _, costs = api.price(flat, batch=4)
     found = estimated(program, costs)
-    number = next(place for place, step in enumerate(program.steps) if len(step.op.covers) == 3 and step.launches)
-    covers = program.steps[number].op.covers
-    assert flat.graph.ops[covers[0]] == "MatMul"
-    assert found.time_us[number] == pytest.approx(costs.time_us[covers].sum())
-    assert found.share[number] == costs.share[covers[0]]
+    number = next(place for place, step in enumerate(program.steps) if len(step.op.source_nodes) == 3 and step.launches)
+    source_nodes = program.steps[number].op.source_nodes
+    assert flat.graph.ops[source_nodes[0]] == "MatMul"
+    assert found.time_us[number] == pytest.approx(costs.time_us[source_nodes].sum())
+    assert found.share[number] == costs.share[source_nodes[0]]
     launching = [step.launches for step in program.steps]
     assert (found.time_us[launching] >= LEAST_US).all()
     assert found.time_us.sum() == pytest.approx(costs.time_us.sum())
@@ -51,7 +51,7 @@ def test_measured_costs_come_out_as_they_were_measured(model):
     kinds = {step.nodes: step.kernel for step in measured.steps}
     for place, step in enumerate(program.steps):
         if step.launches:
-            kernel = measured.kernels[kinds[tuple(flat.graph.names[node] for node in step.op.covers)]]
+            kernel = measured.kernels[kinds[tuple(flat.graph.names[node] for node in step.op.source_nodes)]]
             assert found.time_us[place] == pytest.approx(max(kernel.time_us, LEAST_US))
 
 
@@ -123,9 +123,9 @@ def test_merged_lookups_are_no_slower_than_a_single_one_and_move_what_all_do():
     plain, merged = (CudaEngine().prepared(one, torch.device("cpu")).program for one in (own, grouped))
     lookup = next(number for number, step in enumerate(merged.steps) if step.op.op == "_Columns")
     found = estimated(merged, costs)
-    covers = merged.steps[lookup].op.covers
-    assert found.time_us[lookup] <= costs.time_us[covers].sum() / 2
-    assert 0 < found.bytes[lookup] <= costs.bytes[covers].sum()
+    source_nodes = merged.steps[lookup].op.source_nodes
+    assert found.time_us[lookup] <= costs.time_us[source_nodes].sum() / 2
+    assert 0 < found.bytes[lookup] <= costs.bytes[source_nodes].sum()
     assert found.time_us.sum() < estimated(plain, costs).time_us.sum() / 2
 
 

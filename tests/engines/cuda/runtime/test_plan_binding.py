@@ -56,11 +56,11 @@ def test_ids_of_a_plan_put_every_step_where_the_plan_has_it(name):
 def test_steps_of_tied_nodes_are_tied():
     flat, feeds = load("mmoe_small.pb")
     program = program_of(flat, feeds)
-    first, second = [step.op.covers[0] for step in program.steps if step.launches][:2]
+    first, second = [step.op.source_nodes[0] for step in program.steps if step.launches][:2]
     groups = np.full(len(flat), -1, np.int32)
     groups[[first, second]] = 0
     tie = plan_binding.ties(program, groups)
-    tied = {program.steps[number].op.covers[0] for number in np.flatnonzero(tie == 0)}
+    tied = {program.steps[number].op.source_nodes[0] for number in np.flatnonzero(tie == 0)}
     assert tied == {first, second}
 
 
@@ -91,8 +91,8 @@ def test_nodes_that_share_a_kernel_share_a_stream_and_are_listed(name, options):
     assert stored.groups
     for group in stored.groups:
         assert {int(ids[node]) for node in group.nodes} == {group.stream}
-    shared = {tuple(step.op.covers) for step in program.steps if step.launches and len(step.op.covers) > 1}
-    assert {group.nodes for group in stored.groups} == {tuple(dict.fromkeys(covers)) for covers in shared}
+    shared = {tuple(step.op.source_nodes) for step in program.steps if step.launches and len(step.op.source_nodes) > 1}
+    assert {group.nodes for group in stored.groups} == {tuple(dict.fromkeys(source_nodes)) for source_nodes in shared}
 
 
 def test_groups_are_called_by_what_they_are():
@@ -119,7 +119,7 @@ def test_a_fused_kernel_does_not_go_by_a_node_that_another_kernel_computes():
     owner = {}
     for step in program.steps:
         if step.launches:
-            for node in step.op.covers:
+            for node in step.op.source_nodes:
                 assert owner.setdefault(node, step) is step, flat.graph.names[node]
     products = [node for node, op in enumerate(flat.graph.ops) if op == "MatMul" and node in owner]
     assert products
@@ -132,7 +132,7 @@ def test_steps_that_work_for_one_node_are_tied_whichever_node_they_go_by():
     one, other = launching[0], launching[-1]
     groups = np.full(len(flat), -1, np.int32)
     assert (plan_binding.ties(program, groups)[[one, other]] == -1).all()
-    groups[[program.steps[one].op.covers[-1], program.steps[other].op.covers[-1]]] = 0
+    groups[[program.steps[one].op.source_nodes[-1], program.steps[other].op.source_nodes[-1]]] = 0
     tie = plan_binding.ties(program, groups)
     assert tie[one] == tie[other] >= 0
     assert set(np.flatnonzero(tie >= 0)) & set(launching) == {one, other}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.engine import plan_for
-from msplit.engines.cuda.ir.program import Op, Program, Step
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, arrange
 from msplit.engines.tensorflow.engine import reference
@@ -185,7 +186,7 @@ def chain_program(steps: int, width: int) -> Program:
             src.append(key[0])
             dst.append(number)
         op = Op(number, f"n{number}", "AddN", {}, list(keys), [number])
-        made.append(Step(op, lambda *xs: (sum(xs, torch.zeros(1)) + 1,), keys, 1, True, 4, (number,)))
+        made.append(KernelCall(op, lambda *xs: (sum(xs, torch.zeros(1)) + 1,), keys, 1, True, 4, (number,)))
     last = steps - 1
     return Program(tuple(made), {}, {}, {"out": (last, 0)}, {}, Dag.of(steps, src, dst))
 
@@ -225,7 +226,9 @@ def program(*steps: tuple) -> Program:
             dst.append(number)
         op = Op(number, f"n{number}", "Test", {}, list(inputs), [number])
         call = (lambda *xs, n=outputs: tuple(torch.ones(2) for _ in range(n))) if launches else (lambda *xs: xs)
-        made.append(Step(op, call, tuple(inputs), outputs, launches, 8 * outputs if launches else 0, tuple(bases)))
+        made.append(
+            KernelCall(op, call, tuple(inputs), outputs, launches, 8 * outputs if launches else 0, tuple(bases))
+        )
     return Program(tuple(made), {}, {}, {"out": (len(steps) - 1, 0)}, {}, Dag.of(len(steps), src, dst))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.embedding import intervals, masked
 from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
 
@@ -33,15 +33,15 @@ class Prover:
     """Goes along with one inference of shapes.
 
     Args:
-        source: The graph.
+        graph: The graph.
 
     Attributes:
         masks: What is known of values whose shapes depend on values.
         made: The ops that ran, by number.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
         self.masks = masked.Masks()
         self.made: dict[int, Op] = {}
         self._ranges: dict[Key, intervals.Range] = {}
@@ -73,7 +73,7 @@ class Prover:
 
     def dtype(self, key: Key) -> str | None:
         """Name of its type."""
-        return self._static[key].dtype.name if key in self._static else self.source.dtypes.get(key)
+        return self._static[key].dtype.name if key in self._static else self.graph.dtypes.get(key)
 
     def is_zero(self, key: Key) -> bool:
         """Whether it is known to hold zeros and nothing else."""
@@ -103,12 +103,12 @@ class Prover:
 
     def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
         """A new op for a proof, that does the work of another."""
-        number = self.source.fresh()
-        return Op(number, like.name, op, attrs or {}, inputs, list(like.covers))
+        number = self.graph.fresh()
+        return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A new constant."""
-        key = (self.source.fresh(), 0)
+        key = (self.graph.fresh(), 0)
         self._static[key] = value
         return key
 

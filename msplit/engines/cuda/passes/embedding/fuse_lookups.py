@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
 
@@ -76,10 +76,10 @@ class _Part:
         self.take(_Part(0, (), "", [], [key], set()), segments)
 
 
-def join_columns(source: Source) -> None:
+def join_columns(graph: OpGraph) -> None:
     """Changes a source, whose shapes are known, in place."""
-    parts = _Parts(source)
-    for op in list(source.ops.values()):
+    parts = _Parts(graph)
+    for op in list(graph.ops.values()):
         parts.visit(op)
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
@@ -87,14 +87,14 @@ def join_columns(source: Source) -> None:
         for dtype in _TYPES:
             keys = [key for key in wanted if (parts.of[key].stage, parts.of[key].dtype) == (stage, dtype)]
             if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
-                names |= _emit(source, [(key, parts.of[key]) for key in keys], dtype)
+                names |= _emit(graph, [(key, parts.of[key]) for key in keys], dtype)
     if names:
-        source.rename(names)
-        source.prune()
-    source.sort()
+        graph.rename(names)
+        graph.prune()
+    graph.sort()
 
 
-def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
+def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:
     slots: dict[Key, int] = {}
     contents: dict[tuple[Segment, ...], tuple[int, ...]] = {}  # with the shape that it is read in first
     nodes: dict[int, None] = {}
@@ -122,28 +122,28 @@ def _emit(source: Source, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
             begin = place * math.prod(shape)
             segments += [replace(segment, output=port, start=begin + segment.start) for segment in content]
     outputs = tuple(shape if len(members) == 1 else (len(members), *shape) for shape, members in stacks.items())
-    first = source.ops[min(wanted[0][1].lookups)]
+    first = graph.ops[min(wanted[0][1].lookups)]
     spec = Columns(tuple(segments), outputs, dtype)
-    op = source.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), outputs[0])
-    op.covers = list(nodes)
+    op = graph.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), outputs[0])
+    op.source_nodes = list(nodes)
     where: dict[tuple[Segment, ...], Key] = {}
     for port, (shape, members) in enumerate(stacks.items()):
         made = (op.node, port)
-        source.shapes[made], source.dtypes[made] = outputs[port], dtype
+        graph.shapes[made], graph.dtypes[made] = outputs[port], dtype
         parts = [made]
         if len(members) > 1:
             attrs = {"T": dtype, "num": len(members), "axis": 0}
-            views = source.add("Unpack", first, attrs, [made], shape).node
+            views = graph.add("Unpack", first, attrs, [made], shape).node
             parts = [(views, place) for place in range(len(members))]
         for content, key in zip(members, parts, strict=True):
             where[content] = key
-            source.shapes[key], source.dtypes[key] = source.shapes.get(key, shape), dtype
+            graph.shapes[key], graph.dtypes[key] = graph.shapes.get(key, shape), dtype
     names: dict[Key, Key] = {}
     for (key, part), content in zip(wanted, of, strict=True):
         names[key] = where[content]
         if part.shape != contents[content]:
-            sizes = source.constant(np.asarray(part.shape, np.int64))
-            names[key] = (source.add("Reshape", first, {"T": dtype}, [where[content], sizes], part.shape).node, 0)
+            sizes = graph.constant(np.asarray(part.shape, np.int64))
+            names[key] = (graph.add("Reshape", first, {"T": dtype}, [where[content], sizes], part.shape).node, 0)
     return names
 
 
@@ -154,13 +154,13 @@ class _Parts:
         of: Values that are parts.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, graph: OpGraph) -> None:
+        self._source = graph
         self.of: dict[Key, _Part] = {}
         self._stage: dict[int, int] = {}  # op -> lookups on the way to its result
         self._ids: dict[int, Key] = {}  # of each lookup
-        self._fed = frozenset(source.feeds.values())
-        self._dtypes = {key: value.dtype.name for key, value in source.constants.items()}
+        self._fed = frozenset(graph.feeds.values())
+        self._dtypes = {key: value.dtype.name for key, value in graph.constants.items()}
 
     def visit(self, op: Op) -> None:
         """Takes an op, all of whose inputs were visited."""
@@ -168,7 +168,7 @@ class _Parts:
         part = self._part(op, stage)
         self._stage[op.node] = stage
         if part is not None:
-            part.nodes = list(dict.fromkeys([*part.nodes, *op.covers]))
+            part.nodes = list(dict.fromkeys([*part.nodes, *op.source_nodes]))
             self.of[op.node, 0] = part
             self._stage[op.node] = max(stage, part.stage + 1)
 
@@ -185,8 +185,8 @@ class _Parts:
         return found
 
     def _part(self, op: Op, stage: int) -> _Part | None:
-        source = self._source
-        shape = source.shapes.get((op.node, 0))
+        graph = self._source
+        shape = graph.shapes.get((op.node, 0))
         if shape is None or not math.prod(shape):
             return None
         if op.op in _GATHERS:
@@ -204,7 +204,7 @@ class _Parts:
             return self._scaled(op, shape)
         if op.op in _CONCATS:
             slot = _CONCATS[op.op] % len(op.inputs)
-            axis = source.constants.get(op.inputs[slot])
+            axis = graph.constants.get(op.inputs[slot])
             keys = [key for number, key in enumerate(op.inputs) if number != slot]
             return None if axis is None else self._beside(keys, int(axis) % len(shape), shape, packed=False)
         if op.op == "Pack":
@@ -217,31 +217,31 @@ class _Parts:
 
     def _split(self, op: Op, shape: tuple[int, ...]) -> None:
         """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
-        source = self._source
+        graph = self._source
         computed = [key for key in op.inputs if key not in self.of and self._plain(key) not in self._fed]
         rest = [key for key in op.inputs if key not in computed]
         part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
         if part is None:
             return
-        inner = source.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape)
-        source.dtypes[inner.node, 0] = part.dtype
+        inner = graph.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape)
+        graph.dtypes[inner.node, 0] = part.dtype
         self.of[inner.node, 0] = part
         self._stage[inner.node] = part.stage + 1
         op.inputs = [(inner.node, 0), *computed]
         op.attrs = {**op.attrs, "N": len(op.inputs)}
 
     def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
-        source = self._source
-        table = source.constants.get(op.inputs[0])
-        ids = source.shapes.get(op.inputs[1])
+        graph = self._source
+        table = graph.constants.get(op.inputs[0])
+        ids = graph.shapes.get(op.inputs[1])
         if table is None or ids is None or table.ndim < 1 or op.attrs.get("batch_dims", 0):
             return None
-        axis = source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+        axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
         if axis is None or int(axis) != 0 or table.dtype.name not in _TYPES or not 0 < len(table) < _MOST_ROWS:
             return None
         rows, width = math.prod(ids), math.prod(table.shape[1:])
         self._ids[op.node] = op.inputs[1]
-        part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.covers))
+        part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.source_nodes))
         found = self._in_front(part, rows, width, per_row=1)
         return None if found is None else replace(found, plain=(rows, width))
 
@@ -340,7 +340,7 @@ class _Parts:
             )
             for row in range(count)
         ]
-        joined.take(_Part(0, (), "", [], [values, rows], set(), list(op.covers)), segments)
+        joined.take(_Part(0, (), "", [], [values, rows], set(), list(op.source_nodes)), segments)
 
     def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key] | None:
         """The values and the rows whose products a value is: one value per lookup by row number, as fields of numbers are embedded."""

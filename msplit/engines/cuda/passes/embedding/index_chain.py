@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Term
 
 _LIMITS = ("Minimum", "Maximum", "ClipByValue")
@@ -27,17 +27,17 @@ class Chain:
         nodes: Flat nodes that the chain does the work of.
     """
 
-    def __init__(self, source: Source, ids: Key, per_row: int) -> None:
+    def __init__(self, graph: OpGraph, ids: Key, per_row: int) -> None:
         self.key = ids
         self.nodes: list[int] = []
         self._offsets: NDArray[np.int64] = np.zeros(1, np.int64)  # per id of a row, or one for all
         self._term = Term(-1, -1)
         self._per_row = per_row
-        for op, key in _backwards(source, ids):
-            if self._term.boundaries is not None or not self._take(source, op):
+        for op, key in _backwards(graph, ids):
+            if self._term.boundaries is not None or not self._take(graph, op):
                 break
             self.key = key
-            self.nodes += op.covers
+            self.nodes += op.source_nodes
 
     @property
     def terms(self) -> list[Term]:
@@ -46,7 +46,7 @@ class Chain:
             return [replace(self._term, count=self._per_row, offset=int(self._offsets[0]))]
         return [replace(self._term, first=at, offset=int(offset)) for at, offset in enumerate(self._offsets)]
 
-    def _take(self, source: Source, op: Op) -> bool:
+    def _take(self, graph: OpGraph, op: Op) -> bool:
         """Takes one op more, if it can be done on the way."""
         term = self._term
         if op.op in RESHAPES:
@@ -64,9 +64,9 @@ class Chain:
         if term.narrow:
             return False
         if op.op in _LIMITS and not term.modulo:
-            return self._clip(source, op)
+            return self._clip(graph, op)
         if op.op == "FloorMod" and not term.modulo:
-            divisor = _scalar(source, op.inputs[1])
+            divisor = _scalar(graph, op.inputs[1])
             if divisor is None or divisor < 1:
                 return False
             self._term = replace(term, modulo=divisor)
@@ -76,7 +76,7 @@ class Chain:
             self._term = replace(term, boundaries=boundaries)
             return True
         if op.op in ("AddV2", "Add", "Sub") and not clipped and not term.modulo:
-            added = _addend(source, op, self._per_row)
+            added = _addend(graph, op, self._per_row)
             if added is None:
                 return False
             offsets = self._offsets + added
@@ -86,10 +86,10 @@ class Chain:
             return True
         return False
 
-    def _clip(self, source: Source, op: Op) -> bool:
+    def _clip(self, graph: OpGraph, op: Op) -> bool:
         """Takes limits that say something new and do not cross."""
-        limits = [_scalar(source, key) for key in op.inputs if key in source.constants]
-        if len(limits) != len(op.inputs) - 1 or None in limits or op.inputs[0] in source.constants:
+        limits = [_scalar(graph, key) for key in op.inputs if key in graph.constants]
+        if len(limits) != len(op.inputs) - 1 or None in limits or op.inputs[0] in graph.constants:
             return False
         low, high = self._term.low, self._term.high
         if op.op != "Minimum":
@@ -106,33 +106,33 @@ class Chain:
         return True
 
 
-def _scalar(source: Source, key: Key) -> int | None:
+def _scalar(graph: OpGraph, key: Key) -> int | None:
     """A known integer."""
-    value = source.constants.get(key)
+    value = graph.constants.get(key)
     return int(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "iu" else None
 
 
-def _backwards(source: Source, key: Key) -> Iterator[tuple[Op, Key]]:
+def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
     """The ops that made a value, the last first, each with the input of it that is no constant."""
     for _ in range(_LONGEST):
-        op = source.ops.get(key[0])
+        op = graph.ops.get(key[0])
         if op is None or not op.inputs or key[1] != 0:
             return
-        varying = [slot for slot in op.inputs if slot not in source.constants]
-        if len(varying) != 1 or varying[0] not in source.shapes:
+        varying = [slot for slot in op.inputs if slot not in graph.constants]
+        if len(varying) != 1 or varying[0] not in graph.shapes:
             return
         key = varying[0]
         yield op, key
 
 
-def _addend(source: Source, op: Op, per_row: int) -> NDArray[np.int64] | None:
+def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64] | None:
     """What is added to every id of a row: one number for all, or one for each."""
-    slot = next((slot for slot, key in enumerate(op.inputs) if key in source.constants), None)
+    slot = next((slot for slot, key in enumerate(op.inputs) if key in graph.constants), None)
     if slot is None or (op.op == "Sub" and slot == 0):
         return None
-    value = source.constants[op.inputs[slot]]
-    shape = source.shapes[op.inputs[1 - slot]]
-    if value.dtype.kind not in "iu" or source.shapes.get((op.node, 0)) != shape:
+    value = graph.constants[op.inputs[slot]]
+    shape = graph.shapes[op.inputs[1 - slot]]
+    if value.dtype.kind not in "iu" or graph.shapes.get((op.node, 0)) != shape:
         return None
     sign = -1 if op.op == "Sub" else 1
     if value.size == 1:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.program import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op
 
 Range = tuple[int, int]
 

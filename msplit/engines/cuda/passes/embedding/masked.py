@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.op_classes import COMPARISONS, LOGIC, RESHAPES
-from msplit.engines.cuda.ir.program import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
 

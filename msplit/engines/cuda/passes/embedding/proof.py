@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.program import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.engines.cuda.ir.program import Op, Source
+from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.passes.pattern import Readers
 
 _GATHERS = ("GatherV2", "Gather", "ResourceGather")
@@ -17,31 +17,33 @@ _BY_PLACES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _BY_PLACES_AND_COUNT = tuple(f"{op}WithNumSegments" for op in _BY_PLACES)
 
 
-def drop_uniques(source: Source) -> bool:
+def drop_uniques(graph: OpGraph) -> bool:
     """Lets what reads looked-up distinct ids read the table itself. Whether there was anything."""
-    readers = Readers(source)
+    readers = Readers(graph)
     found = False
-    for lookup in list(source.ops.values()):
-        if lookup.op not in _GATHERS or not _takes_rows(source, lookup):
+    for lookup in list(graph.ops.values()):
+        if lookup.op not in _GATHERS or not _takes_rows(graph, lookup):
             continue
-        unique = source.ops.get(lookup.inputs[1][0])
+        unique = graph.ops.get(lookup.inputs[1][0])
         if unique is None or unique.op not in ("Unique", "UniqueWithCounts") or lookup.inputs[1][1] != 0:
             continue
         for number in readers.of.get((lookup.node, 0), []):
-            user = source.ops[number]
-            by_places = user.op in (*_GATHERS, *_BY_PLACES, *_BY_PLACES_AND_COUNT) and _takes_rows(source, user)
+            user = graph.ops[number]
+            by_places = user.op in (*_GATHERS, *_BY_PLACES, *_BY_PLACES_AND_COUNT) and _takes_rows(graph, user)
             if by_places and user.inputs[:2] == [(lookup.node, 0), (unique.node, 1)]:
                 user.inputs[:2] = [lookup.inputs[0], unique.inputs[0]]
-                user.covers = list(dict.fromkeys([*lookup.covers, *user.covers, *unique.covers]))
+                user.source_nodes = list(
+                    dict.fromkeys([*lookup.source_nodes, *user.source_nodes, *unique.source_nodes])
+                )
                 found = True
     if found:
-        source.prune()
+        graph.prune()
     return found
 
 
-def _takes_rows(source: Source, op: Op) -> bool:
+def _takes_rows(graph: OpGraph, op: Op) -> bool:
     """Whether a gather takes whole rows; the other ops here do so always."""
     if op.op not in _GATHERS:
         return True
-    axis = source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     return axis is not None and int(axis) == 0 and not op.attrs.get("batch_dims", 0)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msplit.engines.cuda.ir.program import Key, Source
+from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.batcher import Agenda, Group
 from msplit.engines.cuda.passes.horizontal_fusion.layout import put_rows_first
 from msplit.engines.cuda.passes.horizontal_fusion.sums import add_products
@@ -21,30 +21,30 @@ from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
 __all__ = ["Group", "group_branches", "group_facts"]
 
 
-def group_branches(source: Source) -> list[Group]:
+def group_branches(graph: OpGraph) -> list[Group]:
     """Changes a source, whose shapes are known, in place.
 
     Returns:
         The merges, in the order in which they run.
     """
-    _unite_constants(source)
-    agenda = Agenda(source)
+    _unite_constants(graph)
+    agenda = Agenda(graph)
     agenda.run()
     if not agenda.groups:
         return []
     draft = agenda.draft
-    for name, key in source.fetches.items():
-        like = source.ops.get(key[0])
+    for name, key in graph.fetches.items():
+        like = graph.ops.get(key[0])
         if like is not None:
-            source.fetches[name] = draft.plain(key, like)
-    source.ops = draft.ops
-    source.prune()
-    read_from_stacks(source, draft.weights)
-    add_products(source)
-    put_rows_first(source)
+            graph.fetches[name] = draft.plain(key, like)
+    graph.ops = draft.ops
+    graph.prune()
+    read_from_stacks(graph, draft.weights)
+    add_products(graph)
+    put_rows_first(graph)
     draft.weights.finish()
-    _forget_constants(source)
-    source.sort()
+    _forget_constants(graph)
+    graph.sort()
     return agenda.groups
 
 
@@ -60,18 +60,18 @@ def group_facts(groups: Sequence[Group]) -> Mapping[str, Any]:
     }
 
 
-def _unite_constants(source: Source) -> None:
+def _unite_constants(graph: OpGraph) -> None:
     """Small constants of equal value become one: members that share a bias are to be seen to share it."""
     first: dict[tuple[str, tuple[int, ...], bytes], Key] = {}
     names: dict[Key, Key] = {}
-    for key, value in source.constants.items():
+    for key, value in graph.constants.items():
         if value.nbytes <= SMALL_BYTES and value.dtype.kind in "biuf":
             names[key] = first.setdefault((value.dtype.str, value.shape, value.tobytes()), key)
-    for op in source.ops.values():
+    for op in graph.ops.values():
         op.inputs = [names.get(key, key) for key in op.inputs]
 
 
-def _forget_constants(source: Source) -> None:
+def _forget_constants(graph: OpGraph) -> None:
     """Lets go of constants that nothing reads any more: stacked weights would otherwise be held twice."""
-    read = {key for op in source.ops.values() for key in op.inputs} | set(source.fetches.values())
-    source.constants = {key: value for key, value in source.constants.items() if key in read}
+    read = {key for op in graph.ops.values() for key in op.inputs} | set(graph.fetches.values())
+    graph.constants = {key: value for key, value in graph.constants.items() if key in read}

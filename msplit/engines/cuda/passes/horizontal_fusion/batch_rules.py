@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import (
     ARITHMETIC,
     COMPARISONS,
@@ -18,7 +19,6 @@ from msplit.engines.cuda.ir.op_classes import (
     RESHAPES,
     STEPS,
 )
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Merge
 
 Build = Callable[[Merge], list[Key] | None]
@@ -49,10 +49,10 @@ JOINS = frozenset({"Pack", "ConcatV2", "AddN"})
 """Ops in which branches meet."""
 
 
-def weight_slot(source: Source, op: Op) -> int | None:
+def weight_slot(graph: OpGraph, op: Op) -> int | None:
     """The slot of an op's weights where they are constant."""
     slot = KINDS[op.op].weights
-    return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in source.constants else None
+    return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in graph.constants else None
 
 
 def pointwise(m: Merge) -> list[Key] | None:
@@ -229,12 +229,12 @@ def lookup(m: Merge) -> list[Key] | None:
     return [(m.emit("_GroupedLookup", attrs, inputs, m.stacked_shape(0)), 0)]
 
 
-def large(source: Source, op: Op) -> bool:
+def large(graph: OpGraph, op: Op) -> bool:
     """Whether one member alone keeps a GPU busy, so that merging gains nothing and takes the choice of streams away."""
     if KINDS[op.op].build is product:
-        rows, columns = source.shapes[op.node, 0]
-        return 2 * rows * columns * source.shapes[op.inputs[0]][-1] > _LARGE_PRODUCT
-    return math.prod(source.shapes[op.node, 0]) > _LARGE_VALUE
+        rows, columns = graph.shapes[op.node, 0]
+        return 2 * rows * columns * graph.shapes[op.inputs[0]][-1] > _LARGE_PRODUCT
+    return math.prod(graph.shapes[op.node, 0]) > _LARGE_VALUE
 
 
 _LARGE_PRODUCT = 1 << 31

@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import KINDS, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Draft, Merge, Place
 from msplit.engines.cuda.passes.horizontal_fusion.joins import join
@@ -65,32 +65,32 @@ class Group:
 class Agenda:
     """Visits every op of a source once; `draft` holds the result."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.signatures = Signatures(source)
-        self.draft = Draft(source, self.signatures.dtypes)
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.signatures = Signatures(graph)
+        self.draft = Draft(graph, self.signatures.dtypes)
         self.groups: list[Group] = []
         self._rank: dict[int, int] = {}
         self._ready: dict[int, dict[int, Op]] = {}  # signature -> ops that wait, in order of readiness
         self._static = {
-            number: frozenset(positions(table()[op.op], len(op.inputs))) for number, op in source.ops.items()
+            number: frozenset(positions(table()[op.op], len(op.inputs))) for number, op in graph.ops.items()
         }
 
     def run(self) -> None:
         """Visits all."""
         readers: dict[int, list[int]] = {}
         waiting: dict[int, int] = {}
-        for number, op in self.source.ops.items():
-            producers = {key[0] for key in op.inputs if key[0] in self.source.ops}
+        for number, op in self.graph.ops.items():
+            producers = {key[0] for key in op.inputs if key[0] in self.graph.ops}
             waiting[number] = len(producers)
             for producer in producers:
                 readers.setdefault(producer, []).append(number)
-        place = {number: position for position, number in enumerate(self.source.ops)}
+        place = {number: position for position, number in enumerate(self.graph.ops)}
         heap: list[tuple[int, int, int, int]] = []
 
         def announce(numbers: Iterable[int]) -> None:
             for number in numbers:
-                op = self.source.ops[number]
+                op = self.graph.ops[number]
                 heapq.heappush(heap, (-self.signatures.height[number], op.op not in VIEWS, place[number], number))
                 signature = self.signatures.own.get(number)
                 if signature is not None:
@@ -114,8 +114,8 @@ class Agenda:
         """Merges an op with what can be merged with it, or keeps it as it is. The ops that are done with."""
         signature = self.signatures.own.get(number)
         waiting = self._ready.get(signature, {}) if signature is not None else {}
-        op = self.source.ops[number]
-        if len(waiting) < 2 or large(self.source, op):
+        op = self.graph.ops[number]
+        if len(waiting) < 2 or large(self.graph, op):
             waiting.pop(number, None)
             self._keep(op)
             return [number]
@@ -146,19 +146,19 @@ class Agenda:
         self._rank[op.node] = self._rank_of(op)
         if join(self.draft, op):
             return
-        kept = Op(op.node, op.name, op.op, op.attrs, [self.draft.plain(key, op) for key in op.inputs], op.covers)
+        kept = Op(op.node, op.name, op.op, op.attrs, [self.draft.plain(key, op) for key in op.inputs], op.source_nodes)
         self.draft.ops[op.node] = kept
 
     def _rank_of(self, op: Op) -> int:
         """Where members belong in an order that branches keep: by their weights where they have some, else by what they read."""
-        slot = weight_slot(self.source, op) if op.op in KINDS else None
+        slot = weight_slot(self.graph, op) if op.op in KINDS else None
         if slot is not None:
             return op.inputs[slot][0]
         static = self._static[op.node]
         read = [
             self._rank.get(key[0], key[0])
             for place, key in enumerate(op.inputs)
-            if place not in static and key not in self.source.constants
+            if place not in static and key not in self.graph.constants
         ]
         return max(read, default=op.node)
 
@@ -189,7 +189,7 @@ class Agenda:
         repeated: set[Key] = set()
         for op in ops:
             for slot, key in enumerate(op.inputs):
-                if key in self.source.constants and slot not in self._static[op.node]:
+                if key in self.graph.constants and slot not in self._static[op.node]:
                     (repeated if key in seen else seen).add(key)
         return repeated
 
@@ -200,7 +200,7 @@ class Agenda:
             place = self.draft.places.get(key)
             if key in repeated:
                 tokens.append(("weights", key))
-            elif slot in self._static[op.node] or key in self.source.constants:
+            elif slot in self._static[op.node] or key in self.graph.constants:
                 tokens.append(())
             else:
                 tokens.append(("stack", place.stack) if place is not None else ("value", key))
@@ -233,14 +233,14 @@ class Agenda:
     def _copies(self, ordered: Sequence[Op]) -> tuple[int, int]:
         """Kernels that stack the members' operands, and the bytes of those."""
         copies, volume = 0, 0
-        weights = weight_slot(self.source, ordered[0])
+        weights = weight_slot(self.graph, ordered[0])
         for slot in range(len(ordered[0].inputs)):
             if slot in self._static[ordered[0].node] or slot == weights:
                 continue
             keys = [op.inputs[slot] for op in ordered]
             if self.draft.copies(keys):
                 copies += 1
-                volume += 4 * len(keys) * math.prod(self.source.shapes[keys[0]])
+                volume += 4 * len(keys) * math.prod(self.graph.shapes[keys[0]])
         return copies, volume
 
     def _ordered(self, members: list[Op]) -> list[Op]:

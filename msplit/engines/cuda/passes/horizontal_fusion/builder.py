@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.weights import Weights
 
 
@@ -42,11 +42,11 @@ class Draft:
         weights: Constants that are stacked.
     """
 
-    def __init__(self, source: Source, types: dict[Key, str]) -> None:
-        self.source, self.types = source, types
+    def __init__(self, graph: OpGraph, types: dict[Key, str]) -> None:
+        self.graph, self.types = graph, types
         self.ops: dict[int, Op] = {}
         self.places: dict[Key, Place] = {}
-        self.weights = Weights(source)
+        self.weights = Weights(graph)
         self._cache: dict[Any, Key] = {}
 
     def emit(
@@ -56,20 +56,20 @@ class Draft:
         attrs: dict[str, Any],
         inputs: list[Key],
         shapes: Sequence[tuple[int, ...]],
-        covers: list[int],
+        source_nodes: list[int],
     ) -> int:
         """Adds an op; its number."""
-        number = self.source.fresh()
-        self.ops[number] = Op(number, like.name, op, attrs, inputs, covers)
+        number = self.graph.fresh()
+        self.ops[number] = Op(number, like.name, op, attrs, inputs, source_nodes)
         for port, shape in enumerate(shapes):
-            self.source.shapes[number, port] = shape
+            self.graph.shapes[number, port] = shape
         return number
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A small constant, the same one for the same value."""
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._cache:
-            self._cache[key] = self.source.constant(value)
+            self._cache[key] = self.graph.constant(value)
             self.types[self._cache[key]] = value.dtype.name
         return self._cache[key]
 
@@ -82,15 +82,15 @@ class Draft:
         if made not in self._cache:
             at = [self.constant(np.asarray([value], np.int64)) for value in (place.index, place.index + 1, 1)]
             attrs = {"T": self.types.get(key), "shrink_axis_mask": 1}
-            shapes = [self.source.shapes[key]]
-            number = self.emit(like, "StridedSlice", attrs, [place.stack, *at], shapes, [like.covers[0]])
+            shapes = [self.graph.shapes[key]]
+            number = self.emit(like, "StridedSlice", attrs, [place.stack, *at], shapes, [like.source_nodes[0]])
             self._cache[made] = (number, 0)
             self.types[number, 0] = self.types[key]
         return self._cache[made]
 
     def range(self, part: Part, like: Op) -> Key:
         """Some positions of a stack: a view."""
-        shape = self.source.shapes[part.key]
+        shape = self.graph.shapes[part.key]
         if part.start == 0 and part.count == shape[0]:
             return part.key
         made = ("range", part)
@@ -99,46 +99,46 @@ class Draft:
             size = self.constant(np.asarray([part.count, *[-1] * (len(shape) - 1)], np.int64))
             shapes = [(part.count, *shape[1:])]
             attrs = {"T": self.types[part.key]}
-            number = self.emit(like, "Slice", attrs, [part.key, begin, size], shapes, [like.covers[0]])
+            number = self.emit(like, "Slice", attrs, [part.key, begin, size], shapes, [like.source_nodes[0]])
             self._cache[made] = (number, 0)
             self.types[number, 0] = self.types[part.key]
         return self._cache[made]
 
     def stack(self, keys: Sequence[Key], like: Op) -> Key:
         """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
-        if all(key in self.source.constants for key in keys):
+        if all(key in self.graph.constants for key in keys):
             return self.weights.copy(keys)
         parts = self.parts(keys)
         if len(parts) == 1 and parts[0].start >= 0:
             return self.range(parts[0], like)
         made = ("stack", tuple(keys))
         if made not in self._cache:
-            member = self.source.shapes[keys[0]]
+            member = self.graph.shapes[keys[0]]
             shape = (len(keys), *member)
             kind = self.types[keys[0]]
             if all(part.start < 0 for part in parts):
                 inputs = [part.key for part in parts]
                 attrs = {"T": kind, "axis": 0}
-                number = self.emit(like, "Pack", attrs, inputs, [shape], [like.covers[0]])
+                number = self.emit(like, "Pack", attrs, inputs, [shape], [like.source_nodes[0]])
             else:
                 axis = self.constant(np.asarray(0, np.int32))
                 inputs = [
                     self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like)
                     for part in parts
                 ]
-                number = self.emit(like, "ConcatV2", {"T": kind}, [*inputs, axis], [shape], [like.covers[0]])
+                number = self.emit(like, "ConcatV2", {"T": kind}, [*inputs, axis], [shape], [like.source_nodes[0]])
             self._cache[made] = (number, 0)
             self.types[number, 0] = kind
         return self._cache[made]
 
     def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
         """The same elements in another shape."""
-        if self.source.shapes[key] == shape:
+        if self.graph.shapes[key] == shape:
             return key
         made = ("reshape", key, shape)
         if made not in self._cache:
             sizes = self.constant(np.asarray(shape, np.int64))
-            number = self.emit(like, "Reshape", {"T": self.types[key]}, [key, sizes], [shape], [like.covers[0]])
+            number = self.emit(like, "Reshape", {"T": self.types[key]}, [key, sizes], [shape], [like.source_nodes[0]])
             self._cache[made] = (number, 0)
             self.types[number, 0] = self.types[key]
         return self._cache[made]
@@ -165,7 +165,7 @@ class Draft:
 
     def copies(self, keys: Sequence[Key]) -> bool:
         """Whether stacking these values takes a kernel."""
-        if len(set(keys)) == 1 or all(key in self.source.constants for key in keys):
+        if len(set(keys)) == 1 or all(key in self.graph.constants for key in keys):
             return False
         parts = self.parts(keys)
         return len(parts) > 1 or parts[0].start < 0
@@ -179,7 +179,7 @@ class Merge:
         self.op = members[0]
         self.count = len(members)
         self.slots = len(self.op.inputs)
-        self._shapes = draft.source.shapes
+        self._shapes = draft.graph.shapes
 
     def column(self, slot: int) -> list[Key]:
         """Every member's operand."""
@@ -195,11 +195,11 @@ class Merge:
 
     def constants(self, slot: int) -> bool:
         """Whether every member's operand is a constant."""
-        return all(key in self._draft.source.constants for key in self.column(slot))
+        return all(key in self._draft.graph.constants for key in self.column(slot))
 
     def static(self, slot: int) -> NDArray[Any]:
         """A static operand, the same for all."""
-        return np.asarray(self._draft.source.constants[self.op.inputs[slot]])
+        return np.asarray(self._draft.graph.constants[self.op.inputs[slot]])
 
     def shape(self, slot: int) -> tuple[int, ...]:
         """Shape of a member's operand."""
@@ -228,7 +228,7 @@ class Merge:
         key = self._draft.stack(self.column(slot), self.op)
         shape = self.shape(slot)
         wanted = (self.count, *(1,) * (rank - len(shape)), *shape)
-        if key in self._draft.source.constants:
+        if key in self._draft.graph.constants:
             return self._draft.weights.shaped(key, wanted)
         return self.reshape(key, wanted)
 
@@ -271,9 +271,9 @@ class Merge:
 
     def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> int:
         """Adds the op that does the members' work; its number."""
-        covers = [node for member in self._members for node in member.covers]
-        number = self._draft.emit(self.op, op, dict(attrs), inputs, shapes, covers)
-        self._draft.ops[number].members = self.count
+        source_nodes = [node for member in self._members for node in member.source_nodes]
+        number = self._draft.emit(self.op, op, dict(attrs), inputs, shapes, source_nodes)
+        self._draft.ops[number].batch = self.count
         for port in range(len(shapes)):
             self._draft.types[number, port] = self._draft.types[self.op.node, port]
         return number

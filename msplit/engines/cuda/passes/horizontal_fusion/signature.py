@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import JOINS, KINDS, weight_slot
 from msplit.opset import schema
 
@@ -27,17 +27,17 @@ class Signatures:
         chain: Op -> what of that path, `_CHAIN` ops deep, a merge of it may take along, in kernels.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.dtypes = value_types(source)
+    def __init__(self, graph: OpGraph) -> None:
+        self._source = graph
+        self.dtypes = value_types(graph)
         self._numbers: dict[Any, int] = {}
         self.own: dict[int, int] = {}
-        for number, op in source.ops.items():
+        for number, op in graph.ops.items():
             found = self._own(op)
             if found is not None:
                 self.own[number] = self._number(found)
         self._readers: dict[int, list[tuple[int, int, int]]] = {}  # op -> (port, slot, reader)
-        for number, op in source.ops.items():
+        for number, op in graph.ops.items():
             for slot, (producer, port) in enumerate(op.inputs):
                 self._readers.setdefault(producer, []).append((port, slot, number))
         self.forward = self._forward()
@@ -108,16 +108,16 @@ class Signatures:
         return current
 
 
-def value_types(source: Source) -> dict[Key, str]:
+def value_types(graph: OpGraph) -> dict[Key, str]:
     """The dtype name of every value that it is known of: as it ran once, else by the attributes of what makes or reads it."""
-    types = source.dtypes | {key: value.dtype.name for key, value in source.constants.items()}
-    for number, op in source.ops.items():
+    types = graph.dtypes | {key: value.dtype.name for key, value in graph.constants.items()}
+    for number, op in graph.ops.items():
         if any(key not in types for key in op.inputs):
             for key, found in zip(op.inputs, schema.input_dtypes(op.op, op.attrs) or (), strict=False):
                 if found is not None:
                     types.setdefault(key, found)
         ports = 0
-        while (number, ports) in source.shapes:
+        while (number, ports) in graph.shapes:
             ports += 1
         if all((number, port) in types for port in range(ports)):
             continue

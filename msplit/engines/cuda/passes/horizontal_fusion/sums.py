@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 
 
 @dataclass(frozen=True)
@@ -21,42 +21,42 @@ class _Term:
     copy: Op | None = None
 
 
-def add_products(source: Source) -> None:
+def add_products(graph: OpGraph) -> None:
     """Puts every such sum into one op."""
-    readers = source.consumers()
-    fetched = set(source.fetches.values())
+    readers = graph.consumers()
+    fetched = set(graph.fetches.values())
 
     def alone(key: Key) -> Op | None:
         """The op that makes a value, if one op reads it, and once."""
-        return source.ops.get(key[0]) if len(readers.get(key, ())) == 1 and key not in fetched else None
+        return graph.ops.get(key[0]) if len(readers.get(key, ())) == 1 and key not in fetched else None
 
-    for op in list(source.ops.values()):
-        shape = source.shapes.get((op.node, 0))
+    for op in list(graph.ops.values()):
+        shape = graph.shapes.get((op.node, 0))
         if op.op != "AddV2" or shape is None or len(set(op.inputs)) != 2:
             continue
-        if any(source.shapes.get(key) != shape for key in op.inputs):
+        if any(graph.shapes.get(key) != shape for key in op.inputs):
             continue
         terms = []
         for key in op.inputs:
             made = alone(key)
-            found = _term(source, made, alone) if made is not None else None
+            found = _term(graph, made, alone) if made is not None else None
             if found is not None:
                 terms.append(found)
         whole = [term for term in terms if not term.first]
         if len(terms) == 2 and whole:
             one = whole[0]
-            _add(source, op, one.product, terms[1] if terms[0] is one else terms[0])
+            _add(graph, op, one.product, terms[1] if terms[0] is one else terms[0])
 
 
-def _term(source: Source, op: Op, alone: object) -> _Term | None:
+def _term(graph: OpGraph, op: Op, alone: object) -> _Term | None:
     if _is_product(op):
         return _Term(op)
-    if op.op != "ConcatV2" or len(op.inputs) != 3 or int(source.constants[op.inputs[2]]) != 0:
+    if op.op != "ConcatV2" or len(op.inputs) != 3 or int(graph.constants[op.inputs[2]]) != 0:
         return None
     product = alone(op.inputs[1])  # type: ignore[operator]
     if product is None or not _is_product(product):
         return None
-    return _Term(product, source.shapes[op.inputs[0]][0], op.inputs[0], op)
+    return _Term(product, graph.shapes[op.inputs[0]][0], op.inputs[0], op)
 
 
 def _is_product(op: Op) -> bool:
@@ -68,12 +68,12 @@ def _is_product(op: Op) -> bool:
     )
 
 
-def _add(source: Source, op: Op, one: Op, other: _Term) -> None:
+def _add(graph: OpGraph, op: Op, one: Op, other: _Term) -> None:
     gone = [one, other.product, *([other.copy] if other.copy is not None else [])]
     op.inputs = [*one.inputs, *other.product.inputs, *([other.before] if other.before is not None else [])]
     layers = (*one.attrs["layers"], *other.product.attrs["layers"])
     op.attrs = {**one.attrs, "layers": layers, "first": other.first}
     op.op = "_GroupedMatMul"
-    op.covers = [node for product in (one, other.product) for node in product.covers] + op.covers
+    op.source_nodes = [node for product in (one, other.product) for node in product.source_nodes] + op.source_nodes
     for product in gone:
-        del source.ops[product.node]
+        del graph.ops[product.node]

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.engines.cuda.ir.program import Key, Op, Source
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES, Weights
 
 
-def read_from_stacks(source: Source, weights: Weights) -> None:
+def read_from_stacks(graph: OpGraph, weights: Weights) -> None:
     """Turns such products and lookups into merged ones with one member."""
-    for op in source.ops.values():
+    for op in graph.ops.values():
         slot = {"MatMul": 1, "_FusedMatMul": 1, "GatherV2": 0, "Gather": 0, "ResourceGather": 0}.get(op.op)
-        if slot is None or op.inputs[slot] not in source.constants:
+        if slot is None or op.inputs[slot] not in graph.constants:
             continue
         key = op.inputs[slot]
         place = weights.place(key)
-        if place is None or source.constants[key].nbytes <= SMALL_BYTES:
+        if place is None or graph.constants[key].nbytes <= SMALL_BYTES:
             continue
         if slot:
             _product(op, place, wide=weights.is_wide(place[0]))
         else:
-            _lookup(source, weights, op, key, place)
+            _lookup(graph, weights, op, key, place)
 
 
 def _product(op: Op, place: tuple[Key, int], *, wide: bool) -> None:
@@ -40,8 +40,8 @@ def _product(op: Op, place: tuple[Key, int], *, wide: bool) -> None:
     op.op, op.inputs = "_GroupedMatMul", [op.inputs[0], stack, *op.inputs[2:]]
 
 
-def _lookup(source: Source, weights: Weights, op: Op, key: Key, place: tuple[Key, int]) -> None:
-    start = source.constant(np.asarray([weights.first_row(key)], np.int64))
-    size = source.constant(np.asarray([len(source.constants[key])], np.int64))
+def _lookup(graph: OpGraph, weights: Weights, op: Op, key: Key, place: tuple[Key, int]) -> None:
+    start = graph.constant(np.asarray([weights.first_row(key)], np.int64))
+    size = graph.constant(np.asarray([len(graph.constants[key])], np.int64))
     op.attrs = {"T": op.attrs.get("Tparams", op.attrs.get("dtype")), "count": 1, "single": True}
     op.op, op.inputs = "_GroupedLookup", [place[0], op.inputs[1], start, size]

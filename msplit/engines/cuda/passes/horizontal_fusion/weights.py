@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.engines.cuda.ir.program import Key, Source
+from msplit.engines.cuda.ir.graph import Key, OpGraph
 
 SMALL_BYTES = 1 << 15
 """A constant up to this size (a bias) may be held more than once."""
@@ -35,14 +35,14 @@ class _Stack:
 class Weights:
     """The stacks that merges take their constants from. `finish` makes them."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, graph: OpGraph) -> None:
+        self._source = graph
         self._stacks: dict[Key, _Stack] = {}
         self._at: dict[Key, tuple[Key, int]] = {}
         self._copies: dict[tuple[Key, ...], Key] = {}
         self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
-        self._readers = source.consumers()
-        self._fetched = frozenset(source.fetches.values())
+        self._readers = graph.consumers()
+        self._fetched = frozenset(graph.fetches.values())
         self._known: dict[tuple[Key, bool], bool] = {}
 
     def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
+from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.ir.program import Key, Source, Step
+from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
@@ -54,21 +55,24 @@ class Fused:
         return found
 
 
-def copy_of(source: Source) -> Source:
+def copy_of(graph: OpGraph) -> OpGraph:
     """A source that can be changed without changing the other."""
-    ops = {number: replace(op, inputs=list(op.inputs), covers=list(op.covers)) for number, op in source.ops.items()}
+    ops = {
+        number: replace(op, inputs=list(op.inputs), source_nodes=list(op.source_nodes))
+        for number, op in graph.ops.items()
+    }
     return replace(
-        source,
+        graph,
         ops=ops,
-        constants=dict(source.constants),
-        feeds=dict(source.feeds),
-        fetches=dict(source.fetches),
-        shapes=dict(source.shapes),
+        constants=dict(graph.constants),
+        feeds=dict(graph.feeds),
+        fetches=dict(graph.fetches),
+        shapes=dict(graph.shapes),
     )
 
 
 def fuse(
-    source: Source,
+    graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
     *,
@@ -90,18 +94,18 @@ def fuse(
         seconds: How long compiling may take.
         held: Constants that are on the device already.
     """
-    layouts = observe(source, feeds, device, nchw, held)
+    layouts = observe(graph, feeds, device, nchw, held)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
     for strict in (False, True):
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
-        groups = find_groups(source, dtypes, among=among, strict=strict)
-        readers = source.consumers()
-        outlines = [outline(source, group, readers) for group in groups]
+        groups = find_groups(graph, dtypes, among=among, strict=strict)
+        readers = graph.consumers()
+        outlines = [outline(graph, group, readers) for group in groups]
         kernels = _kernels(compiler, outlines, layouts)
         chosen = [(made, kernel) for made, kernel in zip(outlines, kernels, strict=True) if not isinstance(kernel, str)]
-        names = contract(source, chosen)
+        names = contract(graph, chosen)
         layouts |= {names[key]: layouts[key] for key in names if key in layouts}
         done = replace(
             done,
@@ -119,7 +123,7 @@ def fuse(
 
 
 def observe(
-    source: Source,
+    graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
     nchw: bool,
@@ -132,16 +136,16 @@ def observe(
     """
     layouts: dict[Key, Layout] = {}
 
-    def note(step: Step, arguments: list[torch.Tensor]) -> None:
+    def note(step: KernelCall, arguments: list[torch.Tensor]) -> None:
         layouts.update(zip(step.inputs, map(layout, arguments), strict=True))
 
-    trace(source, feeds, device, nchw=nchw, observe=note, held=held)
-    for op in source.ops.values():
+    trace(graph, feeds, device, nchw=nchw, observe=note, held=held)
+    for op in graph.ops.values():
         if op.op in VIEWS:
             static = positions(table()[op.op], len(op.inputs))
             for slot, key in enumerate(op.inputs):
-                if slot not in static and key in source.constants and key not in layouts:
-                    layouts[key] = layout(to_torch(source.constants[key]))
+                if slot not in static and key in graph.constants and key not in layouts:
+                    layouts[key] = layout(to_torch(graph.constants[key]))
     return layouts
 
 

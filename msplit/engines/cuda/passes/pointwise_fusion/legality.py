@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import ARITHMETIC, COMPARISONS, CURVES, EXACT_BINARY, EXACT_UNARY, STEPS, VIEWS
-from msplit.engines.cuda.ir.program import Key, Op, Source
 
 
 class Role(enum.Enum):
@@ -60,7 +60,7 @@ _MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
 _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 
 
-def role(source: Source, op: Op, dtypes: dict[Key, str]) -> Role | None:
+def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
     """The role that an op may play in a group, or None.
 
     Args:
@@ -72,10 +72,10 @@ def role(source: Source, op: Op, dtypes: dict[Key, str]) -> Role | None:
     if lowering is None or lowering.dynamic or lowering.shape_only or not op.inputs:
         return None
     static = positions(lowering, len(op.inputs))
-    if any(op.inputs[slot] not in source.constants for slot in static):
+    if any(op.inputs[slot] not in graph.constants for slot in static):
         return None
     read = [dtypes.get(key) for slot, key in enumerate(op.inputs) if slot not in static]
-    if (op.node, 0) not in source.shapes or 0 in source.shapes[op.node, 0]:
+    if (op.node, 0) not in graph.shapes or 0 in graph.shapes[op.node, 0]:
         return None
     if op.op == "Cast":
         known = all(dtype in _CAST_FROM for dtype in read) and op.attrs.get("DstT") in _COMPUTED

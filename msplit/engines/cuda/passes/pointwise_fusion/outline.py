@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
 from msplit.engines.cuda.passes.pointwise_fusion.partition import Group
 
@@ -37,16 +37,16 @@ class Outline:
     kept: frozenset[int]
 
 
-def outline(source: Source, group: Group, readers: Mapping[Key, list[int]]) -> Outline:
+def outline(graph: OpGraph, group: Group, readers: Mapping[Key, list[int]]) -> Outline:
     """Works out what a group is as one op.
 
     Args:
         source: The graph, which stays as it is.
         group: A group in it.
-        readers: `source.consumers()`.
+        readers: `graph.consumers()`.
     """
     inside = set(group.members)
-    fetched = set(source.fetches.values())
+    fetched = set(graph.fetches.values())
     wanted: dict[int, list[int]] = {}  # member -> ports that are wanted outside
     kept: set[int] = set()
     ports: dict[int, set[int]] = {number: set() for number in group.members}
@@ -60,12 +60,12 @@ def outline(source: Source, group: Group, readers: Mapping[Key, list[int]]) -> O
             if (number, port) in fetched
             or any(reader not in inside or reader in kept for reader in readers.get((number, port), ()))
         ]
-        if out and source.ops[number].op in VIEWS:
+        if out and graph.ops[number].op in VIEWS:
             kept.add(number)
         elif out:
             wanted[number] = out
     outputs = tuple((number, port) for number in group.members for port in wanted.get(number, ()))
-    maker = _Maker(source, inside)
+    maker = _Maker(graph, inside)
     made = tuple(maker.reference(key) for key in outputs)
     body = Body(tuple(maker.calls), len(maker.inputs), made)
     return Outline(group, body, tuple(maker.inputs), outputs, frozenset(kept))
@@ -74,8 +74,8 @@ def outline(source: Source, group: Group, readers: Mapping[Key, list[int]]) -> O
 class _Maker:
     """Collects the calls that some values need."""
 
-    def __init__(self, source: Source, inside: set[int]) -> None:
-        self.source, self.inside = source, inside
+    def __init__(self, graph: OpGraph, inside: set[int]) -> None:
+        self.graph, self.inside = graph, inside
         self.calls: list[Call] = []
         self.place: dict[int, int] = {}  # op -> call
         self.inputs: dict[Key, int] = {}
@@ -85,7 +85,7 @@ class _Maker:
         stack = [key]
         while stack:
             number = stack[-1][0]
-            op = self.source.ops.get(number)
+            op = self.graph.ops.get(number)
             if op is None or number in self.place or not self._belongs(op):
                 stack.pop()
                 continue
@@ -103,14 +103,14 @@ class _Maker:
 
     def _is_static(self, op: Op) -> bool:
         static = positions(table()[op.op], len(op.inputs))
-        return all(op.inputs[slot] in self.source.constants for slot in static)
+        return all(op.inputs[slot] in self.graph.constants for slot in static)
 
     def _data(self, op: Op) -> list[Key]:
         static = positions(table()[op.op], len(op.inputs))
         return [key for slot, key in enumerate(op.inputs) if slot not in static]
 
     def _is_missing(self, key: Key) -> bool:
-        op = self.source.ops.get(key[0])
+        op = self.graph.ops.get(key[0])
         return op is not None and key[0] not in self.place and self._belongs(op)
 
     def _known(self, key: Key) -> Reference:
@@ -121,28 +121,28 @@ class _Maker:
     def _emit(self, op: Op) -> None:
         static = positions(table()[op.op], len(op.inputs))
         arguments: list[Reference | NDArray[np.generic]] = [
-            np.asarray(self.source.constants[key]) if slot in static else self._known(key)
+            np.asarray(self.graph.constants[key]) if slot in static else self._known(key)
             for slot, key in enumerate(op.inputs)
         ]
         self.place[op.node] = len(self.calls)
         self.calls.append(Call(op.op, op.attrs, tuple(arguments)))
 
 
-def _doers(source: Source) -> dict[int, int]:
-    """Per flat node the op that does its work, of those that have it among their `covers`.
+def _doers(graph: OpGraph) -> dict[int, int]:
+    """Per flat node the op that does its work, of those that have it among their `source_nodes`.
 
     Others only help: copies and views that rewrites and merges add have the one node for whose op they were added.
     """
     best: dict[int, tuple[tuple[bool, bool, int], int]] = {}
-    for number, op in source.ops.items():
-        for node in op.covers:
-            rank = (op.op in VIEWS, op.node != node, -len(op.covers))
+    for number, op in graph.ops.items():
+        for node in op.source_nodes:
+            rank = (op.op in VIEWS, op.node != node, -len(op.source_nodes))
             if node not in best or rank < best[node][0]:
                 best[node] = rank, number
     return {node: number for node, (_, number) in best.items()}
 
 
-def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict[Key, Key]:
+def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict[Key, Key]:
     """Puts one op in the place of each group.
 
     Args:
@@ -155,34 +155,34 @@ def contract(source: Source, outlines: Sequence[tuple[Outline, object]]) -> dict
     names: dict[Key, Key] = {}
     fused: dict[int, Op] = {}  # last member -> op
     gone: set[int] = set()
-    doer = _doers(source)
+    doer = _doers(graph)
     for made, kernel in outlines:
-        ops = [source.ops[number] for number in made.group.members]
+        ops = [graph.ops[number] for number in made.group.members]
         computing = [op for op in ops if op.op not in VIEWS]
         last = computing[-1]
         # It runs where its last op was to run: that is where its result is wanted. A copy or a view that was added for an op
         # elsewhere goes by the name of that op's node, whose work is not done here.
         inside = set(made.group.members)
-        own = [node for op in [*computing[::-1], *ops] for node in op.covers if doer[node] in inside]
-        first = [node for op in computing[::-1] for node in op.covers if doer[node] in inside][:1]
-        covers = list(dict.fromkeys([*first, *own])) or [last.covers[0]]
+        own = [node for op in [*computing[::-1], *ops] for node in op.source_nodes if doer[node] in inside]
+        first = [node for op in computing[::-1] for node in op.source_nodes if doer[node] in inside][:1]
+        source_nodes = list(dict.fromkeys([*first, *own])) or [last.source_nodes[0]]
         # Of a loop's node every op is a kernel, whichever of them counts as its doer.
-        turns = [node for op in computing for node in op.covers if node in source.unrolled]
-        instead = [*(node for node in covers if node not in source.unrolled), *turns] if turns else []
-        number = source.fresh()
+        turns = [node for op in computing for node in op.source_nodes if node in graph.unrolled]
+        replaces = [*(node for node in source_nodes if node not in graph.unrolled), *turns] if turns else []
+        number = graph.fresh()
         attrs = {"body": made.body, "kernel": kernel}
-        members = max(op.members for op in computing)
-        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), covers, members, instead)
+        batch = max(op.batch for op in computing)
+        fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), source_nodes, batch, replaces)
         for port, key in enumerate(made.outputs):
             names[key] = (number, port)
-            source.shapes[number, port] = source.shapes[key]
+            graph.shapes[number, port] = graph.shapes[key]
         gone |= set(made.group.members) - made.kept
-    source.ops = {
+    graph.ops = {
         op.node: op
-        for number, old in source.ops.items()
+        for number, old in graph.ops.items()
         for op in ([fused[number]] if number in fused else [] if number in gone else [old])
     }
-    source.rename(names)
-    source.prune()
-    source.sort()
+    graph.rename(names)
+    graph.prune()
+    graph.sort()
     return names

@@ -22,9 +22,9 @@ from collections import Counter, deque
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.pointwise_fusion.legality import Role, is_exact, is_step, role
 
 MOST_MEMBERS = 64
@@ -80,7 +80,7 @@ class _Unit:
 
 
 def find_groups(
-    source: Source, dtypes: Mapping[Key, str], *, among: Container[int] | None = None, strict: bool = False
+    graph: OpGraph, dtypes: Mapping[Key, str], *, among: Container[int] | None = None, strict: bool = False
 ) -> list[Group]:
     """Groups of at least two ops that compute something.
 
@@ -91,15 +91,15 @@ def find_groups(
         strict: Only ops that compute equally many elements share a group, no reductions and no
             joins.
     """
-    return _Finder(source, dict(dtypes), among, strict).run()
+    return _Finder(graph, dict(dtypes), among, strict).run()
 
 
 class _Finder:
-    def __init__(self, source: Source, dtypes: dict[Key, str], among: Container[int] | None, strict: bool) -> None:
-        self.source, self.dtypes, self.among, self.strict = source, dtypes, among, strict
-        self.reads = Counter(key for op in source.ops.values() for key in op.inputs)
-        self.ports: dict[int, list[int]] = {number: [] for number in source.ops}  # that anything wants
-        for producer, port in sorted(self.reads.keys() | set(source.fetches.values())):
+    def __init__(self, graph: OpGraph, dtypes: dict[Key, str], among: Container[int] | None, strict: bool) -> None:
+        self.graph, self.dtypes, self.among, self.strict = graph, dtypes, among, strict
+        self.reads = Counter(key for op in graph.ops.values() for key in op.inputs)
+        self.ports: dict[int, list[int]] = {number: [] for number in graph.ops}  # that anything wants
+        for producer, port in sorted(self.reads.keys() | set(graph.fetches.values())):
             if producer in self.ports:
                 self.ports[producer].append(port)
         self.units: list[_Unit] = []
@@ -108,8 +108,8 @@ class _Finder:
         self.views: dict[Key, Key] = {}  # value of a view in no group -> what it is a view of
 
     def run(self) -> list[Group]:
-        place = {number: position for position, number in enumerate(self.source.ops)}
-        for number, op in self.source.ops.items():
+        place = {number: position for position, number in enumerate(self.graph.ops)}
+        for number, op in self.graph.ops.items():
             self._visit(op, place[number])
         groups = [
             Group(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching)
@@ -119,7 +119,7 @@ class _Finder:
         return sorted(groups, key=lambda group: place[group.members[0]])
 
     def _visit(self, op: Op, place: int) -> None:
-        kind = role(self.source, op, self.dtypes) if self.among is None or op.node in self.among else None
+        kind = role(self.graph, op, self.dtypes) if self.among is None or op.node in self.among else None
         if self.strict and kind in (Role.REDUCTION, Role.JOIN):
             kind = None
         data = self._data(op) if kind else list(op.inputs)
@@ -236,7 +236,7 @@ class _Finder:
         return False
 
     def _size(self, op: Op) -> int:
-        return math.prod(self.source.shapes[op.node, 0])
+        return math.prod(self.graph.shapes[op.node, 0])
 
     def _create(self, op: Op, kind: Role | None, keys: list[Key], joined: list[int], place: int) -> None:
         index = len(self.units)

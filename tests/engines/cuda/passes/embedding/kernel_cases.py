@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from msplit.engines.cuda.ir.lowering import Node
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import embedding_tables
 from msplit.engines.cuda.kernels.embedding_launch import fill
 from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Columns, Segment, Term

@@ -60,9 +60,11 @@ def test_a_bucketized_column_is_a_gather_and_nothing_else():
     program = program_of(flat, feeds_of(flat, {"x": ("float32", 1)}, 5, 0, 0))
     assert kernels(program) == ["AddV2", "GatherV2", "_Bucketize"]
     (lookup,) = [step.op for step in program.steps if step.op.op == "GatherV2"]
-    assert {flat.graph.ops[node] for node in lookup.covers} == {"ResourceGather", "SparseSegmentMean", "Unique"} or {
-        flat.graph.ops[node] for node in lookup.covers
-    } == {"GatherV2", "SparseSegmentMean", "Unique"}
+    assert {flat.graph.ops[node] for node in lookup.source_nodes} == {
+        "ResourceGather",
+        "SparseSegmentMean",
+        "Unique",
+    } or {flat.graph.ops[node] for node in lookup.source_nodes} == {"GatherV2", "SparseSegmentMean", "Unique"}
 
 
 def test_ids_with_gaps_are_one_masked_lookup():

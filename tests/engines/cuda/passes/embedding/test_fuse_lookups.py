@@ -36,7 +36,7 @@ def grouped(build, feeds, *, streams=(1, 4), outputs=("out",)):
     program = prepare(job(flat, feeds, group=True), CPU, "auto").program
     for step in program.steps:
         if step.op.op == "_Columns":
-            does = {flat.graph.ops[node] for node in step.op.covers}
+            does = {flat.graph.ops[node] for node in step.op.source_nodes}
             assert "GatherV2" in does or "ResourceGather" in does
     return program
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.program import Op
 from msplit.engines.cuda.passes.embedding import intervals as ranges
 
 SMALL = st.integers(-4, 4)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import call
-from msplit.engines.cuda.ir.lowering import Node, table
-from msplit.engines.cuda.ir.program import Op, Source
+from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.horizontal_fusion import group_branches
 from msplit.errors import EngineError
 
@@ -14,64 +15,64 @@ from msplit.errors import EngineError
 def lookups(lengths, width=3):
     """A source of one lookup per table, their results stacked."""
     rng = np.random.default_rng(0)
-    source = Source({}, {}, {}, {}, numbers=0)
-    axis = source.constant(np.asarray(0, np.int32))
+    graph = OpGraph({}, {}, {}, {}, numbers=0)
+    axis = graph.constant(np.asarray(0, np.int32))
     rows = []
     attrs = {"Tparams": "float32", "Tindices": "int32", "Taxis": "int32", "batch_dims": 0}
     tables = [rng.standard_normal((length, width)).astype(np.float32) for length in lengths]
     for number, values in enumerate(tables):
-        ids = (source.fresh(), 0)
-        source.feeds[f"ids{number}"] = ids
-        source.shapes[ids] = (4,)
-        op = source.fresh()
-        source.ops[op] = Op(op, f"lookup{number}", "GatherV2", dict(attrs), [source.constant(values), ids, axis], [op])
-        source.shapes[op, 0] = (4, width)
+        ids = (graph.fresh(), 0)
+        graph.feeds[f"ids{number}"] = ids
+        graph.shapes[ids] = (4,)
+        op = graph.fresh()
+        graph.ops[op] = Op(op, f"lookup{number}", "GatherV2", dict(attrs), [graph.constant(values), ids, axis], [op])
+        graph.shapes[op, 0] = (4, width)
         rows.append((op, 0))
-    join = source.fresh()
-    source.ops[join] = Op(join, "join", "Pack", {"T": "float32", "N": len(rows), "axis": 1}, rows, [join])
-    source.shapes[join, 0] = (4, len(rows), width)
-    source.fetches["out"] = (join, 0)
-    return source, tables
+    join = graph.fresh()
+    graph.ops[join] = Op(join, "join", "Pack", {"T": "float32", "N": len(rows), "axis": 1}, rows, [join])
+    graph.shapes[join, 0] = (4, len(rows), width)
+    graph.fetches["out"] = (join, 0)
+    return graph, tables
 
 
-def run(source, ids):
+def run(graph, ids):
     """The output, op by op."""
-    values = {key: torch.from_numpy(np.array(ids[int(name[3:])], np.int32)) for name, key in source.feeds.items()}
-    constants = {key: torch.from_numpy(np.array(value)) for key, value in source.constants.items()}
-    for op in source.ops.values():
+    values = {key: torch.from_numpy(np.array(ids[int(name[3:])], np.int32)) for name, key in graph.feeds.items()}
+    constants = {key: torch.from_numpy(np.array(value)) for key, value in graph.constants.items()}
+    for op in graph.ops.values():
         lowering = table()[op.op]
         static = {slot % len(op.inputs) for slot in lowering.static}
         arguments = [
-            source.constants[key] if slot in static else values.get(key, constants.get(key))
+            graph.constants[key] if slot in static else values.get(key, constants.get(key))
             for slot, key in enumerate(op.inputs)
         ]
         values[op.node, 0] = call(lowering, op, arguments)
-    return values[source.fetches["out"]].numpy()
+    return values[graph.fetches["out"]].numpy()
 
 
 def test_tables_of_unequal_length_are_one_table():
-    source, tables = lookups([5, 2, 9, 1, 3])
+    graph, tables = lookups([5, 2, 9, 1, 3])
     ids = [[0, 4, 1, 3], [1, 0, 0, 1], [8, 0, 7, 2], [0, 0, 0, 0], [2, 1, 0, 2]]
-    groups = group_branches(source)
+    groups = group_branches(graph)
     assert [(group.op, group.members) for group in groups] == [("GatherV2", 5)]
-    assert sorted(op.op for op in source.ops.values()) == ["Pack", "Transpose", "_GroupedLookup"]
+    assert sorted(op.op for op in graph.ops.values()) == ["Pack", "Transpose", "_GroupedLookup"]
     expected = np.stack([values[rows] for values, rows in zip(tables, ids, strict=True)], 1)
-    assert np.array_equal(run(source, ids), expected)
-    floats = sum(value.nbytes for value in source.constants.values() if value.dtype == np.float32)
+    assert np.array_equal(run(graph, ids), expected)
+    floats = sum(value.nbytes for value in graph.constants.values() if value.dtype == np.float32)
     assert floats == sum(values.nbytes for values in tables)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2, 4])
 def test_an_id_outside_of_its_own_table_is_an_error_on_the_cpu(wrong):
-    source, _ = lookups([5, 2, 9, 1, 3])
-    group_branches(source)
+    graph, _ = lookups([5, 2, 9, 1, 3])
+    group_branches(graph)
     with pytest.raises(EngineError, match="out of range"):
-        run(source, [[0, 4, 1, 3], [1, wrong, 0, 1], [8, 0, 7, 2], [0, 0, 0, 0], [2, 1, 0, 2]])
+        run(graph, [[0, 4, 1, 3], [1, wrong, 0, 1], [8, 0, 7, 2], [0, 0, 0, 0], [2, 1, 0, 2]])
 
 
 def test_few_lookups_are_not_worth_the_copy_of_their_ids():
-    source, _ = lookups([5, 2])
-    assert not group_branches(source)
+    graph, _ = lookups([5, 2])
+    assert not group_branches(graph)
 
 
 def test_no_graph_can_hold_the_engines_own_ops():

@@ -23,7 +23,7 @@ def programs(flat, feeds):
     """The program as it is, and with branches merged."""
     for group in (False, True):
         lowered = lower(flat, feeds, CPU, group=group)
-        yield trace(lowered.source, lowered.feeds, CPU)
+        yield trace(lowered.graph, lowered.feeds, CPU)
 
 
 def results(program, flat, feeds, streams, seed=0):
@@ -41,8 +41,8 @@ def check(flat, feeds, streams, seed):
     assert found.passed, found.describe()
     launches = [sum(step.launches for step in program.steps) for program in (plain, merged)]
     assert launches[1] <= launches[0]
-    covered = [{node for step in program.steps for node in step.op.covers} for program in (plain, merged)]
-    busy = {node for step in plain.steps if step.launches for node in step.op.covers}
+    covered = [{node for step in program.steps for node in step.op.source_nodes} for program in (plain, merged)]
+    busy = {node for step in plain.steps if step.launches for node in step.op.source_nodes}
     assert busy <= covered[1]
     return plain, merged
 

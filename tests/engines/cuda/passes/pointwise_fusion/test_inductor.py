@@ -104,9 +104,9 @@ def cell():
 
 
 def fused(flat, feeds, **options):
-    source = copy_of(lower(flat, feeds, CPU).source)
-    done = fuse(source, feeds, CPU, **options)
-    return done, trace(source, feeds, CPU)
+    graph = copy_of(lower(flat, feeds, CPU).graph)
+    done = fuse(graph, feeds, CPU, **options)
+    return done, trace(graph, feeds, CPU)
 
 
 @compiles

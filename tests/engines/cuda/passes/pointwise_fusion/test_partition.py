@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.compile import lower
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.ir.program import Key, Op, Source
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
@@ -35,20 +35,20 @@ def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
 @given(random_graphs(most=40, steps=POINTWISE))
 def test_no_value_waits_for_more_than_it_did(case):
     graph_def, feeds, outputs = case
-    source = lower(flat_of(graph_def, outputs=outputs), feeds, CPU).source
-    dtypes = {key: dtype_name(found[2]) for key, found in observe(source, feeds, CPU, nchw=False).items()}
-    readers = source.consumers()
-    needs = ancestors(source)
+    graph = lower(flat_of(graph_def, outputs=outputs), feeds, CPU).graph
+    dtypes = {key: dtype_name(found[2]) for key, found in observe(graph, feeds, CPU, nchw=False).items()}
+    readers = graph.consumers()
+    needs = ancestors(graph)
     taken: set[int] = set()
-    for group in find_groups(source, dtypes):
-        made = outline(source, group, readers)
+    for group in find_groups(graph, dtypes):
+        made = outline(graph, group, readers)
         assert not taken.intersection(group.members)
         taken.update(group.members)
-        assert group.launching == sum(source.ops[number].op not in VIEWS for number in group.members) > 1
-        from_others = {key[0] for key in made.inputs} & source.ops.keys()
+        assert group.launching == sum(graph.ops[number].op not in VIEWS for number in group.members) > 1
+        from_others = {key[0] for key in made.inputs} & graph.ops.keys()
         for key in made.outputs:
-            if launched_readers(source, readers, key) - set(group.members):
-                assert from_others <= needs[key[0]], f"{source.ops[key[0]].name} waits for more"
+            if launched_readers(graph, readers, key) - set(group.members):
+                assert from_others <= needs[key[0]], f"{graph.ops[key[0]].name} waits for more"
 
 
 @settings(max_examples=examples(20, 40), deadline=None)
@@ -57,27 +57,27 @@ def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group)
     graph_def, feeds, outputs = case
     lowered = lower(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
     assert (
-        fuse(lowered.source, lowered.feeds, CPU, seconds=0).groups == 0
+        fuse(lowered.graph, lowered.feeds, CPU, seconds=0).groups == 0
     )  # to compile, that is, and nothing was compiled
 
 
-def ancestors(source: Source) -> dict[int, set[int]]:
+def ancestors(graph: OpGraph) -> dict[int, set[int]]:
     needs: dict[int, set[int]] = {}
-    for number, op in source.ops.items():
-        needs[number] = set().union(*({key[0]} | needs[key[0]] for key in op.inputs if key[0] in source.ops))
+    for number, op in graph.ops.items():
+        needs[number] = set().union(*({key[0]} | needs[key[0]] for key in op.inputs if key[0] in graph.ops))
     return needs
 
 
-def launched_readers(source: Source, readers: dict[Key, list[int]], key: Key) -> set[int]:
+def launched_readers(graph: OpGraph, readers: dict[Key, list[int]], key: Key) -> set[int]:
     """Ops that wait for a value, on the device: what reads it, directly or through views.
 
     A fetch is none of them. All outputs go to the host together when the step is complete, so that a fetched value or view of one may wait.
     """
     found: set[int] = set()
     for reader in readers.get(key, ()):
-        if source.ops[reader].op in VIEWS:
+        if graph.ops[reader].op in VIEWS:
             views = [other for other in readers if other[0] == reader]
-            found.update(*(launched_readers(source, readers, view) for view in views))
+            found.update(*(launched_readers(graph, readers, view) for view in views))
         else:
             found.add(reader)
     return found
@@ -87,29 +87,29 @@ class Graph:
     """A source by hand: every value is (2, 4) unless said otherwise."""
 
     def __init__(self) -> None:
-        self.source = Source({}, {}, {}, {}, numbers=1000)
+        self.graph = OpGraph({}, {}, {}, {}, numbers=1000)
         self.count = 0
 
     def feed(self):
         self.count += 1
         key = (self.count, 0)
-        self.source.feeds[f"x{self.count}"] = key
-        self.source.shapes[key] = (2, 4)
+        self.graph.feeds[f"x{self.count}"] = key
+        self.graph.shapes[key] = (2, 4)
         return key
 
     def op(self, name, *inputs, shape=(2, 4), **attrs):
         self.count += 1
-        self.source.ops[self.count] = Op(self.count, f"{name}_{self.count}", name, attrs, list(inputs), [self.count])
-        self.source.shapes[self.count, 0] = shape
+        self.graph.ops[self.count] = Op(self.count, f"{name}_{self.count}", name, attrs, list(inputs), [self.count])
+        self.graph.shapes[self.count, 0] = shape
         return (self.count, 0)
 
     def constant(self, value):
-        return self.source.constant(np.asarray(value))
+        return self.graph.constant(np.asarray(value))
 
     def groups(self, *fetches, dtypes=None, **options):
-        self.source.fetches = {f"y{number}": key for number, key in enumerate(fetches)}
-        known = dict.fromkeys(self.source.shapes, FLOAT) | (dtypes or {})
-        return [set(group.members) for group in find_groups(self.source, known, **options)]
+        self.graph.fetches = {f"y{number}": key for number, key in enumerate(fetches)}
+        known = dict.fromkeys(self.graph.shapes, FLOAT) | (dtypes or {})
+        return [set(group.members) for group in find_groups(self.graph, known, **options)]
 
 
 def numbers(*keys):
@@ -137,7 +137,7 @@ def test_a_group_looks_at_a_constant_through_a_view_that_grouping_left():
     total = g.op("AddV2", product(g, g.feed()), bias)
     last = g.op("Neg", total)
     assert g.groups(last) == [numbers(total, last)]
-    done = fuse(g.source, {name: np.ones((2, 4), np.float32) for name in g.source.feeds}, CPU, seconds=0)
+    done = fuse(g.graph, {name: np.ones((2, 4), np.float32) for name in g.graph.feeds}, CPU, seconds=0)
     assert done.facts()["not_fused"] == {"compiling took more than 0 s": 1}
 
 
@@ -213,12 +213,12 @@ def test_a_view_of_something_else_is_no_bond():
     g = Graph()
     x = product(g, g.feed())
     parts = g.op("Split", g.constant(np.int32(1)), x, shape=(2, 2), num_split=2)
-    g.source.shapes[parts[0], 1] = (2, 2)
+    g.graph.shapes[parts[0], 1] = (2, 2)
     left = g.op("Neg", g.op("Tanh", parts, shape=(2, 2)), shape=(2, 2))
     right = g.op("Neg", g.op("Exp", (parts[0], 1), shape=(2, 2)), shape=(2, 2))
     found = g.groups(left, right)
     assert sorted(map(len, found)) == [2, 2]
-    made = outline(g.source, find_groups(g.source, dict.fromkeys(g.source.shapes, FLOAT))[0], g.source.consumers())
+    made = outline(g.graph, find_groups(g.graph, dict.fromkeys(g.graph.shapes, FLOAT))[0], g.graph.consumers())
     assert made.inputs == (x,), "it reads the product, not the part"
 
 
@@ -247,7 +247,7 @@ def test_dtypes_that_kernels_compute_in_another_width_are_left_alone(dtype):
     g = Graph()
     a = g.op("Tanh", g.feed())
     b = g.op("Mul", a, a)
-    assert g.groups(b, dtypes=dict.fromkeys(g.source.shapes, dtype)) == []
+    assert g.groups(b, dtypes=dict.fromkeys(g.graph.shapes, dtype)) == []
 
 
 def test_integer_division_is_left_alone():
@@ -255,7 +255,7 @@ def test_integer_division_is_left_alone():
     a = g.op("AddV2", g.feed(), g.feed())
     b = g.op("Div", a, g.feed())
     c = g.op("Neg", b)
-    assert g.groups(c, dtypes=dict.fromkeys(g.source.shapes, "int32")) == []
+    assert g.groups(c, dtypes=dict.fromkeys(g.graph.shapes, "int32")) == []
 
 
 def test_axes_that_only_the_run_knows_are_no_group():

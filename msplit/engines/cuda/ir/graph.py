@@ -1,0 +1,175 @@
+"""A model on its way to the GPU: ops with their constants, which the frontend makes and every pass changes in place."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.ir.functions import Bodies
+
+Key = tuple[int, int]
+"""A value: (op, output port)."""
+
+STEPS = "(steps before this one)"
+"""The input, an int64 scalar, that random ops with a state draw by; no input of the model has such a name."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A value of which only this is looked at.
+
+    Attributes:
+        shape: None where it is not known.
+        dtype: As in ``"float32"``.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: str
+
+
+@dataclass
+class Op:
+    """One node on its way to the GPU. Rewrites change ops in place and drop those that are absorbed.
+
+    Attributes:
+        node: The op's number in `OpGraph.ops`: the flat node, or a fresh number for an op that a rewrite adds.
+        name: For messages.
+        op: TensorFlow op whose lowering runs it.
+        attrs: Plain attributes.
+        inputs: Data inputs by slot.
+        source_nodes: Every flat node that this op does the work of, the one whose stream it runs on first.
+        batch: How many alike ops it does side by side.
+        replaces: The flat nodes whose kernels it is in place of, one per kernel, where that is not each of `source_nodes` once: the fused
+            op of a loop replaces many kernels of the loop's node.
+    """
+
+    node: int
+    name: str
+    op: str
+    attrs: dict[str, Any]
+    inputs: list[Key]
+    source_nodes: list[int] = field(default_factory=list)
+    batch: int = 1
+    replaces: list[int] = field(default_factory=list)
+
+
+@dataclass
+class OpGraph:
+    """The part of a flat graph that the engine runs, constants evaluated.
+
+    Attributes:
+        ops: By number, in topological order.
+        constants: Values known before anything runs.
+        feeds: Input name -> the value that is fed.
+        fetches: Output name -> value.
+        shapes: Shape of every value whose shape is the same in every run; empty before `trace.infer`.
+        dtypes: Type of every value that ran then, as TensorFlow names it.
+        numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
+        bodies: The model's functions, for what loops and conds become in `trace.infer`.
+        unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
+            of, and that no op covers: those of a TensorFlow 1 loop's frame.
+        streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.
+    """
+
+    ops: dict[int, Op]
+    constants: dict[Key, NDArray[Any]]
+    feeds: dict[str, Key]
+    fetches: dict[str, Key]
+    shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[Key, str] = field(default_factory=dict)
+    numbers: int = 0
+    bodies: Bodies | None = None
+    unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    streamless: frozenset[int] = frozenset()
+
+    def fresh(self) -> int:
+        """A number that nothing has."""
+        self.numbers += 1
+        return self.numbers - 1
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A new constant."""
+        key = (self.fresh(), 0)
+        self.constants[key] = value
+        self.shapes[key] = value.shape
+        return key
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Shape of a value, also of a constant; None where it differs from run to run."""
+        return self.constants[key].shape if key in self.constants else self.shapes.get(key)
+
+    def sizes(self, shape: tuple[int, ...]) -> Key:
+        """A shape as a new constant, for a Reshape."""
+        return self.constant(np.asarray(shape, np.int64))
+
+    def add(self, op: str, like: Op, attrs: dict[str, Any], inputs: list[Key], shape: tuple[int, ...]) -> Op:
+        """A new op with one output of a known shape, that does a part of another's work. `sort` afterwards."""
+        number = self.fresh()
+        self.ops[number] = Op(number, like.name, op, attrs, inputs, [like.source_nodes[0]])
+        self.shapes[number, 0] = shape
+        return self.ops[number]
+
+    def consumers(self) -> dict[Key, list[int]]:
+        """Ops that read each value, one entry per read, in op order."""
+        readers: dict[Key, list[int]] = {}
+        for number, op in self.ops.items():
+            for key in op.inputs:
+                readers.setdefault(key, []).append(number)
+        return readers
+
+    def rename(self, names: Mapping[Key, Key]) -> None:
+        """Lets everything that reads a value read another in its place, over several steps where the other is renamed too."""
+        if not names:
+            return
+
+        def final(key: Key) -> Key:
+            while key in names:
+                key = names[key]
+            return key
+
+        for op in self.ops.values():
+            op.inputs = [final(key) for key in op.inputs]
+        self.fetches = {name: final(key) for name, key in self.fetches.items()}
+
+    def prune(self) -> None:
+        """Drops ops that no fetch needs, and inputs that nothing reads."""
+        needed: set[int] = set()
+        stack = [key[0] for key in self.fetches.values()]
+        while stack:
+            number = stack.pop()
+            if number in needed or number not in self.ops:
+                continue
+            needed.add(number)
+            stack.extend(key[0] for key in self.ops[number].inputs if key not in self.constants)
+        self.ops = {number: op for number, op in self.ops.items() if number in needed}
+        read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        self.feeds = {name: key for name, key in self.feeds.items() if key in read}
+
+    def sort(self) -> None:
+        """Puts the ops in topological order again, as near to their present order as that allows (Kahn's algorithm)."""
+        place = {number: position for position, number in enumerate(self.ops)}
+        readers: dict[int, list[int]] = {}
+        waiting = dict.fromkeys(self.ops, 0)
+        for number, op in self.ops.items():
+            for producer, _ in op.inputs:
+                if producer in self.ops:
+                    readers.setdefault(producer, []).append(number)
+                    waiting[number] += 1
+        heap = [(place[number], number) for number, count in waiting.items() if not count]
+        ordered: dict[int, Op] = {}
+        while heap:
+            _, number = heapq.heappop(heap)
+            ordered[number] = self.ops[number]
+            for reader in readers.get(number, ()):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    heapq.heappush(heap, (place[reader], reader))
+        if len(ordered) != len(self.ops):
+            raise ValueError("internal error: a rewrite made a cycle")
+        self.ops = ordered
