@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 
 pytestmark = pytest.mark.gpu
 

@@ -48,8 +48,8 @@ def test_whatever_is_chosen_is_right(rows, shared):
 
 
 def test_a_wrong_id_gives_zeros_from_its_own_table():
-    from msplit.engines.cuda.ir.node import Node
     from msplit.engines.cuda.ir.lowering import table
+    from msplit.engines.cuda.ir.node import Node
 
     rows = torch.arange(12, dtype=torch.float32, device="cuda").reshape(6, 2) + 1
     ids = torch.tensor([[0, 3, -1], [2, 0, 5]], dtype=torch.int32, device="cuda")

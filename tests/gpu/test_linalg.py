@@ -11,8 +11,8 @@ import torch
 
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 from msplit.errors import EngineError
 from msplit.opset import proto
 from tests.engines.cuda.cases import flat_of

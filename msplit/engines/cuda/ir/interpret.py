@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import Lowering, table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.errors import EngineError
 
 LARGEST_FOLDED = 1 << 28

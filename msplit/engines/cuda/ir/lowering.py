@@ -31,39 +31,12 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
-class Unsupported(Exception):
-    """A lowering exists, but not for these attributes, dtypes or shapes. The message says which."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node as a lowering sees it.
-
-    Attributes:
-        name: The node's name, for messages.
-        op: The TensorFlow op.
-        attrs: Attributes as plain values: ints, floats, bools, str for strings, dtype names such as ``"float32"`` for types,
-            tuples for lists, and for shapes a tuple of ints with None for an unknown size (None alone: unknown rank).
-            An attribute may be absent where the file left out its default: use `get`.
-        nchw: Layout of the convolution kernels: False keeps TensorFlow's NHWC data as it lies (PyTorch's channels last),
-            True makes 4-D convolution and pooling outputs lie as NCHW in memory. The tensor's logical shape is the same.
-    """
-
-    name: str
-    op: str
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    nchw: bool = False
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The attribute, or the default where the file left it out."""
-        return self.attrs.get(name, default)
-
+from msplit.engines.cuda.ir.node import Node
 
 LoweringFunction = Callable[..., Any]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.gather import take

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
 
 _SAME_AS_TORCH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Greater": torch.gt,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import channels_first
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.ops.conv import convolve

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import Window, channels_first, from_channels_first, spatial, windows
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.resize import cubic_weights, linear_weights, nearest_pixels

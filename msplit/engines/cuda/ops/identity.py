@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
 
 
 @lowering(

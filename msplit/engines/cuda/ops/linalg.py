@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 
 @lowering("Cholesky")

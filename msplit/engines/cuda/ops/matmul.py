@@ -7,8 +7,8 @@ from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 # PyTorch has no products of these; the signed type of the same width gives the same bits, since both wrap around.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import lies_nchw
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)

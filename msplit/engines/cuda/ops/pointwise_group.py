@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 
 @lowering("_FusedPointwise", own=True)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
     Window,
     channels_first,

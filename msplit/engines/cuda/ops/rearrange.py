@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integers
 
 

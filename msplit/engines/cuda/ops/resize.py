@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from torch import Tensor
 
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.gather import linear_index
 

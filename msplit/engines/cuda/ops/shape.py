@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
 

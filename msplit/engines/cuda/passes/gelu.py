@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.pattern import Readers
 
 _CURVED = frozenset({"Erf", "Erfc", "Tanh", "Sigmoid"})

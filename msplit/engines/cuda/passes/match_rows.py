@@ -13,8 +13,8 @@ import torch
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.pattern import Readers, per_channel
 
 REDUCTIONS = frozenset({"Mean", "Sum", "Max"})

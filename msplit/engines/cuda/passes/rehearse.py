@@ -21,8 +21,8 @@ from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.embedding.densify import Prover
 from msplit.engines.cuda.passes.embedding.unique import drop_uniques
 from msplit.engines.cuda.passes.specialize import Tracer, infer

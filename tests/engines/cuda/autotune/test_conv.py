@@ -5,8 +5,8 @@ import torch
 
 from msplit.engines.cuda.autotune import conv, tuner
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.frontend import importer as build_module
 from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.ir import interpret
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import Lowering
 from msplit.errors import EngineError
@@ -58,7 +58,7 @@ def test_variables_are_read_from_the_checkpoint_without_a_step():
 
 
 def test_a_constant_expression_that_would_grow_too_large_is_left_to_the_run(monkeypatch):
-    monkeypatch.setattr(build_module, "LARGEST_FOLDED", 1000)
+    monkeypatch.setattr(interpret, "LARGEST_FOLDED", 1000)
 
     def graph(tf, v1):
         x = v1.placeholder(tf.float32, [None], name="x")

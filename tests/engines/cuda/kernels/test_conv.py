@@ -197,8 +197,8 @@ def test_a_slow_library_loses_and_the_numbers_stay(monkeypatch):
     """A convolution of few channels, whose cuDNN kernel takes three times as long, through the whole of the choice."""
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.graph import Op
-    from msplit.engines.cuda.ir.node import Node
     from msplit.engines.cuda.ir.lowering import table
+    from msplit.engines.cuda.ir.node import Node
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)

@@ -153,8 +153,8 @@ def test_gelu(activation):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_op_with_a_tile_is_the_op_without(rows, steps, transposed):
     from msplit.engines.cuda.autotune.batched_matmul import TILE
-    from msplit.engines.cuda.ir.node import Node
     from msplit.engines.cuda.ir.lowering import table
+    from msplit.engines.cuda.ir.node import Node
 
     found = kernel()
     a = normal(120, rows) if transposed else normal(rows, 120)

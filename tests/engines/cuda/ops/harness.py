@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import Lowering, table
+from msplit.engines.cuda.ir.node import Node
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """NumPy's dtype for bfloat16 arrays: ``array.astype(BFLOAT16)``."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ops import boxes as boxes_module
 from tests.campaign import sampled
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_depthwise_filter, prepare_filter
 from tests.campaign import examples, sampled

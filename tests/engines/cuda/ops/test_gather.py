@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.gather import _masked
 
 from .harness import FLOATS, check, run_lowering, values

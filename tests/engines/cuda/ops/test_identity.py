@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 
 from .harness import FLOATS, check, run_lowering, values
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 from .harness import check, run_lowering, values
 

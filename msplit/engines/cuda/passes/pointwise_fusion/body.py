@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.interpret import as_tuple
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 
 Reference = tuple[int, int]
 """A value inside a body: (call, output port), or (-1, number) for a value that the group reads."""

@@ -6,8 +6,8 @@ import torch
 
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import call
-from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.horizontal_fusion import group_branches
 from msplit.errors import EngineError
 
