@@ -99,7 +99,7 @@ def test_too_little_memory_is_told_as_such():
 
     wanted = r"node big: Neg: CUDA out of memory. Tried to allocate 2.30 GiB.\n  fix: use a smaller --batch or fewer --streams"
     with pytest.raises(EngineError, match=wanted):
-        build_module.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
+        interpret.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
 
 
 @pytest.mark.parametrize("name", ["training.meta", "training_resource.meta"])
