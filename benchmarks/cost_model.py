@@ -36,7 +36,7 @@ from msplit.cost import profile_file
 from msplit.cost.costs import Constants, Costs
 from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, plan_for
+from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, plan_for
 from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs

@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
@@ -102,7 +101,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     arms = tuned.arms
     arm = arms["plain"]
-    device = measurement.make_trials(arms, torch.device(arguments.device))
+    device = measurement.make_trials(arms)
     plain: list[tuple[str, Trial]] = []
     skipped = {}
     candidates = choose(arm.problem, arguments.streams)

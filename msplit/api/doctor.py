@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from msplit.engines.cuda.kernels.toolchain import c_compiler
+from msplit.engines.cuda import engine as cuda
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
 
 _NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
@@ -170,7 +170,7 @@ def _compilers() -> list[Finding]:
         triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
     else:
         triton = Finding("triton", OK, f"Triton {metadata.version('triton')} compiles fused kernels and msplit's own")
-    found = c_compiler()
+    found = cuda.c_compiler()
     if found:
         compiler = Finding("c compiler", OK, f"{found}, for Triton's launchers")
     else:
@@ -183,13 +183,11 @@ def _kernels() -> list[Finding]:
     """Where compiled kernels are kept; nothing is said where there is no PyTorch, and so nothing to keep."""
     if importlib.util.find_spec("torch") is None:
         return []
-    from msplit.engines.cuda.kernels import cache
-
-    unsafe = cache.refused()
+    unsafe = cuda.refused_folders()
     if unsafe:
         said, _, fix = unsafe[0].partition(": ")
         return [Finding("compiled kernels", LIMITED, said, fix)]
-    path, writable = cache.place()
+    path, writable = cuda.kernel_folder()
     if path is None or not writable:
         return [
             Finding(

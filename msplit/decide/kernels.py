@@ -15,6 +15,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.decide.plans import Planned, planned
 from msplit.engines.base import Job
+from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
@@ -24,7 +25,7 @@ from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import Placed, Remark
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.search.kernel_modes import Way, Ways
+    from msplit.engines.cuda.engine import Way, Ways
 
 NAMES = ("plain", "fused", "grouped", "fused and grouped")
 """Ways to make kernels, as in `engines.cuda.trials.OPTIONS`."""
@@ -117,12 +118,10 @@ class Chooser:
         self.ways = self.chosen = None
         if (missing := why_not()) is not None:
             return _not(missing)
-        from msplit.engines.cuda.search.kernel_modes import ways
-
         job = self._job()
         try:
             with progress.telling() as tell:
-                found = ways(
+                found = cuda.ways(
                     job,
                     tied,
                     streams=streams,

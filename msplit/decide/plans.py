@@ -17,6 +17,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.decide.environment import environment
 from msplit.engines.base import Job
+from msplit.engines.cuda.options import StoredPlan
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import claim_rest
@@ -27,7 +28,7 @@ from msplit.schedule.plan.record_order import topological
 from msplit.schedule.search.search import Trial
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.search.measurement import Arm
+    from msplit.engines.cuda.engine import Arm
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,23 +72,17 @@ def planned(arm: Arm, trial: Trial, batch: int | None = None) -> Planned:
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
-    from msplit.engines.cuda.engine import prove
-    from msplit.engines.cuda.runtime import plan_binding
-    from msplit.engines.cuda.search import measurement
-
-    job, program = arm.job, arm.prepared.program
+    job = arm.job
     if job.costs is None:
         raise ValueError("a plan needs costs")
-    plan = prove(arm.plan(trial), program)
-    stored = plan_binding.store(program, plan)
-    node_ids = plan_binding.ids_of(program, plan.stream, len(job.flat))
+    plan, stored, node_ids = arm.bind(trial)
     ids = fill_ids(job.flat, job.costs, node_ids)
     return Planned(
         kernels=arm.name,
         ids=ids,
         streams=plan.streams,
         waits=plan.waits,
-        options={**measurement.OPTIONS[arm.name], "plan": stored},
+        options={**arm.options, "plan": stored},
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
         made_for=made_for(job, batch, layout=arm.prepared.layout),
         node_ids=node_ids,
@@ -124,7 +119,7 @@ def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[
         flat: The graph.
         costs: Nodes that cost nothing launch nothing.
         ids: Stream per node.
-        kernels: The engine's order; see `steps.StoredPlan`.
+        kernels: The engine's order; see `StoredPlan`.
     """
     key = np.full(len(flat), np.inf)
     for place, (node, _, _) in enumerate(kernels):
@@ -179,8 +174,6 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
     Raises:
         MsplitError: The plan is one of another graph.
     """
-    from msplit.engines.cuda.runtime.plan_binding import StoredPlan
-
     flat = job.flat
     found, unknown = plan.on(flat)
     if unknown or not len(found.order):
@@ -203,18 +196,6 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
                 ids[node] = lane
     notes += _differences(plan.made_for, made_for(job))
     return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
-
-
-def runs_as_stored(job: Job) -> bool:
-    """Whether the engine can run a job by the order that its stored plan holds: not where its kernels have become others."""
-    import torch
-
-    from msplit.engines.cuda.engine import ENGINE
-    from msplit.engines.cuda.runtime.plan_binding import restore
-
-    stored = job.options.get("plan")
-    device = torch.device(str(job.options.get("device", "cuda")))
-    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

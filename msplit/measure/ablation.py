@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
+from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError
 from msplit.measure.measure import Variant
 
 if TYPE_CHECKING:
     from msplit.decide.kernels import Chooser
-    from msplit.engines.cuda.ir.program import Program
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,12 @@ def predicted(layers: Sequence[Layer], variants: Sequence[Variant]) -> tuple[Lay
     """
     if not layers:
         return ()
-    from msplit.engines.cuda.search.kernel_modes import predicted_us
-
     jobs = {variant.label: variant.job for variant in variants}
     found = []
     for layer in layers:
         job = jobs[layer.label]
         known = layer.predicted_us is not None or not job.options.get("capture", True) or _program(job).dynamic
-        found.append(layer if known else replace(layer, predicted_us=predicted_us(job)))
+        found.append(layer if known else replace(layer, predicted_us=cuda.predicted_us(job)))
     return tuple(found)
 
 
@@ -168,10 +166,10 @@ def _kernels(job: Job) -> Sequence[Any]:
 
 def _uses_streams(job: Job) -> bool:
     """Whether there is anything left to spread over several streams."""
-    return _program(job).lanes(job.ids)[1] > 1
+    return bool(_program(job).lanes(job.ids)[1] > 1)
 
 
-def _program(job: Job) -> Program:
+def _program(job: Job) -> Any:
     import torch
 
     return ENGINE.prepared(job, torch.device(str(job.options.get("device", "cuda")))).program

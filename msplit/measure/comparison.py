@@ -24,6 +24,7 @@ from msplit.decide.kernels import why_not as no_torch
 from msplit.decide.model import opened, price
 from msplit.decide.plans import fill_ids
 from msplit.engines.base import Job
+from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -39,7 +40,7 @@ from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.search import HEAT, ROUNDS, Device, single, trial_of
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.search.measurement import Arm
+    from msplit.engines.cuda.engine import Arm
 
 STREAMS = 4
 """Most streams where neither the user nor the rules say."""
@@ -202,14 +203,11 @@ def _kernels(
         return (), (), why
     if device is None and (why := ENGINE.unavailable()):
         return (), (), f"only running the model on a GPU shows what kernels it becomes; {why}"
-    from msplit.engines.cuda.search.kernel_modes import ways
-    from msplit.engines.cuda.search.measurement import GpuTrials
-
     try:
         made = job()
         if device is not None:
             made = replace(made, options={**made.options, "device": "cpu"})
-        found = ways(made, groups(made.flat).of, streams=streams, tell=tell)
+        found = cuda.ways(made, groups(made.flat).of, streams=streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"
         if found.dynamic:
@@ -220,11 +218,11 @@ def _kernels(
             name = f"{way.name}: {best.name}"
             rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
         arms = {name: way.arm for name, way in found.ways.items()}
-        runner = device(arms) if device is not None else GpuTrials(arms)
+        runner = device(arms) if device is not None else cuda.make_trials(arms)
         one = single(found.plain.arm.problem, found.plain.name)
-        measurement = [way.trial() for way in found.ways.values()]
-        theirs, *ours = runner.times([one, *measurement], ROUNDS)
-        for number, (trial, times) in enumerate(zip(measurement, ours, strict=True)):
+        trials = [way.trial() for way in found.ways.values()]
+        theirs, *ours = runner.times([one, *trials], ROUNDS)
+        for number, (trial, times) in enumerate(zip(trials, ours, strict=True)):
             alone = trial.key() == one.key()
             gain = None if alone else statistics.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
             memory = runner.memory(trial)
@@ -245,13 +243,11 @@ def _measured(
     tell: Callable[[str, float], None] | None,
 ) -> tuple[list[Row], str]:
     """The rows with times: each in a heat of its own with one stream."""
-    from msplit.engines.cuda.search import measurement
-
-    arms = measurement.arms(job, groups(job.flat).of, ("plain",))
+    arms = cuda.arms(job, groups(job.flat).of, ("plain",))
     arm = arms["plain"]
     if arm.prepared.program.dynamic:
         raise EngineError(_NO_GRAPH)
-    runner = device(arms) if device is not None else measurement.GpuTrials(arms)
+    runner = device(arms) if device is not None else cuda.make_trials(arms)
     one = single(arm.problem, "plain")
     found = {
         number: trial_of(arm.problem, "plain", row.name, arm.streams_of(ids[number]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
+from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 from msplit.measure.results import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
@@ -17,7 +18,7 @@ from msplit.schedule.breakdown import Breakdown, breakdown
 from msplit.schedule.search.evaluate import evaluate
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.search.measurement import Arm
+    from msplit.engines.cuda.engine import Arm
 
 MEASURE_SECONDS = 8.0
 """Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
@@ -68,17 +69,15 @@ def limits(
     Returns:
         None where the model can not be captured, so that times of steps mean little.
     """
-    from msplit.engines.cuda.search import measurement
-
     if job.costs is None:
         return None
     if arm is None:
         alone = np.full(len(job.flat), -1, np.int32)
         try:
-            arm = measurement.arms(job, alone, ("plain",), seconds=seconds)["plain"]
+            arm = cuda.arms(job, alone, ("plain",), seconds=seconds)["plain"]
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
-            arm = measurement.arms(job, alone, ("plain",))["plain"]
+            arm = cuda.arms(job, alone, ("plain",))["plain"]
     if arm.prepared.program.dynamic:
         return None
     profiled = job.costs.constants is not None

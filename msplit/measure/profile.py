@@ -19,7 +19,7 @@ from msplit.cost.profile import Device, Profile, Shape, Step
 from msplit.decide import environment
 from msplit.decide.model import opened
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, one_stream_seconds
+from msplit.engines.cuda.engine import ENGINE, one_stream_seconds, profile_kernels
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
@@ -90,9 +90,6 @@ def profile(
         )
     import torch
 
-    from msplit.engines.cuda.profiling.kernel_profile import measure
-    from msplit.engines.cuda.runtime.executable import precision
-
     feeds = make_inputs(flat, request.shapes, batch=request.batch or 1, seed=request.seed, given=request.inputs)
     device = torch.device(request.device)
     job = Job(
@@ -107,15 +104,7 @@ def profile(
     if progress is not None:
         progress("building the model", 0.0)
     prepared = ENGINE.prepared(job, device)
-    with precision(request.ieee):
-        found = measure(
-            prepared.program,
-            prepared.lowered.feeds,
-            device,
-            seconds=request.seconds,
-            grids=request.grids,
-            progress=progress,
-        )
+    found = profile_kernels(job, prepared, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
     if device.type == "cuda" and not prepared.program.dynamic:
         one_us = one_stream_seconds(job, prepared, device) * 1e6

@@ -16,6 +16,7 @@ from msplit.decide.basis import measured_record
 from msplit.decide.model import save
 from msplit.decide.plans import Planned, planned, save_plan
 from msplit.engines.base import Job
+from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure import statistics
@@ -23,7 +24,7 @@ from msplit.measure.results import BenchResult
 from msplit.schedule.search.search import Device, Found, Limits, Trial, search, single
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.search.measurement import Arm
+    from msplit.engines.cuda.engine import Arm
 
 BUILDS = 3
 """Builds of the confirmation."""
@@ -115,14 +116,10 @@ def tune(
     Raises:
         EngineError: The engine can not run or not capture the model.
     """
-    import torch
-
-    from msplit.engines.cuda.search import measurement
-
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    arms = measurement.arms(
+    arms = cuda.arms(
         job,
         groups(job.flat).of,
         settings.kernels,
@@ -130,7 +127,7 @@ def tune(
         tell=tell,
     )
     _refuse_dynamic(next(iter(arms.values())).prepared.program)
-    device = device or measurement.make_trials(arms, torch.device(str(job.options.get("device", "cuda"))))
+    device = device or cuda.make_trials(arms)
     limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(
         {name: arm.problem for name, arm in arms.items()},

@@ -19,8 +19,9 @@ from msplit.decide.basis import anew
 from msplit.decide.export import check_places
 from msplit.decide.kernels import NAMES, Chooser, ends_with_auto, with_kernels
 from msplit.decide.model import priced as price_for
-from msplit.decide.plans import runs_as_stored, stored_job
+from msplit.decide.plans import stored_job
 from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.seeds import DRAWN_ON_DEVICE, remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -130,7 +131,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
     if left_out := formats.left_out_text(flat.model):
         notes.append(left_out)
     if engine is CUDA:
-        notes += _unsafe_caches()
+        notes += cuda.refused_folders()
     notes += _made_up_seeds(flat)
     if request.profile is not None:
         notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
@@ -160,7 +161,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
         if stored is not None and request.plan is not None:
             planned, said = stored_job(base, stored)
             notes += said
-            if not runs_as_stored(planned):
+            if not cuda.runs_as_stored(planned):
                 notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
             label = plan_label(request.plan)
             variants.append(Variant(label, engine, planned, _one(variants)))
@@ -192,18 +193,10 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
 
 def _made_up_seeds(flat: FlatGraph) -> list[str]:
     """What is to be said of the random ops that the outputs need."""
-    from msplit.engines.cuda.frontend.partition import wanted
-    from msplit.engines.cuda.ir.reachable import reachable
+    from msplit.engines.cuda.coverage import needed_nodes
 
-    said = remark(flat, reachable(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs}))
+    said = remark(flat, needed_nodes(flat))
     return [] if said is None else [said]
-
-
-def _unsafe_caches() -> list[str]:
-    """Folders of compiled kernels that are not used."""
-    from msplit.engines.cuda.kernels import cache
-
-    return cache.refused()
 
 
 def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:

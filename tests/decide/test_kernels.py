@@ -19,8 +19,8 @@ from msplit.api import BenchRequest, bench
 from msplit.decide import kernels
 from msplit.decide.assignment import present_ids
 from msplit.decide.kernels import ends_with_auto
-from msplit.decide.plans import runs_as_stored, stored_job
-from msplit.engines.cuda.engine import ENGINE
+from msplit.decide.plans import stored_job
+from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure.comparison import compare

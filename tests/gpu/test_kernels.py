@@ -10,8 +10,8 @@ import pytest
 from msplit import api, rules
 from msplit.api import BenchRequest, bench
 from msplit.decide.kernels import job_of
-from msplit.decide.plans import runs_as_stored, stored_job
-from msplit.engines.cuda.engine import ENGINE
+from msplit.decide.plans import stored_job
+from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure.comparison import compare
 from msplit.schedule.plan import planfile

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
-from msplit.engines.cuda.frontend.partition import Division, by_op, divide, effects_of, missing_by_op
+from msplit.engines.cuda.frontend.partition import Division, by_op, divide, effects_of, missing_by_op, wanted
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.lowering import listed
+from msplit.engines.cuda.ir.reachable import reachable
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes import Shapes, infer
@@ -162,3 +163,8 @@ def _address_space() -> int | None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def needed_nodes(flat: FlatGraph) -> list[int]:
+    """Nodes that the outputs need through data edges, in topological order."""
+    return reachable(flat.graph, wanted(flat), {(one.node, one.port) for one in flat.inputs})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, prepare
+from msplit.engines.cuda.build import ENGINE, prepare
 from msplit.engines.tensorflow.engine import reference
 from msplit.flatten import flatten
 from msplit.formats import read

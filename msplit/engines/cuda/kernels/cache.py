@@ -75,7 +75,7 @@ def _is_own_group(group: int) -> bool:
     )
 
 
-def refused() -> list[str]:
+def refused_folders() -> list[str]:
     """Folders of compiled kernels that are not used because others may write there, one sentence each."""
     found = []
     for name, path in _places().items():
@@ -120,7 +120,7 @@ def guard_triton() -> None:
         os.environ[_TRITON] = made
 
 
-def place() -> tuple[Path | None, bool]:
+def kernel_folder() -> tuple[Path | None, bool]:
     """Where compiled kernels will be kept, and whether that can be written to. Nothing is made, nothing is written.
 
     None where there is no such place, not even a home.

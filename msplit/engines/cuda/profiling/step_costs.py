@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from msplit.cost.costs import Constants
     from msplit.cost.gpus import Gpu
-    from msplit.engines.cuda.engine import Prepared
+    from msplit.engines.cuda.build import Prepared
     from msplit.engines.cuda.ir.graph import Op
     from msplit.engines.cuda.ir.program import KernelCall, Program
     from msplit.schedule.machine import Machine

@@ -6,47 +6,16 @@ need several steps, so a stored plan says which node's how-manieth step comes wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.core.union_find import DisjointSets
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import topological
-
-
-@dataclass(frozen=True)
-class Group:
-    """Nodes whose work one kernel does.
-
-    Attributes:
-        kind: ``"fused"``: pointwise ops that one compiled kernel does; ``"grouped"``: alike nodes of several branches, side by side;
-            ``"fused and grouped"``: pointwise ops of several branches; ``"columns"``: lookups of several embedding columns;
-            ``"library"``: one of a library's kernels with its epilogue, or another rewrite of several nodes to one.
-        nodes: Flat nodes, the one first whose stream decides.
-        stream: Where it runs.
-    """
-
-    kind: str
-    nodes: tuple[int, ...]
-    stream: int
-
-
-@dataclass(frozen=True)
-class StoredPlan:
-    """A plan of a program, in terms of the flat graph that it was made from.
-
-    Attributes:
-        kernels: In record order: (flat node, which of that node's steps, stream). A step belongs to the first node that it covers.
-        groups: Nodes that share a kernel, in record order. Nothing runs by them: they say what `kernels` does.
-    """
-
-    kernels: tuple[tuple[int, int, int], ...]
-    groups: tuple[Group, ...] = ()
 
 
 def named_steps(program: Program) -> list[tuple[int, int]]:
@@ -68,14 +37,14 @@ def store(program: Program, plan: Plan) -> StoredPlan:
     return StoredPlan(kernels, groups_of(program, plan))
 
 
-def groups_of(program: Program, plan: Plan) -> tuple[Group, ...]:
+def groups_of(program: Program, plan: Plan) -> tuple[SharedKernel, ...]:
     """Nodes that share a kernel, in record order, each set of them once (they may need several kernels)."""
-    groups: dict[Group, None] = {}
+    groups: dict[SharedKernel, None] = {}
     for step in plan.order.tolist():
         op = program.steps[step].op
         nodes = tuple(dict.fromkeys(op.source_nodes))
         if len(nodes) > 1:
-            groups[Group(_kind(op), nodes, int(plan.stream[step]))] = None
+            groups[SharedKernel(_kind(op), nodes, int(plan.stream[step]))] = None
     return tuple(groups)
 
 

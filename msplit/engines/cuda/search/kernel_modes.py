@@ -14,7 +14,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.build import ENGINE
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.search.measurement import OPTIONS, Arm, arms

@@ -13,7 +13,8 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
-from msplit.engines.cuda.engine import ENGINE, Prepared, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.options import StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
@@ -26,8 +27,6 @@ from msplit.schedule.search.search import Trial, single
 from msplit.schedule.simulate import simulate
 
 if TYPE_CHECKING:
-    import torch
-
     from msplit.engines.cuda.profiling.step_costs import StepCosts
 
 BURST_SECONDS = 0.003
@@ -60,6 +59,17 @@ class Arm:
     def plan(self, trial: Trial) -> Plan:
         """The plan of a trial over the program's steps."""
         return trial.point.plan(self.problem, self.prepared.program.dag)
+
+    def bind(self, trial: Trial) -> tuple[Plan, StoredPlan, Ints]:
+        """The plan of a trial, proved; the same in terms of the flat graph; and the stream of each node, -1 for one without a kernel."""
+        program = self.prepared.program
+        plan = prove(self.plan(trial), program)
+        return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
+
+    @property
+    def options(self) -> Mapping[str, bool]:
+        """What makes these kernels."""
+        return OPTIONS[self.name]
 
     def bounds(self) -> StepBounds:
         """What limits every plan of these kernels, in µs.
@@ -278,6 +288,7 @@ class SimulatedTrials(_Memory):
         return "the simulator"
 
 
-def make_trials(arms: Mapping[str, Arm], device: torch.device) -> GpuTrials | SimulatedTrials:
-    """What measures on a device."""
-    return GpuTrials(arms) if device.type == "cuda" else SimulatedTrials(arms)
+def make_trials(arms: Mapping[str, Arm]) -> GpuTrials | SimulatedTrials:
+    """What measures where the arms run. The CPU does not measure: it simulates."""
+    on_gpu = all(str(arm.job.options.get("device", "cuda")).startswith("cuda") for arm in arms.values())
+    return GpuTrials(arms) if on_gpu else SimulatedTrials(arms)

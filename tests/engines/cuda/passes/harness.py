@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from msplit.engines.cuda.build import plan_for
 from msplit.engines.cuda.compile import lower
-from msplit.engines.cuda.engine import plan_for
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.stream_program import arrange

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda import engine
+from msplit.engines.cuda.build import plan_of_job, prepare
 from msplit.engines.cuda.compile import lower
-from msplit.engines.cuda.engine import plan_of_job, prepare
 from msplit.engines.cuda.ir.windows import SIBLINGS
 from msplit.engines.cuda.passes import merge_convolutions
 from msplit.engines.cuda.passes.merge_convolutions import find_siblings, merge_siblings

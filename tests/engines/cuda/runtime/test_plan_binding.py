@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.engine import ENGINE, plan_for
+from msplit.engines.cuda.build import ENGINE, plan_for
+from msplit.engines.cuda.options import StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -143,7 +144,7 @@ def test_a_plan_of_other_steps_does_not_fit():
     program = program_of(flat, feeds)
     stored = plan_binding.store(program, plan_for(program, scattered(flat, 2), None))
     for kernels in (stored.kernels[1:], (*stored.kernels, (0, 99, 0)), (*stored.kernels[1:], stored.kernels[1])):
-        assert plan_binding.restore(program, plan_binding.StoredPlan(kernels)) is None
+        assert plan_binding.restore(program, StoredPlan(kernels)) is None
 
 
 def test_a_job_runs_by_the_plan_that_it_brings():
@@ -167,5 +168,5 @@ def test_a_job_runs_by_the_plan_that_it_brings():
 def test_a_job_whose_plan_does_not_fit_runs_by_its_ids():
     flat, feeds = load("towers_small.pb")
     made = job(flat, feeds, scattered(flat, 3), streams=3)
-    executable = ENGINE.build(replace(made, options={**made.options, "plan": plan_binding.StoredPlan(((0, 0, 0),))}))
+    executable = ENGINE.build(replace(made, options={**made.options, "plan": StoredPlan(((0, 0, 0),))}))
     assert executable.facts()["streams"] == 3

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.build import plan_for
 from msplit.engines.cuda.compile import lower
-from msplit.engines.cuda.engine import plan_for
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable

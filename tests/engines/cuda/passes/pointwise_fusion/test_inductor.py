@@ -199,7 +199,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(shared, monkeypatch, belo
     with cache.kept():
         assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(chosen)
-    (said,) = cache.refused()
+    (said,) = cache.refused_folders()
     assert str(chosen) in said
     assert f"anybody may write to {shared}" in said
     assert "TORCHINDUCTOR_CACHE_DIR" in said
@@ -213,12 +213,12 @@ def test_the_default_folder_is_not_used_where_others_may_write_to_it(shared, mon
     shared.chmod(0o755)
     assert cache.folder() == shared / "msplit" / "kernels"
     assert cache.folder().stat().st_mode & 0o077 == 0
-    assert cache.refused() == []
+    assert cache.refused_folders() == []
 
 
 def test_triton_gets_a_folder_of_its_own_where_others_may_write_to_its_folder(shared, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(shared))
-    assert any("TRITON_CACHE_DIR" in said for said in cache.refused())
+    assert any("TRITON_CACHE_DIR" in said for said in cache.refused_folders())
     cache.guard_triton()
     used = Path(os.environ["TRITON_CACHE_DIR"])
     assert used != shared
@@ -251,10 +251,10 @@ def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
 
 def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):
     from msplit.api.doctor import _kernels
-    from msplit.measure.variants import _unsafe_caches
+    from msplit.engines.cuda import engine
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
     (found,) = _kernels()
     assert "not used" in found.text
     assert "anybody may write" in found.text
-    assert _unsafe_caches() == cache.refused()
+    assert found.text in engine.refused_folders()[0]

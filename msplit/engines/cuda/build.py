@@ -1,0 +1,348 @@
+"""The cuda engine: from a job to an executable."""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.cost.costs import Costs
+from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.profiling.step_costs import estimated
+from msplit.errors import INSTALL_PYTORCH, EngineError
+from msplit.flatten.flat import FlatGraph
+from msplit.schedule.machine import Machine
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.lane_order import keep_lanes
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.search.evaluate import evaluate, node_order
+
+if TYPE_CHECKING:
+    import torch
+
+    from msplit.engines.cuda.compile import Lowered
+    from msplit.engines.cuda.ir.program import Program
+    from msplit.engines.cuda.profiling.kernel_profile import Measured
+
+LAYOUT_RUNS = 30
+"""Replays that decide between two memory layouts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program with what is shared by all its executables.
+
+    Attributes:
+        program: What runs.
+        layout: Memory layout of convolutions; "none" where there are none.
+        lowered: What it was traced from.
+        facts: What fusion and grouping did.
+    """
+
+    program: Program
+    layout: str
+    lowered: Lowered
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CudaEngine:
+    """See `engines.base.Engine`."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._prepared: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Prepared]] = weakref.WeakKeyDictionary()
+
+    def unavailable(self) -> str | None:
+        """Why the engine can not run here, or None."""
+        if importlib.util.find_spec("torch") is None:
+            return f"PyTorch, its kernel library, is not installed: {INSTALL_PYTORCH}"
+        import torch
+
+        if torch.version.cuda is None:
+            return f"PyTorch {torch.__version__} is a build without CUDA"
+        if not torch.cuda.is_available():
+            return "PyTorch sees no CUDA device (see `msplit doctor`)"
+        return None
+
+    def build(self, job: Job) -> Executable:
+        """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
+
+        Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``group`` and
+        ``fuse`` (False: larger kernels, see `lower` and `fusion`), ``compile`` (whether fused groups become kernels: on a GPU; otherwise
+        they are one step that runs op by op), ``plan`` (a `StoredPlan` to run by, where it fits the program), ``torture``.
+
+        Raises:
+            EngineError: Something in the graph can not run; the message names it.
+        """
+        import torch
+
+        device = torch.device(str(job.options.get("device", "cuda")))
+        if device.type == "cuda" and (why := self.unavailable()):
+            raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
+        prepared = self.prepared(job, device)
+        plan = plan_of_job(prepared.program, job)
+        capture = bool(job.options.get("capture", True))
+        return _executable(job, prepared, plan, device, capture)
+
+    def prepared(self, job: Job, device: torch.device) -> Prepared:
+        """The job's graph lowered and traced, once per graph, shapes and options."""
+        shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
+        layout = str(job.options.get("layout", "auto"))
+        fuse = bool(job.options.get("fuse"))
+        larger = (bool(job.options.get("group")), fuse, fuse and job.options.get("compile"))
+        key = (shapes, job.ieee, layout, str(device), *larger)
+        cache = self._prepared.setdefault(job.flat, {})
+        if key not in cache:
+            if fuse:
+                plain = self.prepared(replace(job, options={**job.options, "fuse": False}), device)
+                cache[key] = fused(plain, job, device)
+            else:
+                cache[key] = _plain(job, device, layout)
+        return cache[key]
+
+    def forget(self, flat: FlatGraph) -> None:
+        """Lets go of what was prepared of a graph. Executables keep what they run."""
+        self._prepared.pop(flat, None)
+
+
+ENGINE = CudaEngine()
+
+
+def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
+    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster; fuses if asked to."""
+    plain = _plain(job, device, layout)
+    return fused(plain, job, device) if job.options.get("fuse") else plain
+
+
+def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
+    from msplit.engines.cuda.compile import lower
+    from msplit.engines.cuda.ops.conv import FILTERS
+    from msplit.engines.cuda.passes.horizontal_fusion import group_facts
+    from msplit.engines.cuda.passes.specialize import trace
+    from msplit.engines.cuda.runtime.executable import precision
+
+    with precision(job.ieee):
+        lowered = lower(
+            job.flat,
+            job.feeds,
+            device,
+            op_libraries=job.op_libraries,
+            group=bool(job.options.get("group")),
+        )
+    has_choice = any(
+        op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
+        for op in lowered.graph.ops.values()
+    )
+    wanted = {"nhwc": [False], "nchw": [True]}.get(layout, [False, True])
+    if not has_choice or device.type != "cuda":
+        wanted = wanted[:1]
+    with precision(job.ieee):
+        candidates = []
+        for nchw in wanted:
+            merged = with_siblings(lowered, device) if job.options.get("group") and not nchw else lowered
+            program = trace(merged.graph, lowered.feeds, device, nchw=nchw)
+            facts = group_facts(merged.groups) if job.options.get("group") else {}
+            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate, device))
+
+
+def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
+    """A lowered graph with convolutions of the same data as one where that is faster on the device. On a CPU nothing is measured."""
+    from msplit.engines.cuda.passes.merge_convolutions import merge_siblings
+    from msplit.engines.cuda.passes.merged_conv import decide_on
+    from msplit.engines.cuda.passes.pointwise_fusion import copy_of
+
+    if device.type != "cuda":
+        return lowered
+    graph = copy_of(lowered.graph)
+    groups = merge_siblings(graph, decide_on(device))
+    return replace(lowered, graph=graph, groups=(*lowered.groups, *groups)) if groups else lowered
+
+
+def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
+    """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
+    from msplit.engines.cuda.passes.pointwise_fusion import copy_of, fuse
+    from msplit.engines.cuda.passes.specialize import trace
+    from msplit.engines.cuda.runtime.executable import precision
+
+    lowered = replace(plain.lowered, graph=copy_of(plain.lowered.graph))
+    nchw, held = plain.layout == "nchw", plain.program.constants
+    compiles = bool(job.options.get("compile", device.type == "cuda"))
+    with precision(job.ieee):
+        done = fuse(lowered.graph, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
+        program = trace(lowered.graph, lowered.feeds, device, nchw=nchw, held=held)
+    return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
+
+
+def one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
+    """A step of a prepared program on one stream, by the device's clock; captured, unless shapes depend on values."""
+    executable = _executable(
+        job,
+        prepared,
+        plan_for(prepared.program, np.zeros_like(job.ids), job.costs),
+        device,
+        capture=not prepared.program.dynamic,
+    )
+    try:
+        times = executable.device_times(LAYOUT_RUNS)
+        assert times is not None
+        return float(np.median(times))
+    finally:
+        executable.close()
+
+
+def profile_kernels(
+    job: Job, prepared: Prepared, *, seconds: float, grids: bool, progress: Callable[[str, float], None] | None = None
+) -> Measured:
+    """Times every kind of step of a prepared program alone, in the job's precision; see `kernel_profile.measure`."""
+    import torch
+
+    from msplit.engines.cuda.profiling.kernel_profile import measure
+    from msplit.engines.cuda.runtime.executable import precision
+
+    device = torch.device(str(job.options.get("device", "cuda")))
+    with precision(job.ieee):
+        return measure(
+            prepared.program, prepared.lowered.feeds, device, seconds=seconds, grids=grids, progress=progress
+        )
+
+
+def plan_of_job(program: Program, job: Job) -> Plan:
+    """The plan that the job brings, where it was made for this program; else one made for its ids."""
+    from msplit.engines.cuda.runtime.plan_binding import restore
+
+    stored = job.options.get("plan")
+    plan = restore(program, stored) if stored is not None else None
+    return plan_for(program, job.ids, job.costs) if plan is None else prove(plan, program)
+
+
+def runs_as_stored(job: Job) -> bool:
+    """Whether a job can be run by the order that its stored plan holds: not where its kernels have become others."""
+    import torch
+
+    from msplit.engines.cuda.runtime.plan_binding import restore
+
+    stored = job.options.get("plan")
+    device = torch.device(str(job.options.get("device", "cuda")))
+    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
+
+
+def prove(plan: Plan, program: Program) -> Plan:
+    """The plan, after the second checker has found nothing wrong with it.
+
+    Raises:
+        EngineError: It has, which is a bug in msplit.
+    """
+    violations = check(plan, program.dag)
+    if violations:
+        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+    return plan
+
+
+def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
+    """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
+
+    The record order is the better, in the simulator, of the order by rank and the timed order.
+
+    Raises:
+        EngineError: The second checker found the plan wrong, which is a bug in msplit.
+    """
+    lanes, _ = program.lanes(ids)
+    machine = None if costs is None else Machine.of_costs(costs)
+    problem = estimated(program, costs).problem(program, lanes, machine=machine)
+    chosen = evaluate(problem, problem.pin)
+    plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+    return prove(keep_lanes(plan), program)
+
+
+def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
+    """The executable, its host part in front of it where there is one."""
+    from msplit.engines.cuda.ir.graph import STEPS
+    from msplit.engines.cuda.runtime.host import WithHost
+    from msplit.engines.cuda.runtime.wrapped import Counting
+
+    executable = _device_executable(job, prepared, plan, device, capture)
+    if STEPS in prepared.program.feeds:
+        executable = Counting(executable)
+    host = prepared.lowered.host
+    return executable if host is None else WithHost(host, executable)
+
+
+def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: bool = False) -> Executable:
+    """What runs a plan of a prepared program, without the host part in front of it.
+
+    Args:
+        job: For its options and precision.
+        prepared: The program.
+        plan: Proved.
+        timing_only: Only `device_times` and `launch` are wanted, and no facts.
+    """
+    import torch
+
+    device = torch.device(str(job.options.get("device", "cuda")))
+    return _device_executable(
+        job, prepared, plan, device, bool(job.options.get("capture", True)), timing_only=timing_only
+    )
+
+
+def _device_executable(
+    job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool, *, timing_only: bool = False
+) -> Executable:
+    from msplit.engines.cuda.ir.dtypes import to_torch
+    from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+    from msplit.engines.cuda.runtime.executable import CudaExecutable
+    from msplit.engines.cuda.runtime.stream_program import arrange
+
+    program = prepared.program
+    if capture and program.dynamic:
+        names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
+        raise EngineError(
+            f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
+            fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
+        )
+    lanes = arrange(program, plan)
+    about = {} if timing_only else {**plan_facts(program, plan, lanes.peak_bytes), **prepared.facts}
+    facts = {**about, "layout": prepared.layout, "captured": capture}
+    if device.type != "cuda":
+        return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})
+    import torch
+
+    feeds = {name: to_torch(np.array(prepared.lowered.feeds[name]), torch.device("cpu")) for name in program.feeds}
+    return CudaExecutable(
+        program,
+        lanes,
+        feeds,
+        device,
+        capture=capture,
+        ieee=job.ieee,
+        facts={**facts, "device": torch.cuda.get_device_name(device)},
+        torture=job.options.get("torture"),
+        timing_only=timing_only,
+    )
+
+
+def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
+    """What the report says about a plan."""
+    from msplit.engines.cuda.runtime.stream_program import arrange
+
+    one = make_plan(
+        program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
+    )
+    return {
+        "streams": plan.streams,
+        "kernels": sum(step.launches for step in program.steps),
+        "waits": plan.waits,
+        "waits_before_reduction": plan.edges,
+        "peak_bytes": peak_bytes,
+        "peak_bytes_one_stream": arrange(program, one).peak_bytes,
+        "weight_bytes": sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values()),
+    }
