@@ -38,10 +38,10 @@ from msplit.measure import statistics
 from msplit.measure.tuning import TuneSettings, tune
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.search import Trial, single, trial_of
+from msplit.schedule.search.search import Candidate, candidate_of, single
 
 ROUNDS = 9
-HEAT = 6
+AT_ONCE = 6
 
 
 def main() -> None:
@@ -101,8 +101,8 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     arms = tuned.arms
     arm = arms["plain"]
-    device = measurement.make_trials(arms)
-    plain: list[tuple[str, Trial]] = []
+    device = measurement.make_runner(arms)
+    plain: list[tuple[str, Candidate]] = []
     skipped = {}
     candidates = choose(arm.problem, arguments.streams)
     winner = best(candidates)
@@ -110,9 +110,9 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
         if candidate.skipped is not None:
             skipped[candidate.name] = candidate.skipped
         elif candidate.name != ONE:
-            trial = trial_of(arm.problem, "plain", candidate.name, candidate.stream, candidate.order)
+            trial = candidate_of(arm.problem, "plain", candidate.name, candidate.stream, candidate.order)
             plain.append((candidate.name, trial))
-    plain += [(label, trial_of(arm.problem, "plain", label, arm.streams_of(ids))) for label, ids in rules]
+    plain += [(label, candidate_of(arm.problem, "plain", label, arm.streams_of(ids))) for label, ids in rules]
     plain.append(("tuned", tuned.trial))
     one = single(arm.problem, "plain")
     times = measure(device, one, [trial for _, trial in plain], arguments.builds)
@@ -169,13 +169,13 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
 Rounds = list[list[float]]
 
 
-def measure(device: Any, one: Trial, runners: list[Trial], builds: int) -> list[tuple[Rounds, Rounds]]:
+def measure(device: Any, one: Candidate, runners: list[Candidate], builds: int) -> list[tuple[Rounds, Rounds]]:
     """Per trial its rounds and those of one stream beside it, per build."""
     distinct = list({trial.key(): trial for trial in runners}.values())
     found: dict[Any, tuple[Rounds, Rounds]] = {trial.key(): ([], []) for trial in distinct}
     for _ in range(builds):
-        for at in range(0, len(distinct), HEAT):
-            heat = distinct[at : at + HEAT]
+        for at in range(0, len(distinct), AT_ONCE):
+            heat = distinct[at : at + AT_ONCE]
             device.renew()
             times = device.times([one, *heat], ROUNDS)
             for trial, rounds in zip(heat, times[1:], strict=True):

@@ -25,7 +25,7 @@ from msplit.rules.base import Context
 from msplit.schedule.plan import planfile
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import topological
-from msplit.schedule.search.search import Trial
+from msplit.schedule.search.search import Candidate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm
@@ -61,7 +61,7 @@ class Planned:
         return len(self.options["plan"].groups)
 
 
-def planned(arm: Arm, trial: Trial, batch: int | None = None) -> Planned:
+def planned(arm: Arm, trial: Candidate, batch: int | None = None) -> Planned:
     """What a trial of an arm means for the graph.
 
     Args:

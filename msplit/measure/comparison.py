@@ -37,7 +37,7 @@ from msplit.rules.base import Context
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.predict import predict
 from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.search import HEAT, ROUNDS, Device, single, trial_of
+from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device, candidate_of, single
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm
@@ -218,7 +218,7 @@ def _kernels(
             name = f"{way.name}: {best.name}"
             rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
         arms = {name: way.arm for name, way in found.ways.items()}
-        runner = device(arms) if device is not None else cuda.make_trials(arms)
+        runner = device(arms) if device is not None else cuda.make_runner(arms)
         one = single(found.plain.arm.problem, found.plain.name)
         trials = [way.trial() for way in found.ways.values()]
         theirs, *ours = runner.times([one, *trials], ROUNDS)
@@ -247,17 +247,17 @@ def _measured(
     arm = arms["plain"]
     if arm.prepared.program.dynamic:
         raise EngineError(_NO_GRAPH)
-    runner = device(arms) if device is not None else cuda.make_trials(arms)
+    runner = device(arms) if device is not None else cuda.make_runner(arms)
     one = single(arm.problem, "plain")
     found = {
-        number: trial_of(arm.problem, "plain", row.name, arm.streams_of(ids[number]))
+        number: candidate_of(arm.problem, "plain", row.name, arm.streams_of(ids[number]))
         for number, row in enumerate(rows)
         if row.skipped is None
     }
     distinct = list({trial.key(): trial for trial in found.values() if trial.key() != one.key()}.values())
     times: dict[tuple[str, bytes], tuple[Sequence[float], Sequence[float]]] = {}
-    for at in range(0, max(len(distinct), 1), HEAT):
-        heat = distinct[at : at + HEAT]
+    for at in range(0, max(len(distinct), 1), AT_ONCE):
+        heat = distinct[at : at + AT_ONCE]
         if tell:
             tell("measuring", at / max(len(distinct), 1))
         measured = runner.times([one, *heat], ROUNDS)

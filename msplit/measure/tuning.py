@@ -21,7 +21,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure import statistics
 from msplit.measure.results import BenchResult
-from msplit.schedule.search.search import Device, Found, Limits, Trial, search, single
+from msplit.schedule.search.search import Candidate, Device, Found, Limits, search, single
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm
@@ -80,7 +80,7 @@ class Tuned(Planned):
     """
 
     found: Found = field(kw_only=True)
-    trial: Trial = field(kw_only=True)
+    trial: Candidate = field(kw_only=True)
     memory: float = field(kw_only=True)
     gain: statistics.Ratio | None = field(kw_only=True)
     over_one: statistics.Ratio | None = field(kw_only=True)
@@ -127,7 +127,7 @@ def tune(
         tell=tell,
     )
     _refuse_dynamic(next(iter(arms.values())).prepared.program)
-    device = device or cuda.make_trials(arms)
+    device = device or cuda.make_runner(arms)
     limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(
         {name: arm.problem for name, arm in arms.items()},
@@ -143,7 +143,7 @@ def tune(
     trial, ratios, why = _decide(found, device, alone_of)
     device.renew()
 
-    def result(trial: Trial, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
+    def result(trial: Candidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
         made = planned(arms[trial.arm], trial, batch)
         return Tuned(
             **{part.name: getattr(made, part.name) for part in fields(made)},
@@ -190,7 +190,9 @@ def _refuse_dynamic(program: Any) -> None:
         )
 
 
-def _decide(found: Found, device: Device, alone: Mapping[str, Trial]) -> tuple[Trial, dict[str, statistics.Ratio], str]:
+def _decide(
+    found: Found, device: Device, alone: Mapping[str, Candidate]
+) -> tuple[Candidate, dict[str, statistics.Ratio], str]:
     """Measures the winner against the best candidate and one stream in fresh builds, and takes the simplest that nothing beats."""
     one, candidate, winner = found.one, found.candidate, found.winner
     runners = list({trial.key(): trial for trial in (one, *alone.values(), candidate, winner)}.values())
@@ -200,7 +202,7 @@ def _decide(found: Found, device: Device, alone: Mapping[str, Trial]) -> tuple[T
         builds.append(device.times(runners, CONFIRM_ROUNDS))
     place = {trial.key(): number for number, trial in enumerate(runners)}
 
-    def ratio(trial: Trial, over: Trial, label: str) -> statistics.Ratio:
+    def ratio(trial: Candidate, over: Candidate, label: str) -> statistics.Ratio:
         mine, theirs = place[trial.key()], place[over.key()]
         return statistics.ratio([b[theirs] for b in builds], [b[mine] for b in builds], over=label, clock="device")
 

@@ -8,7 +8,7 @@ from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
-from msplit.schedule.search.search import Found, Heat
+from msplit.schedule.search.search import Found, Measurement
 
 SHOWN = 8
 """Candidates in the table; JSON has them all."""
@@ -16,18 +16,20 @@ SHOWN = 8
 
 def table(tuned: Tuned) -> Table:
     """The best candidates, side by side."""
-    heats = tuned.found.heats
-    shown = [heat for heat in heats if heat.gain is not None][:SHOWN]
-    one = next((heat for heat in heats if heat.trial.key() == tuned.found.one.key()), None)
+    measurements = tuned.found.measurements
+    shown = [measurement for measurement in measurements if measurement.gain is not None][:SHOWN]
+    one = next(
+        (measurement for measurement in measurements if measurement.candidate.key() == tuned.found.one.key()), None
+    )
     if one is not None and one not in shown:
         shown[-1] = one
-    rows = [_row(heat) for heat in shown]
-    left = [heat for heat in heats if heat not in shown]
-    measured = sum(heat.gain is not None for heat in left)
+    rows = [_row(measurement) for measurement in shown]
+    left = [measurement for measurement in measurements if measurement not in shown]
+    measured = sum(measurement.gain is not None for measurement in left)
     reasons: dict[str, int] = {}
-    for heat in left:
-        if heat.gain is None:
-            reasons[_reason(heat)] = reasons.get(_reason(heat), 0) + 1
+    for measurement in left:
+        if measurement.gain is None:
+            reasons[_reason(measurement)] = reasons.get(_reason(measurement), 0) + 1
     more = [f"{measured} more measured"] if measured else []
     more += [f"{number} not measured: {reason}" for reason, number in reasons.items()]
     note = "gain: over one stream, in the same rounds; memory: over one stream's" + (
@@ -36,27 +38,27 @@ def table(tuned: Tuned) -> Table:
     return Table("Candidates", ("", ">streams", ">waits", ">predicted", ">measured", ">gain", ">memory"), rows, note)
 
 
-def _reason(heat: Heat) -> str:
-    return "needs too much memory" if "memory" in heat.skipped else heat.skipped
+def _reason(measurement: Measurement) -> str:
+    return "needs too much memory" if "memory" in measurement.skipped else measurement.skipped
 
 
-def _row(heat: Heat) -> tuple[str, ...]:
-    trial = heat.trial
+def _row(measurement: Measurement) -> tuple[str, ...]:
+    candidate = measurement.candidate
     return (
-        trial.name if trial.arm == "plain" else f"{trial.name}, {trial.arm}",
-        str(trial.streams),
-        str(trial.waits),
-        micros(trial.predicted_us),
-        "-" if heat.seconds is None else micros(heat.seconds * 1e6),
-        "-" if heat.gain is None else f"{heat.gain:.2f}",
-        f"{heat.memory:.2f}",
+        candidate.name if candidate.arm == "plain" else f"{candidate.name}, {candidate.arm}",
+        str(candidate.streams),
+        str(candidate.waits),
+        micros(candidate.predicted_us),
+        "-" if measurement.seconds is None else micros(measurement.seconds * 1e6),
+        "-" if measurement.gain is None else f"{measurement.gain:.2f}",
+        f"{measurement.memory:.2f}",
     )
 
 
 def notes(tuned: Tuned) -> list[str]:
     """How the search went, and what was taken, in words."""
     found = tuned.found
-    tried = sum(heat.gain is not None for heat in found.heats)
+    tried = sum(measurement.gain is not None for measurement in found.measurements)
     lines = [
         f"Tuning took {found.seconds:.0f} s: {plural(tried, 'candidate')} and {plural(found.tried, 'change')} of the best were "
         f"measured, {len(found.gains)} of which led to the winner. It ended because {found.stopped}."
@@ -110,17 +112,17 @@ def search_payload(found: Found) -> dict[str, Any]:
         ],
         "candidates": [
             {
-                "name": heat.trial.name,
-                "kernels": heat.trial.arm,
-                "streams": heat.trial.streams,
-                "waits": heat.trial.waits,
-                "predicted_us": heat.trial.predicted_us,
-                "measured_us": None if heat.seconds is None else heat.seconds * 1e6,
-                "gain": heat.gain,
-                "memory": heat.memory,
-                "memory_ratio": heat.memory,
-                "skipped": heat.skipped or None,
+                "name": measurement.candidate.name,
+                "kernels": measurement.candidate.arm,
+                "streams": measurement.candidate.streams,
+                "waits": measurement.candidate.waits,
+                "predicted_us": measurement.candidate.predicted_us,
+                "measured_us": None if measurement.seconds is None else measurement.seconds * 1e6,
+                "gain": measurement.gain,
+                "memory": measurement.memory,
+                "memory_ratio": measurement.memory,
+                "skipped": measurement.skipped or None,
             }
-            for heat in found.heats
+            for measurement in found.measurements
         ],
     }

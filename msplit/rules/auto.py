@@ -15,7 +15,7 @@ from msplit.rules.propagate import Propagate
 from msplit.schedule.algorithms import ALGORITHMS, ONE
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import Candidate, best, choose, is_algorithm
+from msplit.schedule.search.choose import Proposal, best, choose, is_algorithm
 
 PLAIN, BEST = "plain", "best"
 KERNELS = (PLAIN, BEST)
@@ -133,7 +133,7 @@ def _by_order(of: Ints, order: Ints) -> Ints:
     return np.asarray(number[of], np.int32)
 
 
-def _why(winner: Candidate, one: Candidate) -> str:
+def _why(winner: Proposal, one: Proposal) -> str:
     if winner.name == ONE:
         return "no assignment to more streams is faster in the simulator"
     return (
@@ -142,7 +142,7 @@ def _why(winner: Candidate, one: Candidate) -> str:
     )
 
 
-def _no_gain(problem: Problem, candidates: list[Candidate]) -> str:
+def _no_gain(problem: Problem, candidates: list[Proposal]) -> str:
     serial, bound = float(problem.work_us.sum()), problem.bound_us()
     most = serial / bound if bound > 0 else 1.0
     tried = sum(candidate.skipped is None for candidate in candidates)

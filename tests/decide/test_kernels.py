@@ -239,10 +239,10 @@ def test_rules_that_choose_kernels_give_plain_variants_the_streams_of_plain_kern
 
 @needs_torch
 def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
-    from msplit.engines.cuda.search.measurement import SimulatedTrials
+    from msplit.engines.cuda.search.measurement import SimulatedRunner
 
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    found = compare(flat, streams=3, batch=2, device=SimulatedTrials)
+    found = compare(flat, streams=3, batch=2, device=SimulatedRunner)
     assert [row.name.split(":")[0] for row in found.kernels] == ["plain", "fused", "grouped", "fused and grouped"]
     assert found.kernels[-1].predicted_us < found.kernels[1].predicted_us < found.kernels[0].predicted_us
     assert all(row.streams <= 3 for row in found.kernels)
@@ -257,9 +257,9 @@ def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
 
 @needs_torch
 def test_compare_measures_ways_to_make_kernels_beside_one_stream() -> None:
-    from msplit.engines.cuda.search.measurement import SimulatedTrials
+    from msplit.engines.cuda.search.measurement import SimulatedRunner
 
-    found = compare(api.load(SAMPLES / "towers_small.pb"), streams=3, batch=2, device=SimulatedTrials)
+    found = compare(api.load(SAMPLES / "towers_small.pb"), streams=3, batch=2, device=SimulatedRunner)
     plain, grouped = found.kernels
     assert found.same == ("fused", "fused and grouped")
     assert grouped.measured_us == pytest.approx(grouped.predicted_us)

@@ -18,7 +18,8 @@ from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure.comparison import compare
 from msplit.measure.tuning import TuneSettings, write
-from msplit.schedule.search.search import proposals, single
+from msplit.schedule.search.search import candidates as all_candidates
+from msplit.schedule.search.search import single
 
 pytestmark = pytest.mark.gpu
 
@@ -88,8 +89,8 @@ def test_trials_are_cheap_and_agree_with_the_engine() -> None:
     job = job_of("mmoe_small.pb", batch=128)
     arms = measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
     arm = arms["plain"]
-    device = measurement.GpuTrials(arms)
-    candidates, _ = proposals(arm.problem, "plain", 8)
+    device = measurement.GpuRunner(arms)
+    candidates, _ = all_candidates(arm.problem, "plain", 8)
     runners = [single(arm.problem, "plain"), *candidates[:5]]
     device.times(runners, 1)
     device.renew()

@@ -53,7 +53,7 @@ class Clock:
 
 def tuned_of(name: str, seconds: float = 60.0, distort=None, **settings):
     job = job_of(name)
-    device = measurement.SimulatedTrials(
+    device = measurement.SimulatedRunner(
         measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",)), distort
     )
     chosen = TuneSettings(seconds, kernels=("plain",), **settings)
@@ -108,7 +108,7 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
             simulated / (3 if trial.arm == kernels else 1) / (2 if trial.arm == kernels and trial.streams == 3 else 1)
         )
 
-    device = measurement.SimulatedTrials(arms, truth)
+    device = measurement.SimulatedRunner(arms, truth)
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", kernels)), streams=3, batch=2, device=device, now=Clock())
     assert (tuned.kernels, tuned.streams) == (kernels, 3)
     model, plan = tmp_path / "model.pb", tmp_path / "plan.json"
@@ -270,7 +270,7 @@ def test_compare_says_why_the_one_that_is_predicted_to_be_fastest_is_not_taken()
 
 def test_compare_measures_each_beside_one_stream() -> None:
     flat = api.load(SAMPLES / "towers_small.pb")
-    found = compare(flat, streams=3, device=measurement.SimulatedTrials)
+    found = compare(flat, streams=3, device=measurement.SimulatedRunner)
     assert found.device == "the simulator"
     for row in found.rows:
         if row.skipped is None:
@@ -301,7 +301,7 @@ def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_sa
     def truth(trial, simulated):
         return (50.0 if trial.arm == "grouped" else 100.0) - 3 * trial.streams
 
-    device = measurement.SimulatedTrials(arms, truth)
+    device = measurement.SimulatedRunner(arms, truth)
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
     assert tuned.kernels == "grouped"
     assert tuned.options["group"] is True

@@ -145,9 +145,9 @@ def test_a_bench_with_everything() -> None:
 
 def test_candidates_that_were_measured() -> None:
     pytest.importorskip("torch")
-    from msplit.engines.cuda.search.measurement import SimulatedTrials
+    from msplit.engines.cuda.search.measurement import SimulatedRunner
 
-    found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedTrials)
+    found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedRunner)
     validate("assign", json.loads(jsonio.dumps("assign", candidates.payload(found))))
 
 

@@ -28,7 +28,7 @@ from msplit.schedule.plan.check import check
 from msplit.schedule.problem import Problem
 from msplit.schedule.search import choose as choosing
 from msplit.schedule.search import refine as refining
-from msplit.schedule.search.choose import Candidate, best, choose, constrain
+from msplit.schedule.search.choose import Proposal, best, choose, constrain
 from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.search.pack_streams import canonical, fold, merge_idle
 from msplit.schedule.search.refine import refine
@@ -44,7 +44,7 @@ def run(name: str, problem: Problem, streams: int) -> np.ndarray | None:
         return None
 
 
-def by_name(candidates: list[Candidate]) -> dict[str, Candidate]:
+def by_name(candidates: list[Proposal]) -> dict[str, Proposal]:
     return {candidate.name: candidate for candidate in candidates}
 
 

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.search.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Candidate, best, leanest
+from msplit.schedule.search.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Proposal, best, leanest
 
 NONE = np.zeros(0, np.int32)
 
 
 def candidates(scores):
     names = [ONE, *(f"plan {number}" for number in range(1, len(scores)))]
-    return [Candidate(name, NONE, NONE, us, 0, 1, us) for name, us in zip(names, scores, strict=True)]
+    return [Proposal(name, NONE, NONE, us, 0, 1, us) for name, us in zip(names, scores, strict=True)]
 
 
 def taken(scores, megabytes):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.cache import kernel_folder, refused_folders
     from msplit.engines.cuda.kernels.toolchain import c_compiler
     from msplit.engines.cuda.search.kernel_modes import Way, Ways, predicted_us, ways
-    from msplit.engines.cuda.search.measurement import Arm, arms, make_trials
+    from msplit.engines.cuda.search.measurement import Arm, arms, make_runner
 
 __all__ = [
     "ENGINE",
@@ -29,7 +29,7 @@ __all__ = [
     "arms",
     "c_compiler",
     "kernel_folder",
-    "make_trials",
+    "make_runner",
     "one_stream_seconds",
     "plan_of_job",
     "predicted_us",
@@ -46,7 +46,7 @@ _LATER = {
     "arms": "search.measurement",
     "c_compiler": "kernels.toolchain",
     "kernel_folder": "kernels.cache",
-    "make_trials": "search.measurement",
+    "make_runner": "search.measurement",
     "predicted_us": "search.kernel_modes",
     "refused_folders": "kernels.cache",
     "ways": "search.kernel_modes",

@@ -31,8 +31,7 @@ from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import judge
 from msplit.schedule.predict import predict, prediction_of
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import REFINED, best, choose
-from msplit.schedule.search.choose import Candidate as Simulated
+from msplit.schedule.search.choose import REFINED, Proposal, best, choose
 from msplit.schedule.search.evaluate import evaluate
 from msplit.shapes import Shapes
 
@@ -156,7 +155,7 @@ def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | Non
 
 
 def _run(
-    flat: FlatGraph, costs: Costs, problem: Problem, order: Ints, one: Simulated, streams: int, options: str
+    flat: FlatGraph, costs: Costs, problem: Problem, order: Ints, one: Proposal, streams: int, options: str
 ) -> Run:
     """The timeline of a candidate, and the command that makes it: a rules file of one rule, and assign by it."""
     lanes = np.unique(one.stream[~problem.joints]).astype(np.int32)

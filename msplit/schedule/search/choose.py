@@ -51,7 +51,7 @@ GRAINS = {"-coarse": 2.0, "-coarser": 5.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Proposal:
     """One way to assign streams, and what the simulator says of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Candidate:
 
 def choose(
     problem: Problem, streams: int, names: Sequence[str] | None = None, *, refining: int = REFINING
-) -> list[Candidate]:
+) -> list[Proposal]:
     """Simulates all candidates.
 
     Args:
@@ -99,7 +99,7 @@ def choose(
         raise ValueError(f"no algorithm is called {unknown[0]!r}; there are: {', '.join(ALGORITHMS)}")
     effort, always = EFFORT, ALWAYS if problem.size <= HUGE else ALWAYS // 2
     known: dict[bytes, Evaluation] = {}
-    results: list[tuple[Candidate, Evaluation | None]] = []
+    results: list[tuple[Proposal, Evaluation | None]] = []
     variants = list(_variants(problem, streams, names))
     for number, (name, algorithm, width) in enumerate(variants):
         if effort < problem.size and number >= always:
@@ -138,7 +138,7 @@ _LISTED = re.compile(rf"{LIST}-(\d{{1,4}})({'|'.join(GRAINS)})?")
 """List scheduling for a number of streams, and at a grain."""
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate:
+def best(candidates: Sequence[Proposal]) -> Proposal:
     """The lowest score; one stream unless that is faster by more than `TIE`. Among equals fewer waits, fewer streams, tried first."""
     tried = [candidate for candidate in candidates if candidate.skipped is None]
     winner = min(tried, key=lambda candidate: (candidate.score_us, candidate.waits, candidate.streams))
@@ -238,8 +238,8 @@ def _untied(algorithm: Algorithm) -> Algorithm:
     return tied
 
 
-def _candidate(name: str, found: Evaluation) -> Candidate:
-    return Candidate(
+def _candidate(name: str, found: Evaluation) -> Proposal:
+    return Proposal(
         name=name,
         stream=found.stream,
         order=found.order,
@@ -250,7 +250,7 @@ def _candidate(name: str, found: Evaluation) -> Candidate:
     )
 
 
-def leanest(candidates: Sequence[Candidate], peak_bytes: Callable[[Candidate], int]) -> Candidate:
+def leanest(candidates: Sequence[Proposal], peak_bytes: Callable[[Proposal], int]) -> Proposal:
     """The best, or, where it takes much more memory than one stream, what takes less and is hardly slower.
 
     Much is more than `MORE_MEMORY` times one stream's, above `MEMORY_FLOOR`. Hardly slower is at most `SLOWER`: of those candidates the
@@ -275,6 +275,6 @@ def leanest(candidates: Sequence[Candidate], peak_bytes: Callable[[Candidate], i
     return found
 
 
-def _skip(name: str, reason: str) -> Candidate:
+def _skip(name: str, reason: str) -> Proposal:
     nothing = np.empty(0, np.int32)
-    return Candidate(name, nothing, nothing, inf, 0, 0, inf, reason)
+    return Proposal(name, nothing, nothing, inf, 0, 0, inf, reason)

@@ -25,7 +25,7 @@ MOST_SECTIONED = 5_000
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Schedule:
     """A schedule: where each block runs, and in which order blocks are recorded.
 
     Attributes:
@@ -65,26 +65,26 @@ def _dense(lanes: Ints) -> Ints:
 
 
 def neighbours(
-    problem: Problem, point: Point, streams: int, chance: random.Random, others: Sequence[Point] = ()
-) -> Iterator[tuple[str, Point]]:
-    """Endless random small changes, each of the point that was given, with what was done in words.
+    problem: Problem, schedule: Schedule, streams: int, chance: random.Random, parents: Sequence[Schedule] = ()
+) -> Iterator[tuple[str, Schedule]]:
+    """Endless random small changes, each of the schedule that was given, with what was done in words.
 
     What does not change anything is left out; ties are kept and streams numbered without gaps.
 
     Args:
         problem: The blocks.
-        point: What to change.
+        schedule: What to change.
         streams: Most streams.
         chance: Draws.
-        others: Good points to take pieces from.
+        parents: Good schedules to take pieces from.
     """
     busy = np.flatnonzero(~problem.joints)
     if not len(busy):
         return
-    part, parts = _parts(problem, point.stream)
+    part, parts = _parts(problem, schedule.stream)
     weights = np.bincount(part[busy], problem.work_us[busy], parts) + 1e-9
     pieces = sections(problem) if len(problem) <= MOST_SECTIONED else []
-    view = _View(problem, point, streams, part, np.cumsum(weights), busy, chance, pieces, others)
+    view = _View(problem, schedule, streams, part, np.cumsum(weights), busy, chance, pieces, parents)
     kinds = _KINDS if streams > 1 else _ORDERS
     unlucky = 0
     while unlucky < 1000:  # where nothing can be changed, say so by ending
@@ -94,7 +94,7 @@ def neighbours(
             unlucky += 1
             continue
         found = replace(changed, stream=constrain(problem, changed.stream, streams))
-        if found.key() == point.key():
+        if found.key() == schedule.key():
             unlucky += 1
             continue
         unlucky = 0
@@ -103,19 +103,19 @@ def neighbours(
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """A point with what the changes look at."""
+    """A schedule with what the changes look at."""
 
     problem: Problem
-    point: Point
+    schedule: Schedule
     streams: int
     part: Ints
     weights: NDArray[np.float64]
     busy: NDArray[np.intp]
     chance: random.Random
     sections: Sequence[Section]
-    others: Sequence[Point]
+    parents: Sequence[Schedule]
 
-    def alike(self) -> list[Section]:
+    def isomorphic(self) -> list[Section]:
         """All sections of one kind: mostly of one that there are several of."""
         if not self.sections:
             return []
@@ -124,7 +124,7 @@ class _View:
 
     def lane(self, but: int) -> int:
         """Another stream, a new one included where there may be more."""
-        used = int(self.point.stream.max()) + 1
+        used = int(self.schedule.stream.max()) + 1
         choices = [lane for lane in range(min(used + 1, self.streams)) if lane != but]
         return self.chance.choice(choices)
 
@@ -136,23 +136,23 @@ class _View:
             number = int(self.part[self.chance.choice(self.busy)])
         return np.asarray(self.part == number)
 
-    def moved(self, blocks: NDArray[np.bool_], lane: int) -> Point:
+    def moved(self, blocks: NDArray[np.bool_], lane: int) -> Schedule:
         """Some blocks on another stream. Half of the time the record order is worked out anew for it."""
-        return self.ordered(np.where(blocks, lane, self.point.stream).astype(np.int32))
+        return self.ordered(np.where(blocks, lane, self.schedule.stream).astype(np.int32))
 
-    def ordered(self, stream: Ints) -> Point:
+    def ordered(self, stream: Ints) -> Schedule:
         """Other streams, in the order that there was or in one worked out for them."""
         if self.chance.random() < 0.5:
-            return replace(self.point, stream=stream)
-        return replace(self.point, stream=stream, order=timed_order(self.problem, stream))
+            return replace(self.schedule, stream=stream)
+        return replace(self.schedule, stream=stream, order=timed_order(self.problem, stream))
 
-    def reordered(self, blocks: NDArray[np.bool_], by: float) -> Point:
+    def reordered(self, blocks: NDArray[np.bool_], by: float) -> Schedule:
         """Some blocks recorded earlier (`by` below 0) or later, as far as what they depend on allows."""
         position = np.empty(len(self.problem))
-        position[self.point.order] = np.arange(len(self.point.order))
+        position[self.schedule.order] = np.arange(len(self.schedule.order))
         # By half a place more, so that it lands behind what it jumps over and not in a tie with it.
         position[blocks] += by + (0.5 if by > 0 else -0.5)
-        return replace(self.point, order=topological(self.problem.dag, -position))
+        return replace(self.schedule, order=topological(self.problem.dag, -position))
 
 
 def _parts(problem: Problem, stream: Ints) -> tuple[Ints, int]:
@@ -164,138 +164,138 @@ def _parts(problem: Problem, stream: Ints) -> tuple[Ints, int]:
     return part.reshape(-1).astype(np.int32), len(names)
 
 
-def _move_part(view: _View) -> Point | None:
+def _move_part(view: _View) -> Schedule | None:
     blocks = view.random_part()
-    return view.moved(blocks, view.lane(int(view.point.stream[blocks][0])))
+    return view.moved(blocks, view.lane(int(view.schedule.stream[blocks][0])))
 
 
-def _move_block(view: _View) -> Point | None:
+def _move_block(view: _View) -> Schedule | None:
     block = view.chance.choice(view.busy)
     blocks = np.arange(len(view.problem)) == block
-    return view.moved(blocks, view.lane(int(view.point.stream[block])))
+    return view.moved(blocks, view.lane(int(view.schedule.stream[block])))
 
 
-def _split_part(view: _View) -> Point | None:
+def _split_part(view: _View) -> Schedule | None:
     """The end of a part, in record order, goes to another stream."""
     blocks = view.random_part()
-    inside = view.point.order[blocks[view.point.order]]
+    inside = view.schedule.order[blocks[view.schedule.order]]
     if len(inside) < 2:
         return None
     later = np.zeros(len(view.problem), np.bool_)
     later[inside[view.chance.randrange(1, len(inside)) :]] = True
-    return view.moved(later, view.lane(int(view.point.stream[inside[0]])))
+    return view.moved(later, view.lane(int(view.schedule.stream[inside[0]])))
 
 
-def _swap_parts(view: _View) -> Point | None:
+def _swap_parts(view: _View) -> Schedule | None:
     """Two parts change streams."""
     one, other = view.random_part(), view.random_part()
-    first, second = (int(view.point.stream[blocks][0]) for blocks in (one, other))
+    first, second = (int(view.schedule.stream[blocks][0]) for blocks in (one, other))
     if first == second:
         return None
     swapped = view.moved(one, second)
     return replace(swapped, stream=np.where(other, first, swapped.stream).astype(np.int32))
 
 
-def _merge_streams(view: _View) -> Point | None:
-    used = np.unique(view.point.stream[view.busy]).tolist()
+def _merge_streams(view: _View) -> Schedule | None:
+    used = np.unique(view.schedule.stream[view.busy]).tolist()
     if len(used) < 3:
         return None  # one stream is what everything is measured against anyway
     one, other = view.chance.sample(used, 2)
-    return view.moved(view.point.stream == one, other)
+    return view.moved(view.schedule.stream == one, other)
 
 
-def _split_stream(view: _View) -> Point | None:
+def _split_stream(view: _View) -> Schedule | None:
     """A random half of the parts of a stream goes to a new one."""
-    used = int(view.point.stream.max()) + 1
+    used = int(view.schedule.stream.max()) + 1
     if used >= view.streams:
         return None
     lane = view.chance.randrange(used)
-    parts = np.unique(view.part[view.point.stream == lane]).tolist()
+    parts = np.unique(view.part[view.schedule.stream == lane]).tolist()
     if len(parts) < 2:
         return None
     chosen = view.chance.sample(parts, len(parts) // 2)
     return view.moved(np.isin(view.part, chosen), used)
 
 
-def _shift_block(view: _View) -> Point | None:
+def _shift_block(view: _View) -> Schedule | None:
     block = view.chance.choice(view.busy)
     blocks = np.arange(len(view.problem)) == block
     return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
 
 
-def _shift_part(view: _View) -> Point | None:
+def _shift_part(view: _View) -> Schedule | None:
     blocks = view.random_part()
     return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((2, 5, 10, len(view.problem))))
 
 
-def _move_alike(view: _View) -> Point | None:
+def _move_isomorphic(view: _View) -> Schedule | None:
     """The same block of all alike sections to the same stream, or all that the section has on one stream."""
-    alike = view.alike()
-    if len(alike) < 2:
+    isomorphic = view.isomorphic()
+    if len(isomorphic) < 2:
         return None
-    place = view.chance.randrange(len(alike[0].blocks))
-    lane = view.lane(int(view.point.stream[alike[0].blocks[place]]))
+    place = view.chance.randrange(len(isomorphic[0].blocks))
+    lane = view.lane(int(view.schedule.stream[isomorphic[0].blocks[place]]))
     blocks = np.zeros(len(view.problem), np.bool_)
     if view.chance.random() < 0.5:
-        blocks[[int(section.blocks[place]) for section in alike]] = True
+        blocks[[int(section.blocks[place]) for section in isomorphic]] = True
     else:
-        first = alike[0].blocks
+        first = isomorphic[0].blocks
         same = np.flatnonzero(view.part[first] == view.part[first[place]])
-        for section in alike:
+        for section in isomorphic:
             blocks[section.blocks[same]] = True
     return view.moved(blocks, lane)
 
 
-def _shift_alike(view: _View) -> Point | None:
+def _shift_isomorphic(view: _View) -> Schedule | None:
     """The same block of all alike sections is recorded earlier or later."""
-    alike = view.alike()
-    if len(alike) < 2:
+    isomorphic = view.isomorphic()
+    if len(isomorphic) < 2:
         return None
-    place = view.chance.randrange(len(alike[0].blocks))
+    place = view.chance.randrange(len(isomorphic[0].blocks))
     blocks = np.zeros(len(view.problem), np.bool_)
-    blocks[[int(section.blocks[place]) for section in alike]] = True
+    blocks[[int(section.blocks[place]) for section in isomorphic]] = True
     return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
 
 
-def _copy_alike(view: _View) -> Point | None:
+def _copy_isomorphic(view: _View) -> Schedule | None:
     """One section's streams for all that are alike."""
-    alike = view.alike()
-    if len(alike) < 2:
+    isomorphic = view.isomorphic()
+    if len(isomorphic) < 2:
         return None
-    model = view.chance.choice(alike)
-    stream = view.point.stream.copy()
-    for section in alike:
-        stream[section.blocks] = view.point.stream[model.blocks]
+    model = view.chance.choice(isomorphic)
+    stream = view.schedule.stream.copy()
+    for section in isomorphic:
+        stream[section.blocks] = view.schedule.stream[model.blocks]
     return view.ordered(stream)
 
 
-def _borrow(view: _View) -> Point | None:
-    """One section, or all that are alike, with the streams of another point."""
-    alike = view.alike()
-    if not alike or not view.others:
+def _borrow(view: _View) -> Schedule | None:
+    """One section, or all that are alike, with the streams of another schedule."""
+    isomorphic = view.isomorphic()
+    if not isomorphic or not view.parents:
         return None
-    other = view.chance.choice(view.others)
-    chosen = alike if view.chance.random() < 0.5 else [view.chance.choice(alike)]
-    stream = view.point.stream.copy()
+    other = view.chance.choice(view.parents)
+    chosen = isomorphic if view.chance.random() < 0.5 else [view.chance.choice(isomorphic)]
+    stream = view.schedule.stream.copy()
     for section in chosen:
         stream[section.blocks] = np.minimum(other.stream[section.blocks], view.streams - 1)
     return view.ordered(stream)
 
 
-def _order_anew(view: _View) -> Point | None:
+def _order_anew(view: _View) -> Schedule | None:
     if view.chance.random() < 0.5:
-        return replace(view.point, order=topological(view.problem.dag, view.problem.rank))
-    return replace(view.point, order=timed_order(view.problem, view.point.stream))
+        return replace(view.schedule, order=topological(view.problem.dag, view.problem.rank))
+    return replace(view.schedule, order=timed_order(view.problem, view.schedule.stream))
 
 
-def _other_lanes(view: _View) -> Point | None:
-    return replace(view.point, keep=not view.point.keep)
+def _other_lanes(view: _View) -> Schedule | None:
+    return replace(view.schedule, keep=not view.schedule.keep)
 
 
-_Change = Callable[[_View], "Point | None"]
+_Change = Callable[[_View], "Schedule | None"]
 _ORDERS: list[tuple[str, _Change]] = [
     ("a block earlier or later", _shift_block),
-    ("a block earlier or later in all alike sections", _shift_alike),
+    ("a block earlier or later in all alike sections", _shift_isomorphic),
     ("a branch earlier or later", _shift_part),
     ("another record order", _order_anew),
     ("another record order", _other_lanes),
@@ -306,8 +306,8 @@ _KINDS: list[tuple[str, _Change]] = [
     *[("a block to another stream", _move_block)] * 2,
     *[("the end of a branch to another stream", _split_part)] * 2,
     ("two branches swapped", _swap_parts),
-    *[("a block or branch to another stream in all alike sections", _move_alike)] * 2,
-    ("one section's streams for all alike", _copy_alike),
+    *[("a block or branch to another stream in all alike sections", _move_isomorphic)] * 2,
+    ("one section's streams for all alike", _copy_isomorphic),
     *[("sections of another candidate", _borrow)] * 2,
     ("two streams merged", _merge_streams),
     ("a stream split", _split_stream),

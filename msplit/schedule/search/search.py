@@ -21,24 +21,24 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms import LIST, ONE
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import Candidate, choose, constrain
+from msplit.schedule.search.choose import Proposal, choose, constrain
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.neighbours import Point, neighbours
+from msplit.schedule.search.neighbours import Schedule, neighbours
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of streams that candidates are made for, up to the most that there may be."""
 
-HEAT = 6
-"""Trials that are measured side by side, beside one stream."""
+AT_ONCE = 6
+"""Candidates that are measured side by side, beside one stream."""
 
 FINALISTS = 4
 """Candidates that are measured a second time; local search starts from the best and, where time is left, from the others."""
 
-DONORS = 12
+PARENTS = 12
 """Candidates from which local search takes pieces."""
 
 ROUNDS, SCREEN_ROUNDS, CONFIRM_ROUNDS = 7, 3, 11
-"""Rounds of a heat, of a first look at neighbours, and of the proof that one is faster."""
+"""Rounds of a batch of candidates, of a first look at neighbours, and of the proof that one is faster."""
 
 NEIGHBOURS = 4
 """Neighbours that are measured side by side with the best so far."""
@@ -53,7 +53,7 @@ REFINING = 10_000
 """Blocks that may be simulated to refine the best candidate of each width: what is left to gain, measuring finds."""
 
 PATIENCE = 20
-"""Heats of neighbours without a gain after which local search ends."""
+"""Batches of neighbours without a gain after which local search ends."""
 
 LEAST_GAIN = 0.003
 """A neighbour must be faster by this share."""
@@ -66,13 +66,13 @@ CANDIDATES_SHARE = 0.4
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Candidate:
     """Something to measure.
 
     Attributes:
         arm: Which kernels: a key of the problems that are searched.
         name: For the report.
-        point: The schedule.
+        schedule: Streams and record order.
         predicted_us: Its simulated time.
         waits: Waits of its plan, over blocks.
         streams: Streams that it uses.
@@ -80,28 +80,28 @@ class Trial:
 
     arm: str
     name: str
-    point: Point
+    schedule: Schedule
     predicted_us: float
     waits: int
     streams: int
 
     def key(self) -> tuple[str, bytes]:
-        """Equal for trials that run the same."""
-        return self.arm, self.point.key()
+        """Equal for candidates that run the same."""
+        return self.arm, self.schedule.key()
 
 
 class Device(Protocol):
-    """What runs trials."""
+    """What runs candidates."""
 
-    def times(self, trials: Sequence[Trial], rounds: int) -> Sequence[Sequence[float]]:
-        """Seconds of a step: per trial one median per round. In every round all run, in an order drawn anew. A trial stays built."""
+    def times(self, candidates: Sequence[Candidate], rounds: int) -> Sequence[Sequence[float]]:
+        """Seconds of a step: per candidate one median per round. In every round all run, in an order drawn anew. It stays built."""
         ...
 
     def renew(self) -> None:
         """Forgets what is built: what is measured next is built anew."""
         ...
 
-    def memory(self, trial: Trial) -> float:
+    def memory(self, candidate: Candidate) -> float:
         """How many times the memory of one stream, of the same kernels, it needs at its highest; 1 where both are too small to matter."""
         ...
 
@@ -128,18 +128,18 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False)
-class Heat:
+class Measurement:
     """What was found out about a candidate.
 
     Attributes:
-        trial: The candidate.
+        candidate: What was measured.
         seconds: Median of its rounds, None if it was not measured.
         gain: How many times faster than one stream of the first arm, in the same rounds.
         memory: Over one stream's.
         skipped: Why it was not measured, "" if it was.
     """
 
-    trial: Trial
+    candidate: Candidate
     seconds: float | None
     gain: float | None
     memory: float
@@ -169,17 +169,17 @@ class Found:
         one: One stream of the first arm.
         candidate: The fastest candidate.
         winner: The fastest of all: to be confirmed against `one` and `candidate`, which it may be.
-        heats: The candidates, those that were measured first, fastest first.
+        measurements: Of the candidates, those that were measured first, fastest first.
         gains: What local search changed on the way to the winner, in order.
         tried: Neighbours that were measured.
         seconds: How long it took.
         stopped: Why it ended.
     """
 
-    one: Trial
-    candidate: Trial
-    winner: Trial
-    heats: tuple[Heat, ...]
+    one: Candidate
+    candidate: Candidate
+    winner: Candidate
+    measurements: tuple[Measurement, ...]
     gains: tuple[Gain, ...]
     tried: int
     seconds: float
@@ -203,7 +203,7 @@ class _Search:
     memory: dict[tuple[str, bytes], float] = field(default_factory=dict)
     tried: int = 0
     gains: list[Gain] = field(default_factory=list)
-    good: list[tuple[str, Point]] = field(default_factory=list)
+    parents: list[tuple[str, Schedule]] = field(default_factory=list)
 
     def spent(self) -> float:
         return self.now() - self.start
@@ -214,13 +214,13 @@ class _Search:
     def say(self, what: str) -> None:
         self.tell(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
 
-    def fits(self, trial: Trial) -> bool:
-        return self.ratio(trial) <= self.limits.max_memory + 1e-9
+    def fits(self, candidate: Candidate) -> bool:
+        return self.ratio(candidate) <= self.limits.max_memory + 1e-9
 
-    def ratio(self, trial: Trial) -> float:
-        key = trial.key()
+    def ratio(self, candidate: Candidate) -> float:
+        key = candidate.key()
         if key not in self.memory:
-            self.memory[key] = self.device.memory(trial)
+            self.memory[key] = self.device.memory(candidate)
         return self.memory[key]
 
 
@@ -246,19 +246,27 @@ def search(
     state = _Search(problems, device, limits, now, tell or _nothing, start=now())
     first = next(iter(problems))
     one = single(problems[first], first)
-    trials = [trial for arm, problem in problems.items() for trial in _proposals(state, arm, problem, given or {}, one)]
-    heats = _candidates(state, one, trials)
-    measured = [heat for heat in heats if heat.gain is not None]
-    finalists = _finals(state, one, [heat.trial for heat in measured[:FINALISTS]])
+    candidates = [
+        candidate
+        for arm, problem in problems.items()
+        for candidate in _candidates(state, arm, problem, given or {}, one)
+    ]
+    measurements = _measured(state, one, candidates)
+    measured = [measurement for measurement in measurements if measurement.gain is not None]
+    finalists = _finals(state, one, [measurement.candidate for measurement in measured[:FINALISTS]])
     candidate = best = finalists[0]
-    state.good = [(heat.trial.arm, heat.trial.point) for heat in measured[:DONORS] if heat.trial.streams > 1]
+    state.parents = [
+        (measurement.candidate.arm, measurement.candidate.schedule)
+        for measurement in measured[:PARENTS]
+        if measurement.candidate.streams > 1
+    ]
     stopped = "no further change gains"
-    ends: list[Trial] = []
+    ends: list[Candidate] = []
     gains: dict[tuple[str, bytes], tuple[Gain, ...]] = {}
     for number, start in enumerate(finalists):
         if state.left() <= 0:
             break
-        if number and start.point.stream.max(initial=0) == 0:
+        if number and start.schedule.stream.max(initial=0) == 0:
             continue
         before = len(state.gains)
         end = _climb(state, start, f"from {start.name}")
@@ -269,98 +277,102 @@ def search(
     if any(end is not best for end in ends):
         best = _finals(state, one, [candidate, *ends])[0]
     kept = gains.get(best.key(), ())
-    return Found(one, candidate, best, tuple(heats), kept, state.tried, state.spent(), stopped)
+    return Found(one, candidate, best, tuple(measurements), kept, state.tried, state.spent(), stopped)
 
 
-def single(problem: Problem, arm: str) -> Trial:
-    """Everything on one stream, as one trial."""
-    return trial_of(problem, arm, ONE, np.zeros(len(problem), np.int32))
+def single(problem: Problem, arm: str) -> Candidate:
+    """Everything on one stream, as a candidate."""
+    return candidate_of(problem, arm, ONE, np.zeros(len(problem), np.int32))
 
 
-def trial_of(problem: Problem, arm: str, name: str, stream: Ints, order: Ints | None = None) -> Trial:
-    """A trial of an assignment, in the better record order where none is given."""
+def candidate_of(problem: Problem, arm: str, name: str, stream: Ints, order: Ints | None = None) -> Candidate:
+    """A candidate of an assignment, in the better record order where none is given."""
     found = evaluate(problem, stream, order)
-    return _trial(problem, arm, name, Point(stream, found.order), found.simulation.makespan_us, found.plan.waits)
+    return _candidate(problem, arm, name, Schedule(stream, found.order), found.simulation.makespan_us, found.plan.waits)
 
 
-def _trial(problem: Problem, arm: str, name: str, point: Point, predicted: float, waits: int) -> Trial:
-    used = np.unique(point.stream[~problem.joints])
-    return Trial(arm, name, point, predicted, waits, max(len(used), 1))
+def _candidate(problem: Problem, arm: str, name: str, schedule: Schedule, predicted: float, waits: int) -> Candidate:
+    used = np.unique(schedule.stream[~problem.joints])
+    return Candidate(arm, name, schedule, predicted, waits, max(len(used), 1))
 
 
-def proposals(
+def candidates(
     problem: Problem,
     arm: str,
     streams: int,
     given: Sequence[tuple[str, Ints]] = (),
     *,
     widths: Sequence[int] = WIDTHS,
-) -> tuple[list[Trial], list[Candidate]]:
+) -> tuple[list[Candidate], list[Proposal]]:
     """Different candidates for up to so many streams, those given first, and those that were skipped with the reason."""
-    found: dict[tuple[str, bytes], Trial] = {}
-    skipped: dict[str, Candidate] = {}
+    found: dict[tuple[str, bytes], Candidate] = {}
+    skipped: dict[str, Proposal] = {}
 
-    def add(trial: Trial) -> None:
-        found.setdefault(trial.key(), trial)
+    def add(candidate: Candidate) -> None:
+        found.setdefault(candidate.key(), candidate)
 
     for name, stream in given:
-        add(trial_of(problem, arm, name, constrain(problem, stream, streams)))
+        add(candidate_of(problem, arm, name, constrain(problem, stream, streams)))
     for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
         names = None if width == streams or len(problem) <= POOL_EFFORT else (LIST,)
-        for candidate in choose(problem, width, names, refining=REFINING):
-            if candidate.skipped is not None:
-                skipped.setdefault(candidate.name, candidate)
-            elif candidate.name != ONE:
-                few = f" on {width}" if width < streams and candidate.streams >= width else ""
-                name = candidate.name if candidate.name.endswith(f"-{width}") else candidate.name + few
-                point = Point(candidate.stream, candidate.order)
-                add(_trial(problem, arm, name, point, candidate.makespan_us, candidate.waits))
-    several = [trial for trial in found.values() if trial.streams > 1]
+        for proposal in choose(problem, width, names, refining=REFINING):
+            if proposal.skipped is not None:
+                skipped.setdefault(proposal.name, proposal)
+            elif proposal.name != ONE:
+                few = f" on {width}" if width < streams and proposal.streams >= width else ""
+                name = proposal.name if proposal.name.endswith(f"-{width}") else proposal.name + few
+                schedule = Schedule(proposal.stream, proposal.order)
+                add(_candidate(problem, arm, name, schedule, proposal.makespan_us, proposal.waits))
+    several = [candidate for candidate in found.values() if candidate.streams > 1]
     return several, list(skipped.values())
 
 
-def _proposals(
-    state: _Search, arm: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Trial
-) -> list[Trial]:
+def _candidates(
+    state: _Search, arm: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Candidate
+) -> list[Candidate]:
     state.say("simulating candidates" + (f" ({arm})" if len(state.problems) > 1 else ""))
     if not len(problem):
         return []
     # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
     widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
-    several, _ = proposals(problem, arm, state.limits.streams, given.get(arm, ()), widths=widths)
+    several, _ = candidates(problem, arm, state.limits.streams, given.get(arm, ()), widths=widths)
     alone = [] if arm == one.arm else [single(problem, arm)]
     return [*alone, *several]
 
 
-def _candidates(state: _Search, one: Trial, trials: Sequence[Trial]) -> list[Heat]:
+def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Measurement]:
     """Measures candidates, what the simulator likes best first, as long as the time for them lasts."""
-    heats = [Heat(one, None, 1.0, 1.0)]
+    measurements = [Measurement(one, None, 1.0, 1.0)]
     fitting = []
-    for trial in sorted(trials, key=lambda trial: trial.predicted_us):
-        ratio = state.ratio(trial)
+    for candidate in sorted(candidates, key=lambda candidate: candidate.predicted_us):
+        ratio = state.ratio(candidate)
         if ratio > state.limits.max_memory + 1e-9:
-            heats.append(Heat(trial, None, None, ratio, f"needs {ratio:.1f} times the memory"))
+            measurements.append(Measurement(candidate, None, None, ratio, f"needs {ratio:.1f} times the memory"))
         else:
-            fitting.append(trial)
-    chunks = [fitting[at : at + HEAT] for at in range(0, len(fitting), HEAT)] or [[]]
+            fitting.append(candidate)
+    chunks = [fitting[at : at + AT_ONCE] for at in range(0, len(fitting), AT_ONCE)] or [[]]
     for number, chunk in enumerate(chunks):
         if number and state.spent() > CANDIDATES_SHARE * state.limits.seconds:
-            heats += [Heat(trial, None, None, state.ratio(trial), "the time was up") for trial in chunk]
+            measurements += [
+                Measurement(candidate, None, None, state.ratio(candidate), "the time was up") for candidate in chunk
+            ]
             continue
-        state.say(f"measuring candidates {number * HEAT + 1} to {number * HEAT + len(chunk)} of {len(fitting)}")
+        state.say(f"measuring candidates {number * AT_ONCE + 1} to {number * AT_ONCE + len(chunk)} of {len(fitting)}")
         times = state.device.times([one, *chunk], ROUNDS)
         if number == 0:
-            heats[0] = Heat(one, median(times[0]), 1.0, 1.0)
-        for trial, rounds in zip(chunk, times[1:], strict=True):
-            state.seen.add(trial.key())
-            heats.append(Heat(trial, median(rounds), _ratio(times[0], rounds), state.ratio(trial)))
+            measurements[0] = Measurement(one, median(times[0]), 1.0, 1.0)
+        for candidate, rounds in zip(chunk, times[1:], strict=True):
+            state.seen.add(candidate.key())
+            measurements.append(
+                Measurement(candidate, median(rounds), _ratio(times[0], rounds), state.ratio(candidate))
+            )
         state.device.renew()
-    return sorted(heats, key=lambda heat: (heat.gain is None, -(heat.gain or 0.0)))
+    return sorted(measurements, key=lambda measurement: (measurement.gain is None, -(measurement.gain or 0.0)))
 
 
-def _finals(state: _Search, one: Trial, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials by their gain over one stream in two further builds, best first. One stream wins ties."""
-    distinct = list({trial.key(): trial for trial in [one, *trials]}.values())
+def _finals(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates by their gain over one stream in two further builds, best first. One stream wins ties."""
+    distinct = list({candidate.key(): candidate for candidate in [one, *candidates]}.values())
     logs = np.zeros(len(distinct))
     for build in range(2):
         state.say(f"comparing the best {len(distinct)}, build {build + 1} of 2")
@@ -371,8 +383,8 @@ def _finals(state: _Search, one: Trial, trials: Sequence[Trial]) -> list[Trial]:
     return [distinct[number] for number in ranked]
 
 
-def _climb(state: _Search, start: Trial, origin: str) -> Trial:
-    """Local search until `PATIENCE` heats of neighbours in a row gain nothing, or the time is up."""
+def _climb(state: _Search, start: Candidate, origin: str) -> Candidate:
+    """Local search until `PATIENCE` batches of neighbours in a row gain nothing, or the time is up."""
     problem = state.problems[start.arm]
     chance = random.Random(state.limits.seed)
     best, idle = start, 0
@@ -384,26 +396,26 @@ def _climb(state: _Search, start: Trial, origin: str) -> Trial:
             break
         idle += 1
         state.tried += len(batch)
-        times = state.device.times([best, *[trial for _, trial in batch]], SCREEN_ROUNDS)
+        times = state.device.times([best, *[candidate for _, candidate in batch]], SCREEN_ROUNDS)
         ratios = [_ratio(times[0], rounds) for rounds in times[1:]]
         fastest = int(np.argmax(ratios))
         if ratios[fastest] <= 1 + LEAST_GAIN / 2:
             continue
-        change, trial = batch[fastest]
-        gain = _holds(state, best, trial)
+        change, candidate = batch[fastest]
+        gain = _holds(state, best, candidate)
         if gain is not None:
-            best, idle = trial, 0
+            best, idle = candidate, 0
             state.gains.append(Gain(change, gain, state.spent()))
     return best
 
 
-def _holds(state: _Search, best: Trial, trial: Trial) -> float | None:
-    """The gain of one trial over another if it holds in this build and in the next, else None."""
+def _holds(state: _Search, best: Candidate, candidate: Candidate) -> float | None:
+    """The gain of one candidate over another if it holds in this build and in the next, else None."""
     logs = 0.0
     for build in range(2):
         if build:
             state.device.renew()
-        old, new = state.device.times([best, trial], CONFIRM_ROUNDS)
+        old, new = state.device.times([best, candidate], CONFIRM_ROUNDS)
         faster = sum(b < a for a, b in zip(old, new, strict=True))
         ratio = _ratio(old, new)
         if ratio <= 1 + LEAST_GAIN or faster < AGREEMENT * len(new):
@@ -412,40 +424,42 @@ def _holds(state: _Search, best: Trial, trial: Trial) -> float | None:
     return float(np.exp(logs))
 
 
-def _pick(state: _Search, problem: Problem, best: Trial, chance: random.Random, pool: int) -> list[tuple[str, Trial]]:
+def _pick(
+    state: _Search, problem: Problem, best: Candidate, chance: random.Random, pool: int
+) -> list[tuple[str, Candidate]]:
     """Some neighbours that have not been measured and fit into memory: those that the simulator likes best, and one at random."""
-    found: list[tuple[str, Trial]] = []
+    found: list[tuple[str, Candidate]] = []
     looked = 0
-    others = [point for arm, point in state.good if arm == best.arm]
-    for change, point in neighbours(problem, best.point, state.limits.streams, chance, others):
+    others = [schedule for arm, schedule in state.parents if arm == best.arm]
+    for change, schedule in neighbours(problem, best.schedule, state.limits.streams, chance, others):
         looked += 1
         if looked > 4 * pool:
             break
-        key = best.arm, point.key()
+        key = best.arm, schedule.key()
         if key in state.seen:
             continue
-        evaluation = evaluate(problem, point.stream, point.order)
-        trial = _trial(
+        evaluation = evaluate(problem, schedule.stream, schedule.order)
+        candidate = _candidate(
             problem,
             best.arm,
             best.name.removesuffix(_TUNED) + _TUNED,
-            point,
+            schedule,
             evaluation.score_us,
             evaluation.plan.waits,
         )
-        found.append((change, trial))
+        found.append((change, candidate))
         if len(found) >= pool:
             break
     found.sort(key=lambda entry: entry[1].predicted_us)
     if len(found) > NEIGHBOURS:
         found.insert(NEIGHBOURS - 1, found.pop(chance.randrange(NEIGHBOURS - 1, len(found))))
-    chosen: list[tuple[str, Trial]] = []
-    for change, trial in found:
+    chosen: list[tuple[str, Candidate]] = []
+    for change, candidate in found:
         if len(chosen) == NEIGHBOURS:
             break
-        if trial.key() not in state.seen and state.fits(trial):
-            chosen.append((change, trial))
-        state.seen.add(trial.key())
+        if candidate.key() not in state.seen and state.fits(candidate):
+            chosen.append((change, candidate))
+        state.seen.add(candidate.key())
     return chosen
 
 

@@ -14,21 +14,21 @@ from msplit.schedule.algorithms.sections import sections
 from msplit.schedule.plan.check import check
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.neighbours import Point, neighbours
+from msplit.schedule.search.neighbours import Schedule, neighbours
 from tests.schedule.problems import inception, lstm, problems, random_dag, towers
 
 
-def start(problem: Problem, streams: int) -> Point:
+def start(problem: Problem, streams: int) -> Schedule:
     stream = (np.arange(len(problem)) % streams).astype(np.int32)
-    return Point(stream, evaluate(problem, stream).order)
+    return Schedule(stream, evaluate(problem, stream).order)
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(16), st.integers(1, 4), st.integers(0, 1000))
 def test_every_neighbour_is_another_valid_schedule(problem, streams, seed):
-    point = start(problem, streams)
-    for _, found in itertools.islice(neighbours(problem, point, streams, random.Random(seed)), 25):
-        assert found.key() != point.key()
+    schedule = start(problem, streams)
+    for _, found in itertools.islice(neighbours(problem, schedule, streams, random.Random(seed)), 25):
+        assert found.key() != schedule.key()
         assert sorted(found.order.tolist()) == list(range(len(problem)))
         position = np.argsort(found.order)
         assert (position[problem.dag.src] < position[problem.dag.dst()]).all()
@@ -59,8 +59,8 @@ def test_ties_hold():
 
 def test_all_kinds_of_changes_come_up():
     problem = inception(2)
-    point, others = start(problem, 4), [start(problem, 3)]
-    kinds = {what for what, _ in itertools.islice(neighbours(problem, point, 6, random.Random(1), others), 400)}
+    schedule, others = start(problem, 4), [start(problem, 3)]
+    kinds = {what for what, _ in itertools.islice(neighbours(problem, schedule, 6, random.Random(1), others), 400)}
     assert kinds == {
         "a block earlier or later in all alike sections",
         "a block or branch to another stream in all alike sections",

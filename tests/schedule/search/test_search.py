@@ -11,55 +11,55 @@ import pytest
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Limits, Trial, search
+from msplit.schedule.search.search import Candidate, Limits, search
 from msplit.schedule.simulate import simulate
 from tests.schedule.problems import experts, inception, towers
 
 STEP = 0.01
-"""Seconds that a round of one trial takes on the clock."""
+"""Seconds that a round of one candidate takes on the clock."""
 
 
 class FakeDevice:
-    """Runs trials in the simulator, with another truth than the search's own, and noise. A build has its luck for as long as it lives."""
+    """Runs candidates in the simulator, with a truth of its own, and noise. A build keeps its luck while it lives."""
 
     def __init__(
         self,
         problems: dict[str, Problem],
-        truth: Callable[[Trial, float], float] = lambda trial, simulated: simulated,
+        truth: Callable[[Candidate, float], float] = lambda candidate, simulated: simulated,
         *,
         noise: float = 0.0,
         luck: float = 0.0,
-        memory: Callable[[Trial], float] = lambda trial: 1.0,
+        memory: Callable[[Candidate], float] = lambda candidate: 1.0,
     ) -> None:
         self.problems, self.truth, self.noise, self.luck, self._memory = problems, truth, noise, luck, memory
         self.clock = 0.0
         self.built: dict[tuple[str, bytes], float] = {}
         self.chance = random.Random(1)
-        self.measured: list[Trial] = []
+        self.measured: list[Candidate] = []
 
     def now(self) -> float:
         return self.clock
 
-    def true_us(self, trial: Trial) -> float:
-        problem = self.problems[trial.arm]
-        plan = evaluate(problem, trial.point.stream, trial.point.order).plan
-        return self.truth(trial, simulate(problem, plan).makespan_us)
+    def true_us(self, candidate: Candidate) -> float:
+        problem = self.problems[candidate.arm]
+        plan = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).plan
+        return self.truth(candidate, simulate(problem, plan).makespan_us)
 
-    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
-        self.clock += STEP * rounds * len(trials)
-        self.measured += trials
+    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
+        self.clock += STEP * rounds * len(candidates)
+        self.measured += candidates
         found = []
-        for trial in trials:
-            luck = self.built.setdefault(trial.key(), 1 + self.luck * self.chance.uniform(-1, 1))
-            us = self.true_us(trial) * luck
+        for candidate in candidates:
+            luck = self.built.setdefault(candidate.key(), 1 + self.luck * self.chance.uniform(-1, 1))
+            us = self.true_us(candidate) * luck
             found.append([us / 1e6 * (1 + self.noise * self.chance.uniform(-1, 1)) for _ in range(rounds)])
         return found
 
     def renew(self) -> None:
         self.built.clear()
 
-    def memory(self, trial: Trial) -> float:
-        return self._memory(trial)
+    def memory(self, candidate: Candidate) -> float:
+        return self._memory(candidate)
 
     def describe(self) -> str:
         return "made up"
@@ -76,16 +76,18 @@ def test_where_the_simulator_is_right_the_winner_is_no_worse_than_the_best_candi
     simulated = best(choose(problem, 4))
     assert device.true_us(found.candidate) <= simulated.makespan_us * 1.001
     assert device.true_us(found.winner) <= device.true_us(found.candidate)
-    assert found.heats[0].gain >= max(heat.gain for heat in found.heats if heat.gain is not None)
+    assert found.measurements[0].gain >= max(
+        measurement.gain for measurement in found.measurements if measurement.gain is not None
+    )
 
 
 def test_local_search_finds_what_the_simulator_does_not_know():
     problem = inception(3)
     branches = [node for node in range(len(problem)) if 9 < problem.work_us[node] < 25]
 
-    def truth(trial, simulated):
+    def truth(candidate, simulated):
         """What the simulator does not see, the record order among branches on different streams, counts: light ones should come first."""
-        place = np.argsort(trial.point.order)
+        place = np.argsort(candidate.schedule.order)
         late = [place[a] > place[b] for a in branches for b in branches if problem.work_us[a] < problem.work_us[b]]
         return simulated * (1 + 0.1 * float(np.mean(late)))
 
@@ -100,7 +102,7 @@ def test_local_search_finds_what_the_simulator_does_not_know():
 def test_noise_and_lucky_builds_do_not_pass_for_gains(seed):
     """With a truth that no neighbour can change nothing must be kept: all gains would be noise."""
     problem = experts(6)
-    device = FakeDevice({"plain": problem}, lambda trial, simulated: 100.0, noise=0.02, luck=0.01)
+    device = FakeDevice({"plain": problem}, lambda candidate, simulated: 100.0, noise=0.02, luck=0.01)
     device.chance.seed(seed)
     found = run(problem, device, seconds=400.0, seed=seed)
     assert found.tried > 100
@@ -109,7 +111,7 @@ def test_noise_and_lucky_builds_do_not_pass_for_gains(seed):
 
 def test_one_stream_wins_where_streams_only_cost():
     problem = towers(10)
-    device = FakeDevice({"plain": problem}, lambda trial, simulated: 50.0 + 5 * trial.streams)
+    device = FakeDevice({"plain": problem}, lambda candidate, simulated: 50.0 + 5 * candidate.streams)
     found = run(problem, device)
     assert found.candidate.key() == found.one.key()
     assert found.winner.streams == 1
@@ -117,11 +119,11 @@ def test_one_stream_wins_where_streams_only_cost():
 
 def test_plans_that_need_too_much_memory_are_not_even_measured():
     problem = towers(8)
-    device = FakeDevice({"plain": problem}, memory=lambda trial: 1 + 0.2 * (trial.streams - 1))
+    device = FakeDevice({"plain": problem}, memory=lambda candidate: 1 + 0.2 * (candidate.streams - 1))
     found = run(problem, device, max_memory=1.5)
-    assert {trial.streams for trial in device.measured} <= {1, 2, 3}
+    assert {candidate.streams for candidate in device.measured} <= {1, 2, 3}
     assert found.winner.streams == 3
-    assert any("times the memory" in heat.skipped for heat in found.heats)
+    assert any("times the memory" in measurement.skipped for measurement in found.measurements)
     free = run(problem, FakeDevice({"plain": problem}), max_memory=1.5)
     assert free.winner.streams > 3
 
@@ -131,7 +133,7 @@ def test_the_budget_holds():
     for seconds in (1.0, 5.0, 20.0):
         device = FakeDevice({"plain": problem}, noise=0.5)
         found = run(problem, device, seconds=seconds)
-        # What was begun is finished: one heat, and the two comparisons of the best.
+        # What was begun is finished: one batch, and the two comparisons of the best.
         assert found.seconds <= seconds + 5.0
         assert found.seconds == pytest.approx(device.clock)
 
@@ -142,14 +144,15 @@ def test_kernels_that_are_faster_win():
     found = search({"plain": slow, "fused": fast}, device, Limits(60.0, 4), now=device.now)
     assert found.one.arm == "plain"
     assert found.winner.arm == "fused"
-    assert {heat.trial.arm for heat in found.heats} == {"plain", "fused"}
+    assert {measurement.candidate.arm for measurement in found.measurements} == {"plain", "fused"}
 
 
 def test_given_candidates_compete():
     problem = inception(3)
     wanted = best(choose(problem, 3)).stream
     device = FakeDevice(
-        {"plain": problem}, lambda trial, simulated: 10.0 if trial.name.startswith("mine") else 20.0 + trial.streams
+        {"plain": problem},
+        lambda candidate, simulated: 10.0 if candidate.name.startswith("mine") else 20.0 + candidate.streams,
     )
     found = search({"plain": problem}, device, Limits(20.0, 4), given={"plain": [("mine", wanted)]}, now=device.now)
     assert found.candidate.name == "mine"

@@ -20,9 +20,9 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.search.measurement import OPTIONS, Arm, arms
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
-from msplit.schedule.search.choose import TIE, Candidate, best, choose, leanest
+from msplit.schedule.search.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Trial, trial_of
+from msplit.schedule.search.search import Candidate, candidate_of
 
 PLAIN = "plain"
 
@@ -37,7 +37,7 @@ class Way:
     """
 
     arm: Arm
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Proposal, ...]
 
     @property
     def name(self) -> str:
@@ -45,29 +45,29 @@ class Way:
         return self.arm.name
 
     @property
-    def fastest(self) -> Candidate:
+    def fastest(self) -> Proposal:
         """The fastest in the simulator; one stream unless that is clearly slower."""
         return best(self.candidates)
 
     @cached_property
-    def best(self) -> Candidate:
+    def best(self) -> Proposal:
         """The fastest, unless that takes much memory and another one does not and is hardly slower; see `leanest`."""
         return leanest(self.candidates, self.peak_bytes)
 
-    def peak_bytes(self, candidate: Candidate) -> int:
+    def peak_bytes(self, candidate: Proposal) -> int:
         """Memory for values at its highest, of a candidate that was tried."""
-        trial = trial_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
+        trial = candidate_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
         return arrange(self.arm.prepared.program, self.arm.plan(trial)).peak_bytes
 
     @property
-    def one(self) -> Candidate:
+    def one(self) -> Proposal:
         """One stream."""
         return next(candidate for candidate in self.candidates if candidate.name == ONE)
 
-    def trial(self) -> Trial:
+    def trial(self) -> Candidate:
         """The best as something that runs."""
         chosen = self.best
-        return trial_of(self.arm.problem, self.name, chosen.name, chosen.stream, chosen.order)
+        return candidate_of(self.arm.problem, self.name, chosen.name, chosen.stream, chosen.order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,14 +23,14 @@ from msplit.schedule.machine import Machine
 from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Trial, single
+from msplit.schedule.search.search import Candidate, single
 from msplit.schedule.simulate import simulate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.profiling.step_costs import StepCosts
 
 BURST_SECONDS = 0.003
-"""How long one trial runs on in a round."""
+"""How long one candidate runs on in a round."""
 
 LEAST_BURST, MOST_BURST = 4, 40
 
@@ -56,14 +56,14 @@ class Arm:
     problem: Problem
     costs: StepCosts
 
-    def plan(self, trial: Trial) -> Plan:
-        """The plan of a trial over the program's steps."""
-        return trial.point.plan(self.problem, self.prepared.program.dag)
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate over the program's steps."""
+        return candidate.schedule.plan(self.problem, self.prepared.program.dag)
 
-    def bind(self, trial: Trial) -> tuple[Plan, StoredPlan, Ints]:
-        """The plan of a trial, proved; the same in terms of the flat graph; and the stream of each node, -1 for one without a kernel."""
+    def bind(self, candidate: Candidate) -> tuple[Plan, StoredPlan, Ints]:
+        """The plan of a candidate, proved; the same in terms of the flat graph; and the stream per node, -1 for one without a kernel."""
         program = self.prepared.program
-        plan = prove(self.plan(trial), program)
+        plan = prove(self.plan(candidate), program)
         return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
 
     @property
@@ -165,31 +165,31 @@ def _machine(job: Job, costs: StepCosts) -> Machine:
 
 
 class _Memory:
-    """Memory of trials over one stream's."""
+    """Memory of candidates over one stream's."""
 
     def __init__(self, arms: Mapping[str, Arm]) -> None:
         self.arms = arms
         self._one: dict[str, int] = {}
 
-    def peak_bytes(self, trial: Trial) -> int:
+    def peak_bytes(self, candidate: Candidate) -> int:
         """Memory for values at its highest."""
-        arm = self.arms[trial.arm]
-        return arrange(arm.prepared.program, arm.plan(trial)).peak_bytes
+        arm = self.arms[candidate.arm]
+        return arrange(arm.prepared.program, arm.plan(candidate)).peak_bytes
 
-    def memory(self, trial: Trial) -> float:
+    def memory(self, candidate: Candidate) -> float:
         """See `schedule.search.Device`."""
-        if trial.arm not in self._one:
-            self._one[trial.arm] = self.peak_bytes(single(self.arms[trial.arm].problem, trial.arm))
-        peak, one = self.peak_bytes(trial), self._one[trial.arm]
+        if candidate.arm not in self._one:
+            self._one[candidate.arm] = self.peak_bytes(single(self.arms[candidate.arm].problem, candidate.arm))
+        peak, one = self.peak_bytes(candidate), self._one[candidate.arm]
         return peak / one if peak > MEMORY_FLOOR and one else 1.0
 
 
-class GpuTrials(_Memory):
+class GpuRunner(_Memory):
     """See `schedule.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
-        arms: What trials name.
-        seed: Of the order in which trials run.
+        arms: What candidates name.
+        seed: Of the order in which candidates run.
         build: Makes what runs a plan, in place of the engine.
     """
 
@@ -201,19 +201,19 @@ class GpuTrials(_Memory):
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(seed)
 
-    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """See `schedule.search.Device`."""
-        wanted = {trial.key() for trial in trials}
+        wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
-        running = [self._executable(trial) for trial in trials]
+        running = [self._executable(candidate) for candidate in candidates]
         bursts = [_burst(executable) for executable in running]
-        found: list[list[float]] = [[] for _ in trials]
+        found: list[list[float]] = [[] for _ in candidates]
         collecting = gc.isenabled()
         gc.disable()
         try:
             for _ in range(rounds):
-                for number in self._chance.sample(range(len(trials)), len(trials)):
+                for number in self._chance.sample(range(len(candidates)), len(candidates)):
                     # The first replay finds the caches full of what ran before.
                     found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
         finally:
@@ -221,11 +221,11 @@ class GpuTrials(_Memory):
                 gc.enable()
         return found
 
-    def _executable(self, trial: Trial) -> Executable:
-        key = trial.key()
+    def _executable(self, candidate: Candidate) -> Executable:
+        key = candidate.key()
         if key not in self._built:
-            arm = self.arms[trial.arm]
-            plan = prove(arm.plan(trial), arm.prepared.program)
+            arm = self.arms[candidate.arm]
+            plan = prove(arm.plan(candidate), arm.prepared.program)
             self._built[key] = self._build(arm, plan)
         return self._built[key]
 
@@ -258,26 +258,26 @@ def _device_times(executable: Executable, count: int) -> list[float]:
     return times
 
 
-class SimulatedTrials(_Memory):
-    """Trials without a GPU: the simulator's times, for tests and for machines without one.
+class SimulatedRunner(_Memory):
+    """Runs candidates without a GPU: the simulator's times, for tests and for machines without one.
 
     Args:
-        arms: What trials name.
-        distort: Makes the true time of a trial, in µs, from the simulated one; by default it is the simulated one.
+        arms: What candidates name.
+        distort: Makes the true time of a candidate, in µs, from the simulated one; by default it is the simulated one.
     """
 
-    def __init__(self, arms: Mapping[str, Arm], distort: Callable[[Trial, float], float] | None = None) -> None:
+    def __init__(self, arms: Mapping[str, Arm], distort: Callable[[Candidate, float], float] | None = None) -> None:
         super().__init__(arms)
-        self._distort = distort or (lambda trial, simulated: simulated)
+        self._distort = distort or (lambda candidate, simulated: simulated)
 
-    def times(self, trials: Sequence[Trial], rounds: int) -> list[list[float]]:
+    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """See `schedule.search.Device`."""
         found = []
-        for trial in trials:
-            problem = self.arms[trial.arm].problem
-            plan = evaluate(problem, trial.point.stream, trial.point.order).plan
+        for candidate in candidates:
+            problem = self.arms[candidate.arm].problem
+            plan = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).plan
             simulated = simulate(problem, plan).makespan_us
-            found.append([self._distort(trial, simulated) / 1e6 for _ in range(rounds)])
+            found.append([self._distort(candidate, simulated) / 1e6 for _ in range(rounds)])
         return found
 
     def renew(self) -> None:
@@ -288,7 +288,7 @@ class SimulatedTrials(_Memory):
         return "the simulator"
 
 
-def make_trials(arms: Mapping[str, Arm]) -> GpuTrials | SimulatedTrials:
+def make_runner(arms: Mapping[str, Arm]) -> GpuRunner | SimulatedRunner:
     """What measures where the arms run. The CPU does not measure: it simulates."""
     on_gpu = all(str(arm.job.options.get("device", "cuda")).startswith("cuda") for arm in arms.values())
-    return GpuTrials(arms) if on_gpu else SimulatedTrials(arms)
+    return GpuRunner(arms) if on_gpu else SimulatedRunner(arms)

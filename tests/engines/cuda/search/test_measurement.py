@@ -12,7 +12,7 @@ from msplit.engines.cuda.search import measurement
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.schedule.search.search import single, trial_of
+from msplit.schedule.search.search import candidate_of, single
 from tests.engines.cuda.cases import SAMPLES, job
 
 
@@ -41,13 +41,13 @@ def arms():
 def runners(arms):
     problem = arms["plain"].problem
     lanes = np.arange(len(problem)) % 3
-    several = trial_of(problem, "plain", "three", lanes.astype(np.int32))
+    several = candidate_of(problem, "plain", "three", lanes.astype(np.int32))
     return single(problem, "plain"), several
 
 
 def test_trials_run_side_by_side_without_their_cold_first_step(arms):
     log: list[tuple[str, float]] = []
-    device = measurement.GpuTrials(arms, build=lambda arm, plan: FakeExecutable(1e-4 / plan.streams, log))
+    device = measurement.GpuRunner(arms, build=lambda arm, plan: FakeExecutable(1e-4 / plan.streams, log))
     one, several = runners(arms)
     times = device.times([one, several], 5)
     assert times == [[1e-4] * 5, [1e-4 / 3] * 5]
@@ -65,7 +65,7 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(arms):
         builds.append(plan.streams)
         return FakeExecutable(1e-4 / plan.streams, log)
 
-    device = measurement.GpuTrials(arms, build=build)
+    device = measurement.GpuRunner(arms, build=build)
     one, several = runners(arms)
     device.times([one, several], 1)
     device.times([one], 1)
@@ -78,7 +78,7 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(arms):
 
 def test_small_memory_does_not_count(arms, monkeypatch):
     one, several = runners(arms)
-    device = measurement.GpuTrials(arms, build=lambda arm, plan: FakeExecutable(1.0, []))
+    device = measurement.GpuRunner(arms, build=lambda arm, plan: FakeExecutable(1.0, []))
     assert device.memory(several) == 1.0
     monkeypatch.setattr(measurement, "MEMORY_FLOOR", 0)
     assert device.memory(several) == device.peak_bytes(several) / device.peak_bytes(one) > 1
