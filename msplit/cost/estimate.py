@@ -6,7 +6,7 @@ that it fills is blocks / SMs, at most 1, in the time behind its launch: while a
 
 Kernels are taken as msplit's cuda engine launches them on one stream, without larger kernels: one per node, but
 
-- none for what rides on another node's kernel (`riders`: bias, batch norm and activation of a product or convolution, as in
+- none for what rides on another node's kernel (`fused`: bias, batch norm and activation of a product or convolution, as in
   TensorFlow's own optimizer); `Costs.inside` says which nodes these are,
 - none for views (`classes.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
@@ -27,7 +27,7 @@ from msplit.cost.classes import CHOICES, CUTS, FREE, MAKES, MOVES, PER_ELEMENT, 
 from msplit.cost.costs import Costs, Mask
 from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
-from msplit.cost.fused_into import find_riders
+from msplit.cost.fused_into import find_fused_nodes
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
 from msplit.cost.host_kernels import carry, on_device
 from msplit.cost.precomputed import prepared
@@ -87,12 +87,12 @@ def _estimate(
     asked = _asked(graph, shapes, tensors, classes, launches, out_bytes, sheet)
     nbytes = asked.nbytes
     same = duplicates(graph, launches & ~stateful)
-    riders = find_riders(shapes, tensors, launches, constant, fetched, same)
-    for carrier, added in riders.sums:
+    fused = find_fused_nodes(shapes, tensors, launches, constant, fetched, same)
+    for carrier, added in fused.sums:
         nbytes[carrier] += out_bytes[added]
-    behind = [node for _, node in riders.behind]
+    behind = [node for _, node in fused.behind]
     moved_behind = nbytes[behind]
-    nbytes[riders.inside] = 0.0
+    nbytes[fused.inside] = 0.0
     nbytes[behind] = moved_behind
     grid = np.clip(np.ceil(asked.blocks) / sheet.sms, 1 / sheet.sms, 1.0)
     time = kernel_times(
@@ -108,7 +108,7 @@ def _estimate(
         launches=asked.kernels,
     )
     share = np.clip(grid * (1 - sheet.launch_us * asked.kernels / time), 1 / sheet.sms, 1.0)
-    runs = launches & ~riders.inside
+    runs = launches & ~fused.inside
     # Which of those that compute the same runs is not said: each carries its part.
     alike = np.bincount(same, minlength=count)[same]
     nbytes, time = nbytes / alike, time / alike
@@ -119,7 +119,7 @@ def _estimate(
     time = np.where(guessed, np.maximum(time, UNKNOWN_LAUNCHES * sheet.launch_us), time)
     share = np.where(guessed, np.maximum(share, UNKNOWN_SHARE), share)
     carrying = np.zeros(count)
-    for carrier, node in riders.behind:
+    for carrier, node in fused.behind:
         carrying[carrier] += time[node]
         nbytes[carrier] += nbytes[node]
     nbytes[behind] = 0.0
@@ -136,7 +136,7 @@ def _estimate(
         out_bytes=out_bytes,
         known=known,
         gpu=sheet.name,
-        inside=riders.inside | (classes.views & ~host & ~constant),
+        inside=fused.inside | (classes.views & ~host & ~constant),
         host_us=host_us,
         carried_us=carried_us,
     )

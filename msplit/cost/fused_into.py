@@ -54,8 +54,8 @@ _LARGEST = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Riders:
-    """What rides.
+class FusedNodes:
+    """Nodes that need no kernel of their own, with the nodes whose kernels do their work.
 
     Attributes:
         inside: Nodes whose work another node's kernel does.
@@ -69,8 +69,10 @@ class Riders:
     behind: tuple[tuple[int, int], ...] = ()
 
 
-def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints) -> Riders:
-    """Finds the nodes that ride.
+def find_fused_nodes(
+    shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints
+) -> FusedNodes:
+    """Finds the nodes whose work another node's kernel does.
 
     Args:
         shapes: Those of a DAG.
@@ -78,7 +80,7 @@ def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask
         launches: Which nodes would launch a kernel if each launched its own.
         prepared: Which are computed once before the first step: constants.
         fetched: Which have an output of the model among theirs.
-        same: See `duplicates`; of nodes that compute the same, all ride or none.
+        same: See `duplicates`; of nodes that compute the same, all are fused or none.
     """
     walk = _Walk(shapes, tensors, launches, prepared, fetched, same)
     ops = shapes.graph.ops
@@ -91,7 +93,7 @@ def find_riders(shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask
     for node in alone:
         if ops[node] in ("Pad", "PadV2"):
             walk.pad(node)
-    return Riders(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums), tuple(walk.behind))
+    return FusedNodes(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums), tuple(walk.behind))
 
 
 def _passed_on(graph: Graph) -> Ints:
