@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msplit.analysis.blocks import Blocks, Kernels
 from msplit.analysis.order import canonical
 from msplit.core.graph import Floats, Ints
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 
@@ -66,7 +66,7 @@ class Branches:
 def branches_of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Branches:
     """The branches of a graph's kernels, in a given order of nodes or the canonical one; found once."""
     chosen = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
-    return remembered(
+    return memoize(
         flat, "branches", (costs, chosen), lambda: find(Blocks.from_kernels(Kernels.of(flat, costs, chosen)))
     )
 

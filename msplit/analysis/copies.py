@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.analysis.colocation import Groups
 from msplit.core.graph import CONTROL, Floats, FunctionRef, Ints, TensorValue
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.core.union_find import DisjointSets
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
@@ -57,7 +57,7 @@ def copies(flat: FlatGraph, time_us: Floats, fixed: NDArray[np.bool_] | None = N
         fixed: Nodes whose stream ids stay as they are, so that they tell them apart; None: there are none.
     """
     asked = (time_us,) if fixed is None else (time_us, fixed)
-    return remembered(flat, "copies", asked, lambda: _cheap(_copies(flat, fixed), time_us))
+    return memoize(flat, "copies", asked, lambda: _cheap(_copies(flat, fixed), time_us))
 
 
 def _cheap(same: Ints, time_us: Floats) -> Ints:

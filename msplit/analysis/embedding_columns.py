@@ -9,7 +9,7 @@ import numpy as np
 from msplit.analysis.embeddings import EmbeddingOps, Lookup, default_ops, lookups, updates
 from msplit.analysis.path import finish_times
 from msplit.core.graph import Floats, Ints
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 
@@ -60,7 +60,7 @@ def columns(
         The columns in the order of their first lookups. Near-linear: a few passes over the edges.
     """
     ops = ops or default_ops()
-    return remembered(flat, "columns", (costs, ops, side_us), lambda: _columns(flat, costs, ops, side_us))
+    return memoize(flat, "columns", (costs, ops, side_us), lambda: _columns(flat, costs, ops, side_us))
 
 
 def _columns(flat: FlatGraph, costs: Costs, ops: EmbeddingOps, side_us: float) -> tuple[Column, ...]:

@@ -10,7 +10,7 @@ from importlib import resources
 import yaml
 
 from msplit.core.graph import CONTROL, Graph, TensorValue
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes.registry import plain_shape
@@ -97,7 +97,7 @@ def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, .
         ops: Ops to look for (default: `default_ops`).
     """
     ops = ops or default_ops()
-    return remembered(flat, "lookups", (ops,), lambda: _lookups(flat, ops))
+    return memoize(flat, "lookups", (ops,), lambda: _lookups(flat, ops))
 
 
 def _lookups(flat: FlatGraph, ops: EmbeddingOps) -> tuple[Lookup, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from msplit.analysis.structure import colours
 from msplit.analysis.symmetry import Cells
 from msplit.core.graph import Floats, Ints
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
 
 
@@ -34,14 +34,14 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
     Returns:
         A topological order of all nodes.
     """
-    alike = remembered(flat, "roots", (weights,), lambda: _roots(flat, weights))
+    alike = memoize(flat, "roots", (weights,), lambda: _roots(flat, weights))
     if all(len(roots) == 1 for roots in alike):
         further = ()  # there are no copies
 
     def find() -> Ints:
         return _walk(flat, _one_by_one(flat, alike, weights, further))
 
-    return remembered(flat, "canonical order", (weights, *further), find)
+    return memoize(flat, "canonical order", (weights, *further), find)
 
 
 def _walk(flat: FlatGraph, roots: list[int]) -> Ints:
@@ -87,7 +87,7 @@ def _roots(flat: FlatGraph, weights: Floats | None) -> list[list[int]]:
 
 
 def _colours(flat: FlatGraph, weights: Floats | None) -> list[int]:
-    return remembered(flat, "colours", (weights,), lambda: colours(flat, weights))
+    return memoize(flat, "colours", (weights,), lambda: colours(flat, weights))
 
 
 def _one_by_one(

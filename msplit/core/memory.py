@@ -22,7 +22,7 @@ _KEPT = 3
 _results: WeakKeyDictionary[Any, dict[str, list[tuple[tuple[Any, ...], Any]]]] = WeakKeyDictionary()
 
 
-def remembered(owner: object, question: str, details: tuple[Any, ...], find: Callable[[], Found]) -> Found:
+def memoize(owner: object, question: str, details: tuple[Any, ...], find: Callable[[], Found]) -> Found:
     """What `find` gives, found once for an object.
 
     Args:

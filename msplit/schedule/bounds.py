@@ -9,7 +9,7 @@ import numpy as np
 from msplit.analysis.path import critical_path
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, Floats, Ints
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.cost.estimate import peaks
 from msplit.cost.gpus import data_sheet
@@ -73,7 +73,7 @@ def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
         flat: The graph.
         costs: Static or measured costs of its nodes; where shapes are unknown they are guesses, and so are the bounds.
     """
-    return remembered(flat, "bounds", (costs,), lambda: _bounds(flat, costs))
+    return memoize(flat, "bounds", (costs,), lambda: _bounds(flat, costs))
 
 
 def _bounds(flat: FlatGraph, costs: Costs) -> Bounds:

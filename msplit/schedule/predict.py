@@ -10,7 +10,7 @@ from msplit.analysis.copies import copies
 from msplit.analysis.order import canonical
 from msplit.core.dag import distinct
 from msplit.core.graph import Floats, Ints
-from msplit.core.memory import remembered
+from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -108,7 +108,7 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
         return found, evaluate(problem, np.zeros(len(problem), np.int32)).simulation.makespan_us
 
     # A report shows the ids of a model, and so do the checks that it runs: equal ids are simulated once.
-    found, one = remembered(flat, "simulated", (costs, order, pin.tobytes()), simulated)
+    found, one = memoize(flat, "simulated", (costs, order, pin.tobytes()), simulated)
     return prediction_of(ids, lanes, kernel_us, order, found, one)
 
 

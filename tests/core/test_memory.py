@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.core.memory import no_collection, remembered
+from msplit.core.memory import memoize, no_collection
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_graphs"
 
@@ -19,7 +19,7 @@ def test_a_question_is_answered_once_for_equal_details() -> None:
     owner, other, asked = Owner(), Owner(), []
 
     def find(*details: object, of: object = owner, question: str = "sum") -> int:
-        return remembered(of, question, details, lambda: asked.append(details) or len(asked))
+        return memoize(of, question, details, lambda: asked.append(details) or len(asked))
 
     costs = np.ones(2)
     assert find(costs, {"Gather": 0}) == 1
@@ -34,7 +34,7 @@ def test_a_question_is_answered_once_for_equal_details() -> None:
 def test_few_answers_are_kept() -> None:
     owner, asked = Owner(), []
     for number in (1, 2, 3, 4, 4, 1):
-        remembered(owner, "square", (number,), lambda number=number: asked.append(number))
+        memoize(owner, "square", (number,), lambda number=number: asked.append(number))
     assert asked == [1, 2, 3, 4, 1]
 
 
