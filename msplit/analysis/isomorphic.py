@@ -1,10 +1,10 @@
-"""Branches that compute the same on other data: alike ones, which one batched branch could replace, and nearly alike ones.
+"""Isomorphic branches: they compute the same on other data, so that one batched branch could replace them. And those that nearly are.
 
 A branch is a chain of kernels that no other work enters or leaves. Its canonical form is what its kernels do, in order (op, attributes,
 shapes), names and weights left out; equal forms are found by hashing. Branches of one form whose first kernels are equally many kernels
 away from the inputs can not depend on each other: the last kernel of either is no nearer to the inputs than its first.
 
-Nearly alike are branches that do one op more, found by hashing every form with one op left out, and branches of the same ops on other
+Nearly isomorphic are branches that do one op more, found by hashing every form with one op left out, and branches of the same ops on other
 sizes.
 """
 
@@ -28,7 +28,7 @@ LONGEST = 256
 """Kernels of a branch that is compared with its kind with one op left out: takes time quadratic in this."""
 
 SHORTEST = 3
-"""Kernels of a branch that may be called nearly alike: two ops that differ in one have nothing in common."""
+"""Kernels of a branch that may be called nearly isomorphic: two ops that differ in one have nothing in common."""
 
 _ALONE = frozenset(
     {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D"}
@@ -40,7 +40,7 @@ Signature = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Alike:
+class Isomorphic:
     """Branches of one form.
 
     Attributes:
@@ -55,7 +55,7 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class NearlyAlike:
+class NearlyIsomorphic:
     """Branches that miss being like others.
 
     Attributes:
@@ -76,26 +76,26 @@ class NearlyAlike:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class IsomorphicBranches:
     """What `find` finds.
 
     Attributes:
-        alike: What saves most first.
+        isomorphic: What saves most first.
         nearly: What costs most first.
     """
 
-    alike: tuple[Alike, ...] = ()
-    nearly: tuple[NearlyAlike, ...] = ()
+    isomorphic: tuple[Isomorphic, ...] = ()
+    nearly: tuple[NearlyIsomorphic, ...] = ()
 
 
-def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> Likeness:
-    """Finds alike and nearly alike branches.
+def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> IsomorphicBranches:
+    """Finds isomorphic and nearly isomorphic branches.
 
     Near-linear in the graph, apart from the kernels of a branch (see `LONGEST`).
 
     Args:
         flat: The graph.
-        shapes: Shapes of its tensors. Where one is not known, nothing is alike.
+        shapes: Shapes of its tensors. Where one is not known, nothing is isomorphic.
         blocks: Its linear chains.
     """
     members = _members(blocks)
@@ -107,21 +107,21 @@ def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> Likeness:
         if _ALONE.isdisjoint(names):
             sets.setdefault((names, depth[block]), []).append(nodes)
     forms = _Forms(flat, shapes)
-    alike: dict[Signature, list[list[tuple[int, ...]]]] = {}
-    nearly: list[NearlyAlike] = []
+    isomorphic: dict[Signature, list[list[tuple[int, ...]]]] = {}
+    nearly: list[NearlyIsomorphic] = []
     shorter = _one_less({names for names, _ in sets})
     for (names, level), found in sets.items():
         by_form = forms.divide(found) if len(found) > 1 else {}
         for form, same in by_form.items():
             if len(same) > 1:
-                alike.setdefault(form, []).append(same)
+                isomorphic.setdefault(form, []).append(same)
         nearly += _other_sizes(by_form)
         for position, less in shorter.get(names, ()):
             others = sets.get((less, level))
             if others is not None:
                 nearly += _one_more(forms, found, others, position)
-    return Likeness(
-        tuple(sorted(map(_alike, alike.values()), key=lambda one: (-one.saved_us, one.branches))),
+    return IsomorphicBranches(
+        tuple(sorted(map(_isomorphic, isomorphic.values()), key=lambda one: (-one.saved_us, one.branches))),
         tuple(sorted(nearly, key=lambda one: (-one.cost_us, one.branches))),
     )
 
@@ -194,12 +194,12 @@ def _attributes(attrs: Mapping[str, Any]) -> Signature:
     )
 
 
-def _alike(groups: list[list[tuple[int, ...]]]) -> Alike:
+def _isomorphic(groups: list[list[tuple[int, ...]]]) -> Isomorphic:
     saved = sum((len(same) - 1) * len(same[0]) for same in groups)
-    return Alike(tuple(sorted(nodes for same in groups for nodes in same)), len(groups), saved * KERNEL_US)
+    return Isomorphic(tuple(sorted(nodes for same in groups for nodes in same)), len(groups), saved * KERNEL_US)
 
 
-def _other_sizes(by_form: Mapping[Signature, list[tuple[int, ...]]]) -> list[NearlyAlike]:
+def _other_sizes(by_form: Mapping[Signature, list[tuple[int, ...]]]) -> list[NearlyIsomorphic]:
     """Forms of the same ops beside the most frequent one, where there is one that several branches have."""
     if len(by_form) < 2:
         return []
@@ -211,7 +211,7 @@ def _other_sizes(by_form: Mapping[Signature, list[tuple[int, ...]]]) -> list[Nea
     for form, same in by_form.items():
         if form != common:
             differs = next(place for place, pair in enumerate(zip(form, common, strict=True)) if pair[0] != pair[1])
-            result.append(NearlyAlike(tuple(same), like[0], len(like[0]) * KERNEL_US, differs=differs))
+            result.append(NearlyIsomorphic(tuple(same), like[0], len(like[0]) * KERNEL_US, differs=differs))
     return result
 
 
@@ -234,7 +234,7 @@ def _one_less(sequences: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], lis
 
 def _one_more(
     forms: _Forms, longer: list[tuple[int, ...]], shorter: list[tuple[int, ...]], position: int
-) -> list[NearlyAlike]:
+) -> list[NearlyIsomorphic]:
     """Branches that have a form of the shorter ones but for one op."""
     wanted = forms.divide(shorter)
     result = []
@@ -244,7 +244,7 @@ def _one_more(
             # The few are what differs from the many.
             few = min(len(same), len(like))
             if few == len(same):
-                result.append(NearlyAlike(tuple(same), like[0], 2 * KERNEL_US * few, extra=position))
+                result.append(NearlyIsomorphic(tuple(same), like[0], 2 * KERNEL_US * few, extra=position))
             else:
-                result.append(NearlyAlike(tuple(like), same[0], 2 * KERNEL_US * few, lacks=position))
+                result.append(NearlyIsomorphic(tuple(like), same[0], 2 * KERNEL_US * few, lacks=position))
     return result

@@ -51,7 +51,7 @@ class Analysis(Shown):
         bounds: Work, critical path, and what bounds every schedule.
         gains: Number of streams -> most they could gain over one.
         branches: Branches that matter, largest first.
-        likeness: Branches that are alike, or nearly.
+        isomorphic_branches: And those that nearly are.
         suggestion: Which shipped rule set fits.
         guesses: Kernels whose shapes are not known, so that their cost is a guess.
     """
@@ -70,7 +70,7 @@ class Analysis(Shown):
     bounds: Bounds
     gains: Mapping[int, float]
     branches: tuple[inventory.BranchSize, ...]
-    likeness: isomorphic.Likeness
+    isomorphic_branches: isomorphic.IsomorphicBranches
     suggestion: Suggestion
     guesses: Guesses
 
@@ -121,7 +121,7 @@ def analyze(
         branches = branches_of(flat, costs)
         blocks = branches.blocks
         kernels = blocks.kernels
-        likeness = isomorphic.find(flat, sizes, blocks)
+        isomorphic_branches = isomorphic.find(flat, sizes, blocks)
         found = columns(flat, costs)
     with phase("bounds"), no_collection():
         limits = bounds(flat, costs)
@@ -140,7 +140,7 @@ def analyze(
         bounds=limits,
         gains={streams: limits.gain_at_most(streams) for streams in GAIN_STREAMS},
         branches=inventory.branches_that_matter(branches),
-        likeness=likeness,
+        isomorphic_branches=isomorphic_branches,
         suggestion=suggest(flat, costs, found),
         guesses=guesses(flat, costs, sizes),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from msplit.cost.gpus import gpu_title
 from msplit.decide.analysis import Analysis
 from msplit.formats import left_out_text
-from msplit.report import alike
+from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table
 from msplit.report.text import count, dimensions, heading, micros, more, operations, percent, plural, ratio, size
 
@@ -43,7 +43,9 @@ def document(
     if everything or "branches" in views or summary:
         most = None if everything or "branches" in views else _FEW
         tables.append(_branches(found, most))
-        tables += [table for table in (alike.alike(found, most), alike.nearly(found, most)) if table.rows]
+        tables += [
+            table for table in (isomorphic.isomorphic(found, most), isomorphic.nearly(found, most)) if table.rows
+        ]
     if everything or "embeddings" in views or (summary and found.tables):
         tables.append(_embeddings(found, None if everything or "embeddings" in views else _FEW))
     if everything or "regions" in views or (summary and found.regions):
@@ -364,7 +366,7 @@ def payload(
             }
             for b in found.branches
         ],
-        **alike.payload(found),
+        **isomorphic.payload(found),
         "embeddings": [
             {
                 "table": use.table.name,

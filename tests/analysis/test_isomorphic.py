@@ -65,13 +65,13 @@ def test_attributes_without_a_name_take_part_in_the_form():
     g.node("ConcatV2", [*ends, g.constant(np.int32(1))], T=FLOAT, Tidx=INT32)
     g.graph_def.node[-1].attr["N"].i = len(ends)
     _, found = analyzed(g.graph_def)
-    (one,) = found.alike
+    (one,) = found.isomorphic
     assert len(one.branches) == 2
 
 
 def test_alike_branches_are_one_kind():
     flat, found = branches(PLAIN, PLAIN, PLAIN)
-    (one,) = found.alike
+    (one,) = found.isomorphic
     assert len(one.branches) == 3
     # Bias and ReLU ride on their product.
     assert [flat.graph.ops[node] for node in one.branches[0]] == ["MatMul", "Tanh", "MatMul"]
@@ -94,7 +94,7 @@ def test_branches_with_convolutions_are_left_out():
     g.node("ConcatV2", [*ends, g.constant(np.int32(3))], T=FLOAT, Tidx=INT32)
     g.graph_def.node[-1].attr["N"].i = len(ends)
     _, found = analyzed(g.graph_def)
-    assert not found.alike
+    assert not found.isomorphic
     assert not found.nearly
 
 
@@ -103,7 +103,7 @@ def test_one_op_more_is_nearly_alike():
     flat, found = branches(PLAIN, more, PLAIN)
     (one,) = found.nearly
     assert flat.graph.ops[one.branches[0][one.extra]] == "Abs"
-    assert one.like == found.alike[0].branches[0]
+    assert one.like == found.isomorphic[0].branches[0]
     assert one.cost_us == 2 * KERNEL_US
 
 
@@ -113,7 +113,7 @@ def test_the_few_differ_from_the_many():
     (one,) = found.nearly
     assert flat.graph.ops[one.like[one.lacks]] == "Abs"
     assert len(one.branches) == 1
-    assert len(found.alike[0].branches) == 3
+    assert len(found.isomorphic[0].branches) == 3
 
 
 def test_other_sizes_are_nearly_alike():
@@ -127,7 +127,7 @@ def test_other_sizes_are_nearly_alike():
 
 def test_two_ops_more_and_other_ops_are_not_alike_at_all():
     _, found = branches(PLAIN, [*PLAIN, ("Abs", 4), ("Neg", 4)], [("Tanh", 4), ("Softmax", 4), ("Neg", 4)])
-    assert not found.alike
+    assert not found.isomorphic
     assert not found.nearly
 
 
@@ -140,7 +140,7 @@ def test_branches_that_follow_each_other_are_not_alike():
         value, _ = g.step("dense", value, 4, {"width": 4})
         value = g.node("AddV2", [value, start], T=FLOAT)
     _, found = analyzed(g.graph_def)
-    assert not found.alike
+    assert not found.isomorphic
 
 
 @given(alike_branches(most=6))
@@ -150,7 +150,7 @@ def test_what_is_alike_is_independent_and_does_the_same(case):
     flat, found = analyzed(graph_def, outputs)
     reach = networkx.transitive_closure_dag(networkx.DiGraph(flat.graph.to_networkx()))
     index = dict(enumerate(flat.graph.names))
-    for one in found.alike:
+    for one in found.isomorphic:
         assert len({tuple(flat.graph.ops[node] for node in nodes) for nodes in one.branches}) == 1
         if one.groups == 1:
             for first in one.branches:
@@ -177,7 +177,7 @@ def test_time_grows_with_the_graph(seed):
         blocks = Blocks.from_kernels(Kernels.of(flat, costs))
         start = time.process_time()
         found = find(flat, shapes, blocks)
-        assert len(found.alike[0].branches) == count
+        assert len(found.isomorphic[0].branches) == count
         return time.process_time() - start
 
     assert seconds(4000) < 20 * max(seconds(500), 0.005)

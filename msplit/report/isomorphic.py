@@ -1,10 +1,10 @@
-"""What `analyze` says of branches that are alike, and of those that nearly are."""
+"""What `analyze` says of isomorphic branches, and of those that nearly are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msplit.analysis.isomorphic import NearlyAlike
+from msplit.analysis.isomorphic import NearlyIsomorphic
 from msplit.decide.analysis import Analysis
 from msplit.report.document import Name, Table
 from msplit.report.text import count, dimensions, micros, more
@@ -13,10 +13,10 @@ _LISTED = 100
 """Entries in JSON."""
 
 
-def alike(found: Analysis, most: int | None) -> Table:
+def isomorphic(found: Analysis, most: int | None) -> Table:
     """Branches that can run as one."""
     names = found.flat.graph.names
-    all_of_them = found.likeness.alike
+    all_of_them = found.isomorphic_branches.isomorphic
     shown = all_of_them[:most]
     rows = [
         (
@@ -39,7 +39,7 @@ def alike(found: Analysis, most: int | None) -> Table:
 def nearly(found: Analysis, most: int | None) -> Table:
     """Branches that miss it."""
     names = found.flat.graph.names
-    all_of_them = found.likeness.nearly
+    all_of_them = found.isomorphic_branches.nearly
     shown = all_of_them[:most]
     rows = [
         (
@@ -59,7 +59,7 @@ def nearly(found: Analysis, most: int | None) -> Table:
     )
 
 
-def _difference(found: Analysis, one: NearlyAlike) -> str:
+def _difference(found: Analysis, one: NearlyIsomorphic) -> str:
     ops = found.flat.graph.ops
     if one.extra >= 0:
         return f"one op more: {ops[one.branches[0][one.extra]]}"
@@ -83,7 +83,7 @@ def payload(found: Analysis) -> dict[str, Any]:
                 "groups": one.groups,
                 "saved_us": one.saved_us,
             }
-            for one in found.likeness.alike[:_LISTED]
+            for one in found.isomorphic_branches.isomorphic[:_LISTED]
         ],
         "nearly_alike": [
             {
@@ -92,6 +92,6 @@ def payload(found: Analysis) -> dict[str, Any]:
                 "difference": _difference(found, one),
                 "cost_us": one.cost_us,
             }
-            for one in found.likeness.nearly[:_LISTED]
+            for one in found.isomorphic_branches.nearly[:_LISTED]
         ],
     }
