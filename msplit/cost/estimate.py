@@ -6,13 +6,13 @@ that it fills is blocks / SMs, at most 1, in the time behind its launch: while a
 
 Kernels are taken as msplit's cuda engine launches them on one stream, without larger kernels: one per node, but
 
-- none for what rides on another node's kernel (`fused`: bias, batch norm and activation of a product or convolution, as in
+- none for what rides on another node's kernel (`fused_into`: bias, batch norm and activation of a product or convolution, as in
   TensorFlow's own optimizer); `Costs.inside` says which nodes these are,
 - none for views (`classes.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
 
 What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
-first step (see `prepared`). So does what a loop counts. What a loop holds, of TensorFlow 1 or a function of a `While`, costs its turns,
+first step (see `prepared`). So does what a loop counts. What a loop holds, of TensorFlow 1 or a function of a `While`, costs its trips,
 where these follow from constants; what XLA would compile costs what its kernels do.
 """
 
@@ -56,7 +56,7 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
         gpu: Name of a data sheet, such as ``"h200"``.
 
     Returns:
-        Costs. Where a shape is not known, or the number of turns of a loop, `known` is False: unknown sizes count as 1, a loop's body
+        Costs. Where a shape is not known, or the trip count of a loop, `known` is False: unknown sizes count as 1, a loop's body
         as one turn, a branch as its costlier side, and no such kernel takes less than two launches.
 
     Raises:
@@ -329,7 +329,7 @@ def _known(tensors: Tensors) -> Mask:
 
 
 def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, constant: Mask, done: _Done) -> Costs:
-    """Puts the cost of their functions on `While`, `If` and calls: a loop's turns, or one where they are not known, the costlier branch.
+    """Puts the cost of their functions on `While` (all its trips, or one if there is no count), `If` (the costlier branch) and calls.
 
     Args:
         costs: Of everything else.
@@ -361,19 +361,19 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
                 given = frozenset(number for number in given if number < len(stays) and stays[number])
         totals = np.array([[part.flops.sum(), part.bytes.sum(), part.time_us.sum()] for part in inner])
         chosen = totals.sum(axis=0) if loops else totals[np.argmax(totals[:, 2])]
-        turns = shapes.turns.get(node)
+        trips = shapes.trip_counts.get(node)
         # The condition is asked once more than the body runs; that once is left out.
-        flops[node], nbytes[node], time[node] = chosen * (1 if turns is None else turns)
+        flops[node], nbytes[node], time[node] = chosen * (1 if trips is None else trips)
         area = sum(float((part.time_us * part.share).sum()) for part in inner)
         whole = float(totals[:, 2].sum())
         share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))
         whole_known = all(bool(part.known.all()) for part in inner)
-        known[node] = whole_known and (turns is not None if loops else len(inner) == 1)
+        known[node] = whole_known and (trips is not None if loops else len(inner) == 1)
     return replace(costs, flops=flops, bytes=nbytes, time_us=time, share=share, known=known)
 
 
 def _repeated(costs: Costs, runs: Floats | None) -> Costs:
-    """What runs in a loop of TensorFlow 1 by its turns, or once where they are not known."""
+    """What runs in a loop of TensorFlow 1 by its trip count, or once where that is not known."""
     if runs is None:
         return costs
     times = np.where(np.isnan(runs), 1.0, runs)

@@ -1,4 +1,4 @@
-"""The flat view of a model: functions inlined, loops cut, regions and sides known.
+"""The flat view of a model: functions inlined, loops cut, regions and placement known.
 
 flat = flatten(model)
 ids, conflicts = to_ids(flat, streams)

@@ -220,7 +220,7 @@ def _finish(
     outputs: tuple[Tensor, ...],
     targets: tuple[int, ...],
 ) -> FlatGraph:
-    """Cuts back edges, and finds regions and sides."""
+    """Cuts back edges, and finds regions and placement."""
     forward, back = cut_back_edges(graph.edges, graph.ops)
     if len(back):
         graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, forward, graph.functions)

@@ -7,7 +7,7 @@ As TensorFlow places them on a machine with one GPU:
   whose GPU kernel keeps all that it gives in host memory: it launches nothing. That is how TensorFlow computes with shapes: Shape,
   and Pack, StridedSlice, AddV2 and many others on int32.
 - Constants, placeholders and handles follow who uses them: they are the host's if all their consumers are, or take them in host
-  memory (the axis of a ConcatV2). An Identity on the host's side whose consumers all are there stays there; any other is the GPU's.
+  memory (the axis of a ConcatV2). An Identity that the host could run whose consumers all are there stays there; any other is the GPU's.
 - NoOp orders others and computes nothing; it is the GPU's unless it asks for a CPU, so that it never looks like a crossing.
 - An op that TensorFlow does not have is a custom op and usually there because of its GPU kernel: it is the GPU's, unless an
   attribute says that it handles strings, or a string or a lookup table goes into it.
@@ -43,13 +43,13 @@ _TABLE = re.compile("Hash(Table|table)")
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Placement:
     """What is known of a node from its op and types alone.
 
     Attributes:
         host: Whether the host runs it, before its neighbours are looked at.
         memory: Per input whether it is data that is taken in host memory; what is left out is not.
-        follows: "consumers" or "neighbours" where it has no side of its own.
+        follows: "consumers" or "neighbours" where it has no placement of its own.
     """
 
     host: bool
@@ -69,7 +69,7 @@ def host_nodes(graph: Graph) -> NDArray[np.bool_]:
     Args:
         graph: A DAG.
     """
-    kinds: list[_Side] = []
+    kinds: list[_Placement] = []
     which = _classify(graph, kinds)
     host = np.array([kind.host for kind in kinds], np.bool_)[which]
     pinned_to_host = _pinned_to_host(graph.devices)
@@ -94,7 +94,7 @@ def _pinned_to_host(devices: Sequence[str]) -> NDArray[np.bool_]:
     return np.fromiter((by_device[device] for device in devices), np.bool_, len(devices))
 
 
-def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
+def _classify(graph: Graph, kinds: list[_Placement]) -> Ints:
     """Per node the index of its kind in `kinds`, which is filled. Nodes of one op and the same types share a kind."""
     by_key: dict[Any, int] = {}
     asked: dict[str, tuple[str, ...]] = {}
@@ -108,7 +108,7 @@ def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
         kind = by_key.get(key)
         if kind is None:
             kind = by_key[key] = len(kinds)
-            kinds.append(_side(op, dict(zip(names, key[1:], strict=True)) if names else {}))
+            kinds.append(_placement(op, dict(zip(names, key[1:], strict=True)) if names else {}))
         return kind
 
     first, of = graph.per_kind()
@@ -121,7 +121,7 @@ def _classify(graph: Graph, kinds: list[_Side]) -> Ints:
 
 
 def _types(attrs: Mapping[str, Any], names: tuple[str, ...], most: int) -> list[Any]:
-    """Values of the attributes that decide a node's side. A number of tensors that its inputs belie is as good as a smaller one.
+    """Values of the attributes that decide a node's placement. A number of tensors that its inputs belie is as good as a smaller one.
 
     Args:
         attrs: The node's attributes.
@@ -144,7 +144,7 @@ def _all_types(values: tuple[Any, ...]) -> bool:
 
 
 def _asked(op: str) -> tuple[str, ...]:
-    """Attributes that decide the side of an op's nodes."""
+    """Attributes that decide the placement of an op's nodes."""
     info = schema.lookup(op)
     if info is None or not info.gpu:
         return ()
@@ -156,8 +156,8 @@ def _asked(op: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _side(op: str, types: Mapping[str, Any]) -> _Side:
-    """The side of nodes of an op with some types.
+def _placement(op: str, types: Mapping[str, Any]) -> _Placement:
+    """The placement of nodes of an op with some types.
 
     Args:
         op: The op.
@@ -165,28 +165,28 @@ def _side(op: str, types: Mapping[str, Any]) -> _Side:
     """
     info = schema.lookup(op)
     if info is None or op == "NoOp":
-        return _Side(host=False)
+        return _Placement(host=False)
     attrs = info.filled({name: value for name, value in types.items() if value is not None})
     inputs = schema.input_dtypes(op, attrs)
     outputs = schema.output_dtypes(op, attrs)
     if op in _FUNCTIONAL:
-        return _Side(host=bool(outputs) and all(dtype in _STRINGS for dtype in outputs or ()))
+        return _Placement(host=bool(outputs) and all(dtype in _STRINGS for dtype in outputs or ()))
     kernel = schema.gpu_kernel(op, attrs)
     strings = any(dtype in _STRINGS for dtype in (*(inputs or ()), *(outputs or ())))
     if kernel is None or strings or _QUEUE.match(op):
-        return _Side(host=True)
+        return _Placement(host=True)
     # A handle is a name, not data: that it is kept in host memory says nothing about where the work is.
     memory = tuple(
         in_host and dtype != "resource"
         for in_host, dtype in zip(schema.host_slots(info.inputs, attrs, kernel) or (), inputs or (), strict=True)
     )
     if op in _MAKERS:
-        return _Side(host=False, memory=memory, follows="consumers")
+        return _Placement(host=False, memory=memory, follows="consumers")
     if op in _PASSERS:
-        return _Side(host=False, follows="neighbours")
+        return _Placement(host=False, follows="neighbours")
     given = [arg.name in kernel.host_memory for arg in info.outputs]
     taken = [arg.name in kernel.host_memory for arg in info.inputs]
-    return _Side(host=all(given) if given else bool(taken) and all(taken), memory=memory)
+    return _Placement(host=all(given) if given else bool(taken) and all(taken), memory=memory)
 
 
 def _unknown_ops(graph: Graph, host: NDArray[np.bool_]) -> None:
@@ -209,7 +209,7 @@ def _says_string(value: Any) -> bool:
     return value in _STRINGS or (isinstance(value, tuple) and any(item in _STRINGS for item in value))
 
 
-def _in_host_memory(graph: Graph, kinds: list[_Side], which: Ints) -> NDArray[np.bool_]:
+def _in_host_memory(graph: Graph, kinds: list[_Placement], which: Ints) -> NDArray[np.bool_]:
     """Per edge, whether the consumer takes the tensor in host memory."""
     starts = np.cumsum([0, *(len(kind.memory) for kind in kinds)])
     flat = np.array([in_host for kind in kinds for in_host in kind.memory] + [False], np.bool_)
@@ -239,7 +239,7 @@ def _follow(
     data = edges.port != CONTROL
     to_host = (in_host_memory | host[edges.dst]) & data
     order = graph.topological[passers[graph.topological]].tolist()
-    # Whether all consumers are on the host's side; consumers first.
+    # Whether all consumers take it in host memory; consumers first.
     for node in reversed(order):
         out = graph.out_edges(node)
         out = out[data[out]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
 from msplit.shapes.registry import Handle, Node, Shape, join, merge
-from msplit.shapes.turns import Tensor, added, behind, counted_turns, number, turns_between
+from msplit.shapes.trip_count import Tensor, added, behind, number, trip_count, trips_between
 from msplit.shapes.walk import FUNCTIONAL, Bound, Outcome, Result, State, run
 
 MAX_ROUNDS = 3
@@ -158,19 +158,19 @@ def loop(node: Node, state: State) -> Outcome | None:
             break
     assert walked is not None
     bodies = {"body": (body, walked[1])}
-    turns = None
+    trips = None
     if condition is not None and (tested := _walked(condition, carried, state)) is not None:
         bodies["cond"] = (condition, tested[1])
         asked = condition.results[0]
         counted = functools.partial(_counted, (condition, body), (tested[1], walked[1]), node)
-        turns = counted_turns(condition.body, (asked.node, asked.port), counted)
-    return Outcome(_stated(carried, stated), bodies, turns)
+        trips = trip_count(condition.body, (asked.node, asked.port), counted)
+    return Outcome(_stated(carried, stated), bodies, trips)
 
 
 def _counted(
     functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: Tensor, limit: Tensor
 ) -> int | None:
-    """Turns of a loop, given as condition and body, that compares one of its arguments with what does not change."""
+    """Trip count of a loop, given as condition and body, that compares one of its arguments with what does not change."""
     (condition, body), (tested, walked) = functions, results
     place = behind(condition.body, counter)[0]
     position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == place), None)
@@ -178,7 +178,7 @@ def _counted(
         return None
     last = body.results[position]
     step = added(body.body, walked, (last.node, last.port), body.parameters[position].node)
-    return turns_between(node.scalar(position), number(condition.body, tested, limit), step)
+    return trips_between(node.scalar(position), number(condition.body, tested, limit), step)
 
 
 FUNCTIONAL.update(

@@ -15,7 +15,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.inputs import input_shapes
 from msplit.shapes.registry import Outputs, Shape, join, known
-from msplit.shapes.turns import runs_in_loops
+from msplit.shapes.trip_count import runs_in_loops
 from msplit.shapes.values import missing
 from msplit.shapes.walk import Result, State, run
 
@@ -33,7 +33,7 @@ class Shapes:
         folded: Per node, whether its value is known before anything runs: shape arithmetic.
         assumed: What was taken for granted, one sentence each, such as an unknown batch size.
         bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
-        turns: For each `While` that counts to a limit known before it runs: how often its body runs.
+        trip_counts: For each `While` that counts to a limit known before it runs: how often its body runs.
         runs: Per node how often it runs in a step, by the loops of TensorFlow 1 that it is in: NaN where that is not known. None: once.
         parameters: Of a function's body the nodes that are its parameters, and ..
         results: .. those that give its results.
@@ -44,7 +44,7 @@ class Shapes:
     folded: NDArray[np.bool_]
     assumed: tuple[str, ...] = ()
     bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
-    turns: Mapping[int, int] = field(default_factory=dict)
+    trip_counts: Mapping[int, int] = field(default_factory=dict)
     runs: Floats | None = None
     parameters: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
@@ -146,7 +146,7 @@ def _finish(
         folded,
         assumed,
         bodies,
-        result.turns,
+        result.trip_counts,
         runs,
         tuple(item.node for item in function.parameters) if function else (),
         tuple(item.node for item in function.results) if function else (),

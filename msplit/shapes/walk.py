@@ -83,7 +83,7 @@ class Result:
         handles: What handles refer to.
         undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
         bodies: For each node with functions: function and result by the name of the attribute.
-        turns: For each loop that counts to a known limit: how often its body runs.
+        trip_counts: For each loop that counts to a known limit: how often its body runs.
     """
 
     outputs: list[Outputs]
@@ -91,7 +91,7 @@ class Result:
     handles: dict[Key, Handle]
     undecoded: dict[Key, TensorValue] = field(default_factory=dict)
     bodies: dict[int, dict[str, tuple[Function, Result]]] = field(default_factory=dict)
-    turns: dict[int, int] = field(default_factory=dict)
+    trip_counts: dict[int, int] = field(default_factory=dict)
 
     def shape(self, node: int, port: int) -> Shape:
         """Shape of a tensor."""
@@ -165,12 +165,12 @@ class Outcome:
     Attributes:
         outputs: What is known about each of its outputs.
         bodies: By attribute or branch, the function that it runs, and what the pass over it found.
-        turns: How often a loop runs its body; None where that is not known, or the node is no loop.
+        trip_count: How often a loop runs its body; None where that is not known, or the node is no loop.
     """
 
     outputs: list[Bound]
     bodies: dict[str, tuple[Function, Result]]
-    turns: int | None = None
+    trip_count: int | None = None
 
 
 Functional = Callable[[Node, State], Outcome | None]
@@ -439,8 +439,8 @@ class _Walk:
             if bound.handle is not None:
                 self.result.handles[key] = bound.handle
         self.result.bodies[node] = outcome.bodies
-        if outcome.turns is not None:
-            self.result.turns[node] = outcome.turns
+        if outcome.trip_count is not None:
+            self.result.trip_counts[node] = outcome.trip_count
         self.hint(node)
         return True
 

@@ -177,4 +177,4 @@ def test_a_condition_that_asks_itself_twice_over() -> None:
     b = Builder()
     b.add("While", b.scalar(0), cond=FunctionRef("cond", {}), body=FunctionRef("body", {}))
     shapes, _ = priced(b.flat(functions=functions))
-    assert shapes.turns == {1: 7}
+    assert shapes.trip_counts == {1: 7}

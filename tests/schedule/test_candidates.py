@@ -30,7 +30,7 @@ from msplit.schedule.search import choose as choosing
 from msplit.schedule.search import refine as refining
 from msplit.schedule.search.choose import Proposal, best, choose, constrain
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.pack_streams import canonical, fold, merge_idle
+from msplit.schedule.search.pack_streams import canonical, merge_idle, pack_streams
 from msplit.schedule.search.refine import refine
 from msplit.schedule.simulate import plan_of, simulate
 from tests.campaign import CAMPAIGN
@@ -59,7 +59,7 @@ def test_every_algorithm_gives_a_plan_that_the_checker_proves(name, problem, str
     assume(stream is not None)
     assert stream.shape == (len(problem),)
     assert (stream >= 0).all()
-    folded = fold(problem, stream, streams)
+    folded = pack_streams(problem, stream, streams)
     assert folded.max(initial=0) < streams
     found = evaluate(problem, folded)
     assert check(found.plan, problem.dag) == []
@@ -293,7 +293,7 @@ def test_a_branch_that_is_cheaper_than_a_wait_stays():
 @given(problem=problems(), streams=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_folding_keeps_streams_whole(problem, streams, seed):
     stream = np.random.default_rng(seed).integers(0, 12, len(problem)).astype(np.int32)
-    folded = fold(problem, stream, streams)
+    folded = pack_streams(problem, stream, streams)
     for lane in range(12):
         assert len(set(folded[stream == lane].tolist())) <= 1
     assert len(set(folded.tolist())) <= streams

@@ -241,14 +241,14 @@ def _counting(
 def test_turns_of_a_counting_loop_are_known(limit: int, step: int, start: int, turns: int) -> None:
     b, functions, loop = _counting(limit, step, start)
     shapes = infer(b.flat(functions=functions))
-    assert shapes.turns == {loop: turns}
+    assert shapes.trip_counts == {loop: turns}
     assert shapes.shape(loop, 2) == (2, 4)
 
 
 @pytest.mark.parametrize("case", [{"limit": None}, {"limit": 12, "step": 0}, {"limit": 12, "extra": "Vendor>Stop"}])
 def test_turns_of_a_loop_that_may_end_otherwise_are_not_known(case: dict[str, object]) -> None:
     b, functions, _ = _counting(**case)  # type: ignore[arg-type]
-    assert infer(b.flat(functions=functions)).turns == {}
+    assert infer(b.flat(functions=functions)).trip_counts == {}
 
 
 def test_turns_multiply_the_cost_of_the_body() -> None:
@@ -304,7 +304,7 @@ def test_damaged_control_flow_is_unknown() -> None:
     graph = Graph(cond.body.names, cond.body.ops, cond.body.devices, cond.body.attrs, edges)
     functions["cond"] = Function("cond", graph, cond.parameters, cond.results)
     shapes = infer(b.flat(functions=functions))
-    assert loop not in shapes.turns
+    assert loop not in shapes.trip_counts
     assert shapes.unknown_ops["Case"] == 1
     assert shapes.unknown_ops["If"] == 1
 

@@ -16,7 +16,7 @@ class Algorithm(Protocol):
     """Puts the blocks of a problem on streams."""
 
     def __call__(self, problem: Problem, streams: int) -> Ints:
-        """Returns per block a stream ``0..``. Algorithms that know no limit may use more than `streams`: they are folded afterwards.
+        """Returns per block a stream ``0..``. Algorithms that know no limit may use more than `streams`: they are packed afterwards.
 
         Raises:
             Skipped: The problem is too large for the algorithm, or has nothing that it could work on.

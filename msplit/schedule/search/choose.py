@@ -16,7 +16,7 @@ from msplit.schedule.algorithms import ALGORITHMS, LIST, ONE, Algorithm, Skipped
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.evaluate import Evaluation, evaluate
-from msplit.schedule.search.pack_streams import canonical, fold
+from msplit.schedule.search.pack_streams import canonical, pack_streams
 from msplit.schedule.search.refine import EFFORT as REFINING
 from msplit.schedule.search.refine import refine
 
@@ -82,7 +82,7 @@ def choose(
 
     Args:
         problem: The blocks.
-        streams: Most streams; what uses more is folded.
+        streams: Most streams; what uses more is packed onto fewer.
         names: Keys of `ALGORITHMS` to try, or names of candidates such as ``list-8-coarse``; by default all. One stream is always tried.
         refining: Blocks that may be simulated to refine the best; see `refine`.
 
@@ -111,7 +111,7 @@ def choose(
         with progress.phase(name):
             progress.done(number / (len(variants) + 1))
             try:
-                stream = constrain(problem, fold(problem, algorithm(problem, width), streams), streams)
+                stream = constrain(problem, pack_streams(problem, algorithm(problem, width), streams), streams)
             except Skipped as reason:
                 results.append((_skip(name, str(reason)), None))
                 continue

@@ -21,7 +21,7 @@ def canonical(problem: Problem, stream: Ints) -> Ints:
     return np.asarray(new[number.reshape(-1)])
 
 
-def fold(problem: Problem, stream: Ints, streams: int) -> Ints:
+def pack_streams(problem: Problem, stream: Ints, streams: int) -> Ints:
     """Puts the blocks of many streams on at most `streams`. O(n + m + s × streams) for s streams.
 
     Each stream is taken as one task that becomes ready when its first block could start at the earliest; tasks go, by that time, to the

@@ -23,16 +23,16 @@ MOST_RUNS = 1e12
 """Runs of a node that are believed: loops inside loops inside loops could be more than a number holds."""
 
 Counted = Callable[[Tensor, Tensor], "int | None"]
-"""From the two tensors that a comparison compares: the turns until the first is no longer less than the second."""
+"""From the two tensors that a comparison compares: the trips until the first is no longer less than the second."""
 
 
-def counted_turns(graph: Graph, condition: Tensor, counted: Counted) -> int | None:
-    """Turns of a loop.
+def trip_count(graph: Graph, condition: Tensor, counted: Counted) -> int | None:
+    """Trip count of a loop: how often its body runs.
 
     Args:
         graph: What computes the condition.
         condition: What says whether the loop goes on.
-        counted: The turns of one comparison.
+        counted: The trips of one comparison.
 
     Returns:
         None where they are not known: one side of an "and" that is not understood may end the loop sooner.
@@ -47,14 +47,14 @@ def counted_turns(graph: Graph, condition: Tensor, counted: Counted) -> int | No
         op, sources = graph.ops[place[0]], graph.inputs(place[0])
         if op in ("Identity", "LogicalAnd"):
             waiting += sources
-        elif op == "Less" and len(sources) == 2 and (turns := counted(*sources)) is not None:
-            found.append(turns)
+        elif op == "Less" and len(sources) == 2 and (count := counted(*sources)) is not None:
+            found.append(count)
         else:
             return None
     return min(found, default=None)
 
 
-def turns_between(start: int | None, limit: int | None, step: int | None) -> int | None:
+def trips_between(start: int | None, limit: int | None, step: int | None) -> int | None:
     """How often a step is taken from a start until a limit is reached; None where one of them is not known."""
     if start is None or limit is None or step is None or step <= 0:
         return None
@@ -108,7 +108,7 @@ def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
         result: What is known of its values.
 
     Returns:
-        Per node the product of the turns of the loops around it, NaN where one of them is not known. None: each node runs once.
+        Per node the product of the trip counts of the loops around it, NaN where one of them is not known. None: each node runs once.
     """
     graph = flat.graph
     looped = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)[flat.region]
@@ -120,8 +120,8 @@ def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
     runs[0] = 1.0
     for node, frame in frames.inside.items():
         if graph.ops[node] == "LoopCond" and (inputs := graph.inputs(node)):
-            turns = counted_turns(graph, inputs[0], functools.partial(_counted, graph, result, goes_back))
-            runs[frame] = np.nan if turns is None else turns
+            count = trip_count(graph, inputs[0], functools.partial(_counted, graph, result, goes_back))
+            runs[frame] = np.nan if count is None else count
     for frame in range(1, len(runs)):
         runs[frame] = min(runs[frame] * runs[frames.parent[frame]], MOST_RUNS)
     # What shares a variable with a loop stays with it, and a damaged one has no frame: what is in a frame is told below.
@@ -132,7 +132,7 @@ def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
 
 
 def _counted(graph: Graph, result: Result, goes_back: Mapping[int, int], counter: Tensor, limit: Tensor) -> int | None:
-    """Turns of a frame whose condition compares a Merge, which is the counter, with what does not change."""
+    """Trip count of a frame whose condition compares a Merge, which is the counter, with what does not change."""
     merge = behind(graph, counter)[0]
     back = graph.inputs(goes_back[merge]) if merge in goes_back else []
     begins = behind(graph, counter, "Merge", "Enter")
@@ -140,4 +140,4 @@ def _counted(graph: Graph, result: Result, goes_back: Mapping[int, int], counter
         return None
     # Inside of the loop the counter comes out of the Switch behind its Merge.
     step = added(graph, result, back[0], merge, "Switch")
-    return turns_between(number(graph, result, begins), number(graph, result, limit), step)
+    return trips_between(number(graph, result, begins), number(graph, result, limit), step)
