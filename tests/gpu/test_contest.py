@@ -6,15 +6,18 @@ import pytest
 import torch
 
 from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.autotune.tuner import Tuner
 
 pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
 
 
 def test_large_results_are_not_all_kept() -> None:
     data = torch.ones(1 << 28, device="cuda")  # 1 GiB; all results of all streams would be 80
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    assert tuner.milliseconds(lambda: data + 1, tuner.LANES) > 0
+    assert Tuner.of(GPU).milliseconds(lambda: data + 1, tuner.LANES) > 0
     assert torch.cuda.max_memory_allocated() - before < 20 << 30
 
 
@@ -29,8 +32,8 @@ def test_what_fails_in_a_capture_is_told_and_harms_no_later_one() -> None:
         return data + 1
 
     with pytest.raises(ValueError, match="in the middle"):
-        tuner.milliseconds(fails, tuner.LANES)
-    assert tuner.milliseconds(lambda: data + 1) > 0
+        Tuner.of(GPU).milliseconds(fails, tuner.LANES)
+    assert Tuner.of(GPU).milliseconds(lambda: data + 1) > 0
 
 
 def test_one_contest_after_the_other_takes_no_more_memory() -> None:
@@ -38,7 +41,7 @@ def test_one_contest_after_the_other_takes_no_more_memory() -> None:
     data = torch.ones(1 << 28, device="cuda")
     before = torch.cuda.memory_reserved()
     for _ in range(12):
-        assert tuner.milliseconds(lambda: data + 1) > 0
+        assert Tuner.of(GPU).milliseconds(lambda: data + 1) > 0
     assert torch.cuda.memory_reserved() - before < 8 << 30
 
 
@@ -50,6 +53,6 @@ def test_weights_take_turns() -> None:
         seen.append(weights.data_ptr())
         return data @ weights
 
-    turns = tuner.Turns(run, data, tuner.copies(weights), ())
-    assert tuner.milliseconds(turns, tuner.LANES, cold=True) > 0
+    turns = tuner.RotatingWeights(run, data, tuner.copies(weights), ())
+    assert Tuner.of(GPU).milliseconds(turns, tuner.LANES, cold=True) > 0
     assert len(set(seen)) == tuner.CALLS * tuner.LANES

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import Layer, Work
+from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime.executable import Torture
 from msplit.measure.verification import compare
@@ -42,7 +43,7 @@ def test_whatever_is_chosen_is_right(rows, shared):
     weights = normal(96, 10, 64).permute(1, 0, 2) if shared else normal(10, 96, 64)
     work = Work(Layer(x, weights, normal(10, 64)), "Relu")
     torch.testing.assert_close(batched_matmul.run(work), batched_matmul.by_library(work), rtol=1e-4, atol=1e-4)
-    chosen, times = batched_matmul.chosen()[work.key()]
+    chosen, times = Tuner.of(x.device).chosen(batched_matmul.FAMILY)[work.key()]
     assert chosen in times
     assert len(times) > 1
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.autotune import batched_matmul, matmul
+from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
@@ -25,7 +26,7 @@ CLOSE = 4e-3
 
 @pytest.fixture(autouse=True)
 def _time_to_measure(monkeypatch):
-    monkeypatch.setattr(batched_matmul, "_spent", [0.0])
+    monkeypatch.setattr(Tuner.of(torch.device("cuda")), "spent", 0.0)
 
 
 def lowered(op):
@@ -75,7 +76,7 @@ def test_chosen_kernels_in_a_captured_step(rows, ieee, options):
             most = np.abs(expected[name]).max()
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=(1e-5 if ieee else CLOSE) * max(most, 1))
     executable.close()
-    for key, choice in matmul.chosen().items():
+    for key, choice in Tuner.of(torch.device("cuda")).chosen(matmul.FAMILY).items():
         assert choice.tile is None or choice.tile.exact or key[6], key  # the seventh: whether TF32 is allowed
 
 

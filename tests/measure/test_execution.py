@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import msplit
 from msplit import api
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, MsplitError
@@ -201,7 +203,7 @@ def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypat
 
 def test_only_what_runs_is_kept(mmoe):
     with msplit.prepare(mmoe, SIMULATED):
-        assert mmoe not in CUDA._prepared
+        assert mmoe not in Device.of(torch.device("cpu")).compiled
 
 
 def test_tuning_is_for_bench(mmoe):

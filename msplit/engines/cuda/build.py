@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import weakref
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -56,9 +56,6 @@ class CudaEngine:
 
     name = "cuda"
 
-    def __init__(self) -> None:
-        self._prepared: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Prepared]] = weakref.WeakKeyDictionary()
-
     def unavailable(self) -> str | None:
         """Why the engine can not run here, or None."""
         if importlib.util.find_spec("torch") is None:
@@ -92,13 +89,15 @@ class CudaEngine:
         return _executable(job, prepared, plan, device, capture)
 
     def prepared(self, job: Job, device: torch.device) -> Prepared:
-        """The job's graph lowered and traced, once per graph, shapes and options."""
+        """The job's graph lowered and traced, once per device, graph, shapes and options."""
+        from msplit.engines.cuda.device import Device
+
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         layout = str(job.options.get("layout", "auto"))
         fuse = bool(job.options.get("fuse"))
         larger = (bool(job.options.get("group")), fuse, fuse and job.options.get("compile"))
-        key = (shapes, job.ieee, layout, str(device), *larger)
-        cache = self._prepared.setdefault(job.flat, {})
+        key = (shapes, job.ieee, layout, *larger)
+        cache: dict[tuple[Any, ...], Prepared] = Device.of(device).compiled.setdefault(job.flat, {})
         if key not in cache:
             if fuse:
                 plain = self.prepared(replace(job, options={**job.options, "fuse": False}), device)
@@ -109,7 +108,10 @@ class CudaEngine:
 
     def forget(self, flat: FlatGraph) -> None:
         """Lets go of what was prepared of a graph. Executables keep what they run."""
-        self._prepared.pop(flat, None)
+        if "msplit.engines.cuda.device" in sys.modules:  # PyTorch is loaded, and something may have been made
+            from msplit.engines.cuda.device.device import forget
+
+            forget(flat)
 
 
 ENGINE = CudaEngine()
@@ -297,6 +299,7 @@ def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: boo
 def _device_executable(
     job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool, *, timing_only: bool = False
 ) -> Executable:
+    from msplit.engines.cuda.device import Device
     from msplit.engines.cuda.ir.dtypes import to_torch
     from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
     from msplit.engines.cuda.runtime.executable import CudaExecutable
@@ -309,19 +312,19 @@ def _device_executable(
             f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
             fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
         )
-    lanes = arrange(program, plan)
-    about = {} if timing_only else {**plan_facts(program, plan, lanes.peak_bytes), **prepared.facts}
+    stream_program = arrange(program, plan)
+    about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **prepared.facts}
     facts = {**about, "layout": prepared.layout, "captured": capture}
     if device.type != "cuda":
-        return SimulatedExecutable(program, lanes, {**facts, "device": "CPU, simulated streams"})
+        return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     import torch
 
     feeds = {name: to_torch(np.array(prepared.lowered.feeds[name]), torch.device("cpu")) for name in program.feeds}
     return CudaExecutable(
         program,
-        lanes,
+        stream_program,
         feeds,
-        device,
+        Device.of(device),
         capture=capture,
         ieee=job.ieee,
         facts={**facts, "device": torch.cuda.get_device_name(device)},

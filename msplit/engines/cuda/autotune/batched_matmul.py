@@ -1,22 +1,20 @@
 """Products of alike dense layers: by the library or by a kernel of our own, whichever measures faster on their sizes.
 
 The library's batched product is good at large matrices and knows no epilogue; one row at a time, or a few, it leaves most of the GPU
-idle, and bias and activation are further kernels. Each shape is timed once per process, the way that `products` does it.
+idle, and bias and activation are further kernels. Each shape is timed once per device, the way that `matmul` does it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.toolchain import can_compile
 
@@ -31,15 +29,11 @@ _LARGEST = 2**31
 TILE = "_tile"
 """Attribute that an engine gives a product which runs in our own kernel: `batched_kernel.Tile`. Absent: the library runs it."""
 
-SECONDS = 60.0
-"""What a process spends on measuring and on compiling what it measures; what is left then is chosen by rule."""
-
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""
 
-_spent = [0.0]
-_chosen: dict[tuple[Any, ...], str] = {}
-_measured: dict[tuple[Any, ...], dict[str, float]] = {}
+FAMILY = "grouped products"
+"""The choices of `Tuner.chosen` that are made here: the name of the kernel, and the µs of all that was measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,71 +134,54 @@ def may_round(dtype: torch.dtype) -> bool:
     return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
 
-def is_spent() -> bool:
-    """Whether the time for measuring is up."""
-    return _spent[0] > SECONDS
-
-
-@contextlib.contextmanager
-def spending() -> Iterator[None]:
-    """Counts what is measured inside."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        _spent[0] += time.perf_counter() - began
-
-
 def run(work: Work) -> Tensor:
     """The result: [members, rows, columns]."""
-    return _way(work)(work)
+    return _kernel(work)(work)
 
 
-def chosen() -> Mapping[tuple[Any, ...], tuple[str, Mapping[str, float]]]:
-    """Every choice of this process: what was chosen, and the µs of all that was measured."""
-    return {key: (name, _measured.get(key, {})) for key, name in _chosen.items()}
-
-
-def _way(work: Work) -> Callable[[Work], Tensor]:
+def _kernel(work: Work) -> Callable[[Work], Tensor]:
     if work.one.x.device.type != "cuda":
         return by_library
     key = work.key()
-    ways = _ways(work)
-    if key not in _chosen:
+    candidates = _candidates(work)
+    tuner = Tuner.of(work.one.x.device)
+    chosen: dict[tuple[Any, ...], tuple[str, Mapping[str, float]]] = tuner.chosen(FAMILY)
+    if key not in chosen:
         if torch.cuda.is_current_stream_capturing():
             return by_library
-        _chosen[key] = _measure(key, work, ways) if len(ways) > 1 else next(iter(ways))
-    return ways.get(_chosen[key], by_library)
+        chosen[key] = _fastest(tuner, work, candidates) if len(candidates) > 1 else (next(iter(candidates)), {})
+    return candidates.get(chosen[key][0], by_library)
 
 
-def _measure(key: tuple[Any, ...], work: Work, ways: Mapping[str, Callable[[Work], Tensor]]) -> str:
-    """The fastest way; the first one, the library's, where others are not clearly faster."""
-    holder = next(iter(ways))
-    if is_spent():
-        own = [name for name in ways if name.startswith("triton")]
-        return own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else holder
+def _fastest(
+    tuner: Tuner, work: Work, candidates: Mapping[str, Callable[[Work], Tensor]]
+) -> tuple[str, Mapping[str, float]]:
+    """The fastest, or the baseline, the library, where others are not clearly faster; and all times."""
+    baseline = next(iter(candidates))
+    if tuner.is_spent:
+        own = [name for name in candidates if name.startswith("triton")]
+        return (own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else baseline), {}
     times: dict[str, float] = {}
-    with spending():
-        for name, way in ways.items():
+    with tuner.spending():
+        for name, candidate in candidates.items():
             try:
-                times[name] = tuner.milliseconds(functools.partial(way, work)) * 1e3 / tuner.CALLS
+                times[name] = tuner.milliseconds(functools.partial(candidate, work)) * 1e3 / CALLS
             except (
                 Exception
             ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
                 if not times:
                     raise
-    _measured[key] = times
     best = min(times, key=lambda name: times[name])
-    return best if times[best] < tuner.MARGIN * times[holder] else holder
+    return (best if times[best] < MARGIN * times[baseline] else baseline), times
 
 
-def _ways(work: Work) -> dict[str, Callable[[Work], Tensor]]:
-    ways: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
+def _candidates(work: Work) -> dict[str, Callable[[Work], Tensor]]:
+    found: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
     if _is_wide(work):
-        ways["wide"] = by_wide_product
+        found["wide"] = by_wide_product
     for tile in tiles(work):
-        ways[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
-    return ways
+        found[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
+    return found
 
 
 def tiles(work: Work) -> list[Tile]:

@@ -2,18 +2,17 @@
 
 cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
 of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/notes`). There is no rule that a page could hold, so each
-shape is timed once per process, and the tiled kernel is taken where it is faster both alone and eight side by side (see `contest`), and
+shape is timed once per device, and the tiled kernel is taken where it is faster both alone and eight side by side (see `tuner`), and
 gives the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
-from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies, differ
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -47,10 +46,8 @@ MOST_BLOCKS = 300
 FEW = 16
 """Input channels."""
 
-SAME = 5e-3
-"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
-
-_chosen: dict[tuple[Any, ...], Tiles | None] = {}
+FAMILY = "convolutions"
+"""The choices of `Tuner.chosen` that are made here: `Tiles`, or None where the library runs it."""
 
 
 def choose(
@@ -73,9 +70,11 @@ def choose(
     attrs = tuple(sorted((name, str(value)) for name, value in op.attrs.items() if not name.startswith("_")))
     key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
-    if key not in _chosen:
-        _chosen[key] = _winner(op, arguments, turned, lowered)
-    tiles = _chosen[key]
+    tuner = Tuner.of(arguments[0].device)
+    chosen = tuner.chosen(FAMILY)
+    if key not in chosen:
+        chosen[key] = _winner(tuner, op, arguments, turned, lowered)
+    tiles: Tiles | None = chosen[key]
     if tiles is None:
         return op, arguments[1]
     return _tiled(op, tiles), turned if tiles.turned else arguments[1]
@@ -105,30 +104,30 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
 
 
 def _winner(
+    tuner: Tuner,
     op: Op,
     arguments: list[torch.Tensor],
     turned: torch.Tensor,
     lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
 ) -> Tiles | None:
     data, filter, *rest = arguments
-    weights = {False: tuner.copies(filter)}  # by whether they are turned
-    weights[True] = weights[False] if turned is filter else tuner.copies(turned)
-    library = tuner.Turns(lowered(op), data, weights[False], rest)
-    expected = library()[0]
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    found: list[tuple[float, Tiles, tuner.Turns]] = []
+    weights = {False: copies(filter)}  # by whether they are turned
+    weights[True] = weights[False] if turned is filter else copies(turned)
+    library = RotatingWeights(lowered(op), data, weights[False], rest)
+    expected = library()[:1]
+    found: list[tuple[float, Tiles, RotatingWeights]] = []
     results = int(filter.shape[3])
-    for tiles in candidates(data, filter, expected.numel() // max(results, 1), [results]):
+    for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):
         if not tiles.turned and filter.stride(2) != 1:
             continue  # the library wants it to lie in yet another way
-        call = tuner.Turns(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest)
-        if float((call()[0] - expected).abs().max()) <= SAME * largest:
+        call = RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest)
+        if not differ(call()[:1], expected):
             found.append((tuner.milliseconds(call, cold=True), tiles, call))
-    alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, tuner.LANES))
+    alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))
     for time, tiles, tiled in sorted(found, key=lambda one: one[0]):
-        if time >= tuner.MARGIN * alone:
+        if time >= MARGIN * alone:
             break
         # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
-        if tuner.milliseconds(tiled, tuner.LANES, cold=True) < tuner.MARGIN * loaded:
+        if tuner.milliseconds(tiled, LANES, cold=True) < MARGIN * loaded:
             return tiles
     return None

@@ -6,7 +6,7 @@ cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and G
 competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
 float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. Of many small matrices cuBLAS may
 even take kernels without tensor cores (1024 of 27×64×27, on an H200: 8.7 µs). No rule that a page could hold
-says which is faster. So each shape is timed once per process, alone and eight side by side: what is faster alone often fills more of
+says which is faster. So each shape is timed once per device, alone and eight side by side: what is faster alone often fills more of
 the GPU, and then streams gain nothing (the products of an LSTM take 4.3 µs or, transposed, 2.8; on ten streams the whole takes 2.9 ms
 or 4.0). Only what is faster both ways replaces the library with the weights as they are.
 """
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msplit.engines.cuda.autotune import batched_matmul, tuner
+from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, differ
 from msplit.engines.cuda.ir.graph import Op
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 BATCHED = ("BatchMatMul", "BatchMatMulV2")
 WITH_WEIGHTS = ("MatMul", "_FusedMatMul", "_GroupedMatMul")
 """Ops whose kernel is chosen; those with weights only where these are constant."""
-
-SAME = 5e-3
-"""Most that results may differ, relative to the largest: TF32 rounds to 11 bits, in another order of summands."""
 
 _ALIGNED = 4
 """Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
@@ -55,12 +53,9 @@ class Choice:
     times: Mapping[str, float] = field(default_factory=dict)
 
 
-_chosen: dict[tuple[Any, ...], Choice] = {}
-
-
-def chosen() -> Mapping[tuple[Any, ...], Choice]:
-    """Every choice of this process. A key begins with the op, its fused ops and the shapes of data and weights."""
-    return dict(_chosen)
+FAMILY = "products"
+"""The choices of `Tuner.chosen` that are made here: a `Choice` each. A key begins with the op, its fused ops and the shapes of data and
+weights."""
 
 
 def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> tuple[Op, torch.Tensor]:
@@ -82,13 +77,15 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
-    free = _chosen.get(key)
+    tuner = Tuner.of(data.device)
+    chosen: dict[tuple[Any, ...], Choice] = tuner.chosen(FAMILY)
+    free = chosen.get(key)
     if free is None or not (movable or weights.shape[-1] == 1 or free.turned == _is_turned(op, weights)):
         if not movable:
             key = (*key, weights.stride())
-        if key not in _chosen:
-            _chosen[key] = _contest(op, arguments, lowered, movable=movable)
-    choice = _chosen[key]
+        if key not in chosen:
+            chosen[key] = _fastest(tuner, op, arguments, lowered, movable=movable)
+    choice = chosen[key]
     if choice.turned and movable:
         weights = _turned(op, weights)
     return op if choice.tile is None else _tiled(op, choice.tile), weights
@@ -121,12 +118,12 @@ def _is_turned(op: Op, weights: torch.Tensor) -> bool:
     return axis is not None and weights.stride(axis) == 1 and weights.stride(-1) != 1
 
 
-def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
+def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
     times: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> float:
         call()  # a grouped product chooses its kernel when it first runs
-        times[name] = tuner.milliseconds(call) * 1e3 / tuner.CALLS
+        times[name] = tuner.milliseconds(call) * 1e3 / CALLS
         return times[name]
 
     library, others = lowered(op), list(arguments)
@@ -140,21 +137,20 @@ def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable
         return library(*others)
 
     timed("library", as_it_lies)
-    turns = movable and timed("library, turned", turned) < tuner.MARGIN * times["library"]
+    turns = movable and timed("library, turned", turned) < MARGIN * times["library"]
     turns = turns and tuner.beats(turned, as_it_lies)
-    held = turned if turns else as_it_lies
+    baseline = turned if turns else as_it_lies
     lay_out = {False: arguments, True: others}
-    if op.op == "_GroupedMatMul" or batched_matmul.is_spent():
+    if op.op == "_GroupedMatMul" or tuner.is_spent:
         return Choice(None, turns, times)
-    expected = held()[0]
-    most = SAME * float(expected.abs().max()) if expected.numel() else 0.0
+    expected = baseline()[:1]
     fastest: tuple[float, Tile, bool, Callable[[], Any]] | None = None
-    with batched_matmul.spending():
+    with tuner.spending():
         for tile in _tiles(op, arguments):
             turn = turns if tile.exact else movable and arguments[1].shape[0] % _ALIGNED == 0
             call = _bound(lowered(_tiled(op, tile)), lay_out[turn])
             try:
-                if not float((call()[0] - expected).abs().max()) <= most:
+                if differ(call()[:1], expected):
                     continue
                 time = timed(f"triton {tile}", call)
             except (
@@ -163,7 +159,7 @@ def _contest(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable
                 continue
             if fastest is None or time < fastest[0]:
                 fastest = time, tile, turn, call
-        if fastest is not None and tuner.beats(fastest[3], held):
+        if fastest is not None and tuner.beats(fastest[3], baseline):
             return Choice(fastest[1], fastest[2], times)
     return Choice(None, turns, times)
 

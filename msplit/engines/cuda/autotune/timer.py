@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from msplit.engines.cuda.device import stream_pool as pool
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import capture
 
 Call = Callable[[], object]
 Lane = Sequence[Call]
 
 RUNS = 7
-"""Replays of a graph; their median counts."""
+"""Replays of a graph behind a head start; their median counts."""
 
 WARM_SECONDS = 0.05
 """Work before the first measurement, so that the clocks are up."""
@@ -24,6 +26,16 @@ HEAD_START_CYCLES = 2_000_000
 NODE_CYCLES = 4_000
 """The device sleeps for so long (1 ms, and 2 µs per node) while the host issues all replays. Otherwise short ones would last as long as
 issuing them does."""
+
+MOST_REPLAYS = 21
+"""Replays one by one, of which the median counts."""
+FEWEST_REPLAYS = 5
+ENOUGH_MS = 100.0
+"""Milliseconds of replays after which the fewest are enough. What takes long varies little, and a model's convolutions at a batch of 1024
+would otherwise be timed for minutes."""
+
+MOST_KEPT = 4 << 30
+"""Bytes of results that are kept until a graph ends; where there would be more, each stream writes over its own."""
 
 
 class Timer(Protocol):
@@ -38,58 +50,35 @@ class Timer(Protocol):
         """µs of one run: `before` in order, then the lanes side by side, each in order, then `after`; all of that `repeat` times."""
         ...
 
-    def close(self) -> None:
-        """Frees what it holds."""
-        ...
-
 
 class CudaTimer:
-    """Captures the calls once as a graph and replays it. Everything is in the L2 cache that fits there, since the runs are alike.
+    """The timer of one GPU, which owns it: captures calls once as a graph and replays it.
 
-    Args:
-        device: Where to run.
-        lanes: Most lanes of a graph.
+    Its streams are always the same ones: PyTorch keeps the memory of each for itself, and results may be of gigabytes.
     """
 
-    def __init__(self, device: torch.device, lanes: int = 16) -> None:
+    lanes = 16  # a step that as many copies of it do not slow down fills no more than a sixteenth of the device
+
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._streams = pool.lease(device, lanes)
-        self._memory = torch.cuda.graph_pool_handle()
-        self._warm()
-        # PyTorch gives a pool up when the last of its graphs is gone; this one stays.
-        self._keeper = self._captured(lambda: torch.ones(1, device=device))
+        self._streams: list[torch.cuda.Stream] = []
 
-    @property
-    def lanes(self) -> int:
-        """See `Timer`."""
-        return len(self._streams)
-
-    def _warm(self) -> None:
-        tensor = torch.ones(1 << 20, device=self._device)
+    def warm(self) -> None:
+        """Lets the device work until its clocks are up."""
+        tensor = torch.ones(1 << 20, device=self._device.place)
         end = time.perf_counter() + WARM_SECONDS
         while time.perf_counter() < end:
             tensor = tensor * 1.0
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self._device.place)
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
-        """See `Timer`. The time that the device takes to begin with a graph is in it.
+        """See `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the device takes to begin
+        with a graph is in it.
 
         Raises:
             RuntimeError: A call can not be captured.
         """
-        streams = self._streams[: max(len(lanes), 1)]
-        origin = streams[0]
-        torch.cuda.synchronize(self._device)
-        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(origin):
-            # Each call once on its stream, outside of the capture: kernels are loaded and libraries make their handles there.
-            for stream, lane in zip(streams, lanes, strict=False):
-                with torch.cuda.stream(stream):
-                    for call in dict.fromkeys(lane):
-                        call()
-            for call in dict.fromkeys([*before, *after]):
-                call()
-            torch.cuda.synchronize(self._device)
-            graph = self._captured(lambda: _record(streams, lanes, before, after, repeat))
+        with self._graph(lanes, before, after, repeat) as (graph, origin):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * RUNS)]
             graph.replay()
             nodes = repeat * (len(before) + sum(map(len, lanes)) + len(after))
@@ -99,51 +88,108 @@ class CudaTimer:
                 graph.replay()
                 marks[2 * run + 1].record(origin)
             origin.synchronize()
-        times = sorted(first.elapsed_time(last) * 1e3 for first, last in zip(marks[::2], marks[1::2], strict=True))
-        graph.reset()
-        return float(times[RUNS // 2])
+        pairs = zip(marks[::2], marks[1::2], strict=True)
+        return float(statistics.median(first.elapsed_time(last) * 1e3 for first, last in pairs))
 
-    def _captured(self, run: Call) -> torch.cuda.CUDAGraph:
-        """The graph of what a call issues. (`torch.cuda.graph` would also empty the allocator's caches, every time.)"""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.stream(self._streams[0]):
-            graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
+    def replay_ms(self, lanes: Sequence[Lane], *, cold: bool) -> float:
+        """Milliseconds of a graph of the lanes side by side, replayed one by one, the host's launch included.
+
+        Every call writes to memory of its own, as far as there is enough.
+
+        Args:
+            lanes: At most `lanes` of them.
+            cold: Whether the L2 cache is emptied before each replay.
+        """
+        times: list[float] = []
+        with self._graph(lanes, keep=True) as (graph, origin):
+            flush = torch.empty(self._flush_bytes() if cold else 0, dtype=torch.uint8, device=self._device.place)
+            while not enough(times):
+                flush.zero_()
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record(origin)
+                graph.replay()
+                end.record(origin)
+                end.synchronize()
+                times.append(start.elapsed_time(end))
+        return statistics.median(times)
+
+    @contextlib.contextmanager
+    def _graph(
+        self, lanes: Sequence[Lane], before: Lane = (), after: Lane = (), repeat: int = 1, *, keep: bool = False
+    ) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
+        """The captured calls and the current stream, to replay them on. With `keep`, results stay until the capture ends."""
+        count = max(len(lanes), 1)
+        self._streams += self._device.streams.lease(count - len(self._streams))
+        streams, place = self._streams[:count], self._device.place
+        torch.cuda.synchronize(place)
+        with (
+            torch.no_grad(),
+            torch.cuda.device(place),
+            torch.cuda.stream(streams[0]),
+            self._device.semaphores.lent(),
+        ):
+            # Each call once on its stream, outside of the capture: kernels are loaded and libraries make their handles there.
+            size = 0
+            for stream, lane in zip(streams, lanes, strict=False):
+                with torch.cuda.stream(stream):
+                    for call in dict.fromkeys(lane):
+                        size += lane.count(call) * bytes_of(call())
+            for call in dict.fromkeys([*before, *after]):
+                call()
+            torch.cuda.synchronize(place)
+            if keep and size > MOST_KEPT:
+                torch.cuda.empty_cache()  # what lies there unused can not be had while a capture is under way
+            kept: list[object] | None = [] if keep and size <= MOST_KEPT else None
+            with capture(streams, self._device.scratch.handle) as graph:
+                for _ in range(repeat):
+                    _record(streams, lanes, before, after, kept)
+            del kept
             try:
-                run()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        return graph
+                yield graph, streams[0]
+            finally:
+                graph.reset()
 
-    def close(self) -> None:
-        """Gives the streams back."""
-        if self._streams:
-            torch.cuda.synchronize(self._device)
-            self._keeper.reset()
-            pool.give_back(self._device, self._streams)
-            self._streams = []
+    def _flush_bytes(self) -> int:
+        """Bytes that leave nothing else in the L2 cache when they are written."""
+        return 2 * int(torch.cuda.get_device_properties(self._device.place).L2_cache_size)
 
 
 def _record(
-    streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane, repeat: int
+    streams: Sequence[torch.cuda.Stream],
+    lanes: Sequence[Lane],
+    before: Lane,
+    after: Lane,
+    kept: list[object] | None,
 ) -> None:
-    """Forks right after `before`, joins right before `after`. What a call makes is dropped at once, on the stream that made it."""
+    """Forks right after `before`, joins right before `after`. What is not kept is dropped at once, on the stream that made it."""
     origin = streams[0]
-    for _ in range(repeat):
-        for call in before:
-            call()
-        for stream in streams[1:]:
-            stream.wait_stream(origin)
-        for stream, lane in zip(streams, lanes, strict=False):
-            with torch.cuda.stream(stream):
-                for call in lane:
-                    call()
-        for stream in streams[1:]:
-            origin.wait_stream(stream)
-        for call in after:
-            call()
+    for call in before:
+        call()
+    for stream in streams[1:]:
+        stream.wait_stream(origin)
+    for stream, lane in zip(streams, lanes, strict=False):
+        with torch.cuda.stream(stream):
+            for call in lane:
+                result = call()
+                if kept is not None:
+                    kept.append(result)
+                del result
+    for stream in streams[1:]:
+        origin.wait_stream(stream)
+    for call in after:
+        call()
+
+
+def enough(times: Sequence[float]) -> bool:
+    """Whether so many replays, of so many milliseconds each, tell their median."""
+    return len(times) >= MOST_REPLAYS or (len(times) >= FEWEST_REPLAYS and sum(times) >= ENOUGH_MS)
+
+
+def bytes_of(result: Any) -> int:
+    """Of a tensor, or of all in a list or tuple of results; of anything else none."""
+    if isinstance(result, torch.Tensor):
+        return int(result.nbytes)
+    return sum(map(bytes_of, result)) if isinstance(result, list | tuple) else 0
 
 
 class CpuTimer:
@@ -162,6 +208,3 @@ class CpuTimer:
                 for call in calls:
                     call()
         return (time.perf_counter() - start) * 1e6
-
-    def close(self) -> None:
-        """Nothing to free."""

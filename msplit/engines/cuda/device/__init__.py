@@ -1,1 +1,5 @@
-"""What there is once per GPU: streams, and memory for what is only timed."""
+"""What there is once per GPU, and the one object that owns it."""
+
+from msplit.engines.cuda.device.device import Device
+
+__all__ = ["Device"]

@@ -15,32 +15,35 @@ import torch
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 
-_lock = threading.Lock()
-_free: dict[int, list[torch.cuda.Stream]] = {}
+
+class StreamPool:
+    """The streams of one GPU that nobody holds."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._free: list[torch.cuda.Stream] = []
+
+    def lease(self, count: int) -> list[torch.cuda.Stream]:
+        """Streams that nobody else holds, made when there are not enough."""
+        with self._lock:
+            taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        return taken + [new_stream(self._place) for _ in range(count - len(taken))]
+
+    def give_back(self, streams: list[torch.cuda.Stream]) -> None:
+        """Returns streams with no work in flight."""
+        with self._lock:
+            self._free.extend(streams)
 
 
-def lease(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """Streams that nobody else holds, made when there are not enough."""
-    index = device.index or 0
-    with _lock:
-        idle = _free.setdefault(index, [])
-        taken = [idle.pop() for _ in range(min(count, len(idle)))]
-    return taken + [_new(device) for _ in range(count - len(taken))]
-
-
-def give_back(device: torch.device, streams: list[torch.cuda.Stream]) -> None:
-    """Returns streams with no work in flight."""
-    with _lock:
-        _free.setdefault(device.index or 0, []).extend(streams)
-
-
-def _new(device: torch.device) -> torch.cuda.Stream:
+def new_stream(place: torch.device) -> torch.cuda.Stream:
+    """A stream that PyTorch deals to nobody. It is never destroyed."""
     handle = ctypes.c_void_p()
-    with torch.cuda.device(device):
+    with torch.cuda.device(place):
         status = runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING)
     if status != 0 or handle.value is None:
         raise RuntimeError(f"cudaStreamCreateWithFlags failed with status {status}")
-    return torch.cuda.ExternalStream(handle.value, device=device)
+    return torch.cuda.ExternalStream(handle.value, device=place)
 
 
 @functools.cache

@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels import semaphores
 from msplit.engines.cuda.kernels.conv_tile import convolve_tile
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal
 
@@ -133,7 +133,7 @@ def convolve_siblings(
     steps_in_all = summing_steps(data, filter, tiles)
     share = triton.cdiv(steps_in_all, parts)
     parts = triton.cdiv(steps_in_all, share)
-    counters = semaphores.take(data.device, grid[0] * grid[1]) if parts > 1 else None
+    counters = Device.of(data.device).semaphores.take(grid[0] * grid[1]) if parts > 1 else None
     if counters is None:
         parts, share = 1, steps_in_all
         partial = counters = out

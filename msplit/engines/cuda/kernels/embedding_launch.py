@@ -8,11 +8,18 @@ import torch
 import triton
 from torch import Tensor
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.embedding import fill_columns
 from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
 
-_made: weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]] = weakref.WeakKeyDictionary()
+
+class _Made(weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]):
+    """The tables of one device, one for each way in which the inputs of columns were seen to lie."""
+
+    def __init__(self, device: Device) -> None:
+        del device
+        super().__init__()
 
 
 def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
@@ -26,7 +33,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     first = min(outputs, key=lambda output: output.storage_offset())
     slots = sorted({term.source for segment in spec.segments for term in segment.terms})
     sources = {slot: inputs[slot].contiguous() for slot in slots}
-    cache = _made.setdefault(spec, {})
+    cache = Device.of(first.device).owned(_Made).setdefault(spec, {})
     shared, places = _lie(sources)
     tables = cache.get(_key(spec, inputs, _layout(sources, places)))
     if tables is None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -76,14 +83,9 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     )
 
 
-def made(spec: Columns) -> list[Tables]:
-    """The tables of columns, one for each way in which their inputs were seen to lie."""
-    return list(_made.get(spec, {}).values())
-
-
-def forget() -> None:
-    """Lets go of all tables."""
-    _made.clear()
+def made(device: Device) -> weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]:
+    """The tables of all columns on a device, of each by the ways in which their inputs were seen to lie."""
+    return device.owned(_Made)
 
 
 def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:

@@ -10,7 +10,6 @@ multiply without tensor cores, in float32: they are as exact as the library's in
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from msplit.engines.cuda.kernels import semaphores
+from msplit.engines.cuda.device import Device
 
 ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6}
 
@@ -329,10 +328,10 @@ def products(
     steps = max(triton.cdiv(inner, tile.inner), 1)
     share = steps if second is not None else triton.cdiv(steps, tile.parts)
     parts = triton.cdiv(steps, share)
-    counters = semaphores.take(out.device, grid[0] * grid[1]) if parts > 1 else None
+    counters = Device.of(out.device).semaphores.take(grid[0] * grid[1]) if parts > 1 else None
     if counters is None:
         parts, share = 1, steps
-        partial, counters = _nothing(out.device)
+        partial, counters = Device.of(out.device).owned(_nothing)
     else:
         partial = out.new_empty(parts * grid[0] * grid[1] * tile.rows * tile.columns, dtype=torch.float32)
     _products[(*grid, parts)](
@@ -357,7 +356,6 @@ def _member_stride(bias: Tensor | None) -> int:
     return 0 if bias is None or bias.shape[0] == 1 else bias.stride(0)
 
 
-@functools.cache
-def _nothing(device: torch.device) -> tuple[Tensor, Tensor]:
+def _nothing(device: Device) -> tuple[Tensor, Tensor]:
     """In the place of parts and counters where nothing is shared: of the same types, so that the same kernel serves."""
-    return torch.empty(4, device=device), torch.empty(4, dtype=torch.int32, device=device)
+    return torch.empty(4, device=device.place), torch.empty(4, dtype=torch.int32, device=device.place)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from msplit.engines.cuda.autotune import conv, tuner
+from msplit.engines.cuda.autotune import conv
+from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, RotatingWeights, Tuner, copies, differ
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
@@ -36,7 +37,7 @@ class Times:
     Attributes:
         tiles: Of the fastest kernel for all.
         merged: That kernel alone.
-        loaded: As many of it side by side as `contest.LANES`.
+        loaded: As many of it side by side as `tuner.LANES`.
         one_by_one: The members one after the other.
         one_by_one_loaded: Likewise, on each of as many streams.
         beside: The members each on a stream of its own, without what it costs to fork and to join.
@@ -52,19 +53,15 @@ class Times:
     def wins(self) -> bool:
         """Whether one kernel is better, with streams and without."""
         return (
-            self.merged < tuner.MARGIN * self.one_by_one
+            self.merged < MARGIN * self.one_by_one
             and self.merged <= self.beside + JOIN
-            and self.loaded < self.one_by_one_loaded / tuner.MARGIN
+            and self.loaded < self.one_by_one_loaded / MARGIN
         )
 
 
-_measured: dict[tuple[Any, ...], Times | None] = {}
-
-
-def measured() -> dict[tuple[Any, ...], Times | None]:
-    """All that was measured in this process: key -> times, None where no kernel gives the same numbers. A key begins with the data's
-    shape, the filter's height and width, and the members' output channels."""
-    return dict(_measured)
+FAMILY = "merged convolutions"
+"""The choices of `Tuner.chosen` that are made here: `Times`, None where no kernel gives the same numbers. A key begins with the data's
+shape, the filter's height and width, and the members' output channels."""
 
 
 def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
@@ -78,17 +75,19 @@ def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles |
             return None
         attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
         sizes = tuple(filter.shape[3] for filter in filters)
-        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs, str(device))
-        if key not in _measured:
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs)
+        tuner = Tuner.of(device)
+        measured: dict[tuple[Any, ...], Times | None] = tuner.chosen(FAMILY)
+        if key not in measured:
             with torch.no_grad(), torch.cuda.device(device):
-                _measured[key] = _measure(graph, members, device)
-        times = _measured[key]
+                measured[key] = _measure(tuner, graph, members, device)
+        times = measured[key]
         return times.tiles if times is not None and times.wins() else None
 
     return decide
 
 
-def _measure(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
+def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
     filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
     biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
     chance = torch.Generator(device).manual_seed(0)
@@ -98,48 +97,43 @@ def _measure(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Tim
     for op, filter, bias in zip(members, filters, biases, strict=True):
         prepared = FILTERS[op.op](filter, True)
         chosen, weights = conv.choose(op, [data, prepared, *bias], _lowered)
-        alone.append(tuner.Turns(_lowered(chosen), data, tuner.copies(weights), bias))
+        alone.append(RotatingWeights(_lowered(chosen), data, copies(weights), bias))
 
     def one_by_one() -> list[Any]:
         return [member() for member in alone]
 
     expected = [member()[0] for member in alone]
     together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
-    merged = _fastest(members, [data, together, *_side_by_side(biases)], expected)
+    merged = _fastest(tuner, members, [data, together, *_side_by_side(biases)], expected)
     if merged is None:
         return None
-    us = 1e3 / tuner.CALLS
+    us = 1e3 / CALLS
     time, tiles, all_at_once = merged
     return Times(
         tiles,
         us * time,
-        us * tuner.milliseconds(all_at_once, tuner.LANES, cold=True),
+        us * tuner.milliseconds(all_at_once, LANES, cold=True),
         us * tuner.milliseconds(one_by_one, cold=True),
-        us * tuner.milliseconds(one_by_one, tuner.LANES, cold=True),
+        us * tuner.milliseconds(one_by_one, LANES, cold=True),
         us * tuner.milliseconds_of(alone, cold=True),
     )
 
 
 def _fastest(
-    members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
+    tuner: Tuner, members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> tuple[float, Tiles, _Call] | None:
     """The fastest kernel for all that gives the expected numbers: its time, its tiles, a call of it."""
     first = members[0]
     data, filters, *biases = arguments
-    weights = tuner.copies(filters)
-    largest = [float(one.abs().max()) for one in expected]
+    weights = copies(filters)
     sizes = tuple(int(one.shape[-1]) for one in expected)
     found: list[tuple[float, Tiles, _Call]] = []
     pixels = expected[0].numel() // sizes[0]
     for tiles in conv.candidates(data, filters, pixels, sizes):
         attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
         op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes)
-        run = tuner.Turns(_lowered(op), data, weights, biases)
-        made = run()
-        if all(
-            float((one - wanted).abs().max()) <= conv.SAME * most
-            for one, wanted, most in zip(made, expected, largest, strict=True)
-        ):
+        run = RotatingWeights(_lowered(op), data, weights, biases)
+        if not differ(run(), expected):
             found.append((tuner.milliseconds(run, cold=True), tiles, run))
     return min(found, key=lambda one: one[0], default=None)
 

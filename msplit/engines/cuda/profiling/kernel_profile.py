@@ -15,6 +15,7 @@ from msplit.cost.profile import Kernel
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.program import KernelCall, Program
@@ -28,11 +29,9 @@ LONG_US = 150.0
 """A chain of copies of a step takes about so long; the time that a graph takes to begin is 2 % of it."""
 
 MOST_COPIES = 100
-LANES = 16
-"""Copies of a step side by side: a step that they do not slow down fills no more than a sixteenth of the device."""
 
 LANE_US = 20.0
-"""Each of them is a chain of about so long."""
+"""Side by side, a chain of copies takes about so long on each lane."""
 
 TINY = 1.2
 """Kernels that take up to so many times the tiniest one are not run side by side: the device could not start enough of them to tell."""
@@ -88,17 +87,18 @@ def measure(
     tell = progress or (lambda _what, _share: None)
     start = time.perf_counter()
     on_gpu = device.type == "cuda"
-    timer: Timer = CudaTimer(device, LANES) if on_gpu else CpuTimer()
-    try:
-        tell("the device itself", 0.0)
-        found = constants(timer, device) if isinstance(timer, CudaTimer) else Constants()
-        stop = start + seconds * (1 - PROFILER_SHARE if grids and on_gpu else 1.0)
-        run = _Steps(program, timer, found, stop)
-        for number, done in enumerate(walk(program, feeds, device)):
-            run.see(number, *done)
-            tell("steps", (number + 1) / len(program.steps))
-    finally:
-        timer.close()
+    timer: Timer = Device.of(device).owned(CudaTimer) if on_gpu else CpuTimer()
+    tell("the device itself", 0.0)
+    if isinstance(timer, CudaTimer):
+        timer.warm()
+        found = constants(timer, device)
+    else:
+        found = Constants()
+    stop = start + seconds * (1 - PROFILER_SHARE if grids and on_gpu else 1.0)
+    run = _Steps(program, timer, found, stop)
+    for number, done in enumerate(walk(program, feeds, device)):
+        run.see(number, *done)
+        tell("steps", (number + 1) / len(program.steps))
     recorded = "there is no GPU"
     kernels = run.kernels
     if on_gpu and grids:

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
-from msplit.engines.cuda.device import scratch
-from msplit.engines.cuda.device import stream_pool as pool
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.program import Program
@@ -64,7 +64,7 @@ class CudaExecutable:
         program: Program,
         stream_program: StreamProgram,
         feeds: Mapping[str, torch.Tensor],
-        device: torch.device,
+        device: Device,
         *,
         capture: bool,
         ieee: bool,
@@ -76,16 +76,16 @@ class CudaExecutable:
         self._facts = dict(facts)
         self._torture = torture or Torture()
         self._chance = random.Random(self._torture.seed)
-        self._streams = pool.lease(device, max(stream_program.count, 1))
+        self._streams = device.streams.lease(max(stream_program.count, 1))
         self._origin = self._streams[0]
         self._inputs = Inputs(feeds, device)
-        self._memory = scratch.pool() if timing_only else torch.cuda.graph_pool_handle()
+        self._memory = device.scratch.handle if timing_only else torch.cuda.graph_pool_handle()
         self._graphs: dict[bool, GraphExec] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
         self._ready = False
-        self._root = torch.zeros(1, dtype=torch.int32, device=device)
+        self._root = torch.zeros(1, dtype=torch.int32, device=device.place)
         with self._on_origin():
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
@@ -93,21 +93,26 @@ class CudaExecutable:
             results = self._record()
             if not timing_only:
                 self._outputs = Outputs(results, device, captured=capture)
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_reserved(device)
+        torch.cuda.synchronize(device.place)
+        before = torch.cuda.memory_reserved(device.place)
         if capture:
             if stream_program.instructions:  # CUDA refuses to run a graph of nothing
                 self._capture_graph(copies=False)
             if not timing_only:
                 self._capture_graph(copies=True)
                 self._outputs.aim()
-                torch.cuda.synchronize(device)
+                torch.cuda.synchronize(device.place)
                 self._outputs.settle()
-        self._facts["pool_bytes"] = torch.cuda.memory_reserved(device) - before
+        self._facts["pool_bytes"] = torch.cuda.memory_reserved(device.place) - before
 
     @contextlib.contextmanager
     def _on_origin(self) -> Iterator[None]:
-        with torch.no_grad(), precision(self.ieee), torch.cuda.device(self.device), torch.cuda.stream(self._origin):
+        with (
+            torch.no_grad(),
+            precision(self.ieee),
+            torch.cuda.device(self.device.place),
+            torch.cuda.stream(self._origin),
+        ):
             yield
 
     def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
@@ -172,38 +177,19 @@ class CudaExecutable:
         Raises:
             EngineError: A step can not be captured; it is named.
         """
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with self._on_origin(), self._capturing(graph):
-                if copies and self._inputs.rest:
-                    self._inputs.rest_to_device()
-                elif len(self.stream_program.fork) >= _ROOTS:
-                    self._root.add_(1)
-                results = self._record()
-                if copies:
-                    self._outputs.to_host(results)
-        except torch.AcceleratorError as problem:
-            # A capture that a step made invalid can not be ended either, which raises an error of its own.
-            if isinstance(problem.__context__, EngineError):
-                raise problem.__context__ from None
-            raise
-        self._graphs[copies] = GraphExec(graph, self.device)
+        with self._on_origin(), self._capturing() as graph:
+            if copies and self._inputs.rest:
+                self._inputs.rest_to_device()
+            elif len(self.stream_program.fork) >= _ROOTS:
+                self._root.add_(1)
+            results = self._record()
+            if copies:
+                self._outputs.to_host(results)
+        self._graphs[copies] = GraphExec(graph, self.device.place)
         self._results[copies] = results
 
-    @contextlib.contextmanager
-    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """What is issued on the streams goes into the graph."""
-        if not self._timing_only:
-            with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
-                yield
-            return
-        # PyTorch's context would collect garbage and give all cached memory back, for every one of hundreds of trials.
-        torch.cuda.synchronize(self.device)
-        graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
-        try:
-            yield
-        finally:
-            graph.capture_end()
+    def _capturing(self) -> contextlib.AbstractContextManager[torch.cuda.CUDAGraph]:
+        return capturing(self._streams, self._memory, release=not self._timing_only)
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """One step: host inputs in, host outputs back."""
@@ -252,7 +238,7 @@ class CudaExecutable:
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        stream = torch.cuda.current_stream(self.device) if self._capture else self._origin
+        stream = torch.cuda.current_stream(self.device.place) if self._capture else self._origin
         marks[0].record(stream)
         for mark in marks[1:]:
             self._enqueue()
@@ -271,10 +257,9 @@ class CudaExecutable:
             taps.append(EventTap(self._streams, captured=self._capture))
             return taps[-1]
 
-        graph = torch.cuda.CUDAGraph()
         with self._on_origin():
             if self._capture:
-                with torch.cuda.graph(graph, pool=self._memory, stream=self._origin, capture_error_mode="relaxed"):
+                with self._capturing() as graph:
                     results = self._record(tap)
             for _ in range(TIMELINE_RUNS):  # the last one counts, when everything is warm
                 if self._capture:
@@ -302,12 +287,12 @@ class CudaExecutable:
     def close(self) -> None:
         """Frees graphs and memory and gives the streams back."""
         if self._streams:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device.place)
             for graph in self._graphs.values():
                 graph.reset()
             self._graphs.clear()
             self._results.clear()
-            pool.give_back(self.device, self._streams)
+            self.device.streams.give_back(self._streams)
             self._streams = []
 
 

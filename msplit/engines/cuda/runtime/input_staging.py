@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, refuse
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.engines.cuda.runtime import memcpy
 from msplit.engines.cuda.runtime.async_copy import AsyncCopy
+from msplit.engines.cuda.runtime.memcpy import Memcpy, Tell
 from msplit.errors import EngineError
 
 _ALIGNMENT = 256
@@ -34,7 +35,7 @@ class Block:
     Args:
         like: The tensors.
         runs: Their names in groups: those of a group lie side by side without a gap, each group starts where memory is aligned.
-        device: Who else is to see the memory.
+        device: Which else is to see the memory.
 
     Attributes:
         host: The block.
@@ -42,7 +43,7 @@ class Block:
         arrays: The tensors in it as NumPy arrays.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], runs: Sequence[Sequence[str]], device: torch.device) -> None:
+    def __init__(self, like: Mapping[str, torch.Tensor], runs: Sequence[Sequence[str]], device: Device) -> None:
         self.starts: dict[str, int] = {}
         end = 0
         for run in runs:
@@ -50,7 +51,7 @@ class Block:
                 self.starts[name] = end
                 end += _size(like[name])
             end = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
-        self.host = torch.zeros(max(end, _ALIGNMENT), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.host = torch.zeros(max(end, _ALIGNMENT), dtype=torch.uint8, pin_memory=device.is_gpu)
         memory = self.host.numpy()
         self.arrays = {name: _array(memory, self.starts[name], tensor) for name, tensor in like.items()}
 
@@ -85,19 +86,20 @@ class Inputs:
         rest: Bytes at the start of the block that `send` does not send.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def __init__(self, like: Mapping[str, torch.Tensor], device: Device) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
         self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
-        self._device = torch.zeros_like(self.block.host, device=device)
+        self._memcpy = device.owned(Memcpy)
+        self._device = torch.zeros_like(self.block.host, device=device.place)
         self.on_device = {name: _tensor(self._device, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
         self._async_copy = AsyncCopy(self.block.host, self._device)
         self._seen: torch.Tensor | None = None
-        if device.type == "cuda" and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
+        if device.is_gpu and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda.kernels import copy
 
-            self._seen = copy.seen_by(device, self.block.host)
+            self._seen = copy.seen_by(device.place, self.block.host)
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
@@ -173,11 +175,11 @@ class Inputs:
             if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
                 # Another input may have been copied over it by now.
                 raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
-            memcpy.copy(source, place, tell)
+            self._memcpy.copy(source, place, tell)
         elif tell is not None:
             tell(0, place.nbytes)
 
-    def _teller(self, start: int) -> memcpy.Tell:
+    def _teller(self, start: int) -> Tell:
         send = self._async_copy.send
         return lambda first, last: send(start + first, start + last)
 

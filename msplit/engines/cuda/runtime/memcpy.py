@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.device import Device
+
 _SHARED_BYTES = 1 << 23
 """Arrays from this size on are copied by several threads: with the bus, 4 MB take one thread 0.41 ms and two 0.46; 8 MB 0.77 and 0.60."""
 _HELPER_BYTES = 1 << 24
@@ -27,50 +29,71 @@ Tell = Callable[[int, int], object]
 """Is called with the first byte of a piece, and with the one behind its last."""
 
 
-def copy(source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -> None:
-    """Copies an array into a contiguous one of its shape and type; tells, in the calling thread, of each piece that is there.
+class Memcpy:
+    """The copies of one device's inputs and outputs, and the threads that help with large ones."""
 
-    Small ones by the calling thread alone. OpenMP's threads, which PyTorch would use from 32 KB on, wait for each other and spin: with
-    one of them off its processor, 1 MB takes two slices of the scheduler's time, 8 ms. Large ones by helpers who take piece after piece
-    as long as there are some, as the calling thread does itself: a helper that does not get a processor delays nothing but the piece
-    it holds, and one that has not started by the end is not waited for.
-    """
-    size = target.nbytes
-    if source.flags.c_contiguous and size >= _SHARED_BYTES:
-        _copy_with_helpers(source, target, tell)
-    elif tell is None:
-        np.copyto(target, source)
-    elif not source.flags.c_contiguous:
-        np.copyto(target, source)
-        tell(0, size)
-    else:
-        for part, place, first, last in _pieces(source, target, -(-size // _FEW_PIECES)):
-            np.copyto(place, part)
-            tell(first, last)
+    def __init__(self, device: Device) -> None:
+        del device  # owns it
+        self._pools: dict[int, ThreadPoolExecutor] = {}
 
+    def copy(self, source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -> None:
+        """Copies an array into a contiguous one of its shape and type; tells, in the calling thread, of each piece that is there.
 
-def _copy_with_helpers(source: NDArray[Any], target: NDArray[Any], tell: Tell | None) -> None:
-    count = _helpers(target.nbytes)
-    size = min(-(-target.nbytes // (4 * (count + 1))), _LARGEST_PIECE)
-    pieces = iter(list(_pieces(source, target, size)))  # each is handed out once, whichever thread asks
-    there: deque[tuple[int, int]] = deque()
+        Small ones by the calling thread alone. OpenMP's threads, which PyTorch would use from 32 KB on, wait for each other and spin: with
+        one of them off its processor, 1 MB takes two slices of the scheduler's time, 8 ms. Large ones by helpers who take piece after piece
+        as long as there are some, as the calling thread does itself: a helper that does not get a processor delays nothing but the piece
+        it holds, and one that has not started by the end is not waited for.
+        """
+        size = target.nbytes
+        if source.flags.c_contiguous and size >= _SHARED_BYTES:
+            self._copy_with_helpers(source, target, tell)
+        elif tell is None:
+            np.copyto(target, source)
+        elif not source.flags.c_contiguous:
+            np.copyto(target, source)
+            tell(0, size)
+        else:
+            for part, place, first, last in _pieces(source, target, -(-size // _FEW_PIECES)):
+                np.copyto(place, part)
+                tell(first, last)
 
-    def work(then: Callable[[], None]) -> None:
-        for part, place, first, last in pieces:
-            np.copyto(place, part)  # lets go of the interpreter's lock
-            there.append((first, last))
-            then()
+    def copy_of(self, source: NDArray[Any]) -> NDArray[Any]:
+        """A contiguous array's own copy."""
+        if source.nbytes < _SHARED_BYTES:
+            return source.copy()
+        target = np.empty_like(source)
+        self.copy(source, target)
+        return target
 
-    def tell_all() -> None:
-        while tell is not None and there:
-            tell(*there.popleft())
+    def _copy_with_helpers(self, source: NDArray[Any], target: NDArray[Any], tell: Tell | None) -> None:
+        count, pool = _helpers(target.nbytes), self._pool()
+        size = min(-(-target.nbytes // (4 * (count + 1))), _LARGEST_PIECE)
+        pieces = iter(list(_pieces(source, target, size)))  # each is handed out once, whichever thread asks
+        there: deque[tuple[int, int]] = deque()
 
-    helpers = [_pool(os.getpid()).submit(work, lambda: None) for _ in range(count)]
-    work(tell_all)
-    for helper in helpers:
-        if not helper.cancel():
-            helper.result()
-    tell_all()
+        def work(then: Callable[[], None]) -> None:
+            for part, place, first, last in pieces:
+                np.copyto(place, part)  # lets go of the interpreter's lock
+                there.append((first, last))
+                then()
+
+        def tell_all() -> None:
+            while tell is not None and there:
+                tell(*there.popleft())
+
+        helpers = [pool.submit(work, lambda: None) for _ in range(count)]
+        work(tell_all)
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+        tell_all()
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """The helpers. Threads do not survive a fork, so that each process makes its own."""
+        process = os.getpid()
+        if process not in self._pools:
+            self._pools.setdefault(process, ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix="msplit-copy"))
+        return self._pools[process]
 
 
 def _helpers(size: int) -> int:
@@ -94,18 +117,3 @@ def _pieces(
     for first in range(0, target.size, step):
         place = target[first : first + step]
         yield source[first : first + step], place, first * width, first * width + place.nbytes
-
-
-def copy_of(source: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous array's own copy."""
-    if source.nbytes < _SHARED_BYTES:
-        return source.copy()
-    target = np.empty_like(source)
-    copy(source, target)
-    return target
-
-
-@functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """The helpers. Threads do not survive a fork, so that each process has its own."""
-    return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix=f"msplit-copy-{process}")

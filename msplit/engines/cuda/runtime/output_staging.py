@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import select
 import time
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.runtime.input_staging import Block
-from msplit.engines.cuda.runtime.memcpy import copy_of
+from msplit.engines.cuda.runtime.memcpy import Memcpy
 
 _CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """These processors see memory change in the order in which it was written: with the new number, the outputs are there."""
@@ -36,21 +38,21 @@ class Outputs:
         captured: They are to be delivered by a graph.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], device: torch.device, *, captured: bool) -> None:
+    def __init__(self, like: Mapping[str, torch.Tensor], device: Device, *, captured: bool) -> None:
         self._block = Block(like, [[name] for name in like], device)
         self._copies: dict[str, Callable[[], NDArray[Any]]] = {
-            name: _copier(array) for name, array in self._block.arrays.items()
+            name: functools.partial(device.owned(Memcpy).copy_of, array) for name, array in self._block.arrays.items()
         }
         self._output_copy: Any = None
         self._sources: list[torch.Tensor] = []
         self._number = 0
         self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
-        if captured and device.type == "cuda" and can_compile():
+        if captured and device.is_gpu and can_compile():
             from msplit.engines.cuda.kernels.copy import OutputCopy
 
             arrays, base = self._block.arrays, self._block.host.data_ptr()
             targets = [base + self._block.starts[name] for name in arrays]
-            self._output_copy = OutputCopy([array.nbytes for array in arrays.values()], targets, device)
+            self._output_copy = OutputCopy([array.nbytes for array in arrays.values()], targets, device.place)
             self.to_host(like)  # compiles it
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -104,10 +106,6 @@ class Outputs:
     def read(self) -> dict[str, NDArray[Any]]:
         """Copies of the outputs."""
         return {name: copy() for name, copy in self._copies.items()}
-
-
-def _copier(array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-    return lambda: copy_of(array)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from msplit.engines.cuda.autotune import conv, tuner
+from msplit.engines.cuda.autotune import conv
+from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
@@ -37,17 +39,17 @@ def test_the_fastest_alone_that_is_faster_under_load_too(times, winner, monkeypa
         run.kernel = op.attrs.get(TILES, "library")
         return run
 
-    def milliseconds(call, lanes=1, *, cold):
+    def milliseconds(self, call, lanes=1, *, cold):
         assert cold
         return times[call.run.kernel][lanes > 1]
 
-    monkeypatch.setattr(tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
     monkeypatch.setattr(conv, "candidates", lambda *_: [tiles for tiles in times if tiles != "library"])
     monkeypatch.setattr(conv, "worth_a_kernel", lambda dtype: True)
-    monkeypatch.setattr(conv, "_chosen", {})
+    monkeypatch.setattr(devices, "_DEVICES", {})
     data, filter = torch.randn(1, 5, 5, 4), torch.randn(3, 3, 4, 6).permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     for _ in range(2):  # measured once, remembered
         op, weights = conv.choose(OP, [data, filter], lowered)
         assert op.attrs.get(TILES) == winner
         assert weights.is_contiguous() == (winner is not None and winner.turned)
-        monkeypatch.setattr(tuner, "milliseconds", None)
+        monkeypatch.setattr(Tuner, "milliseconds", None)

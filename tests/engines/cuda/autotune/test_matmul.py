@@ -7,6 +7,8 @@ import torch
 from msplit import samples
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune import matmul as products
+from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
+from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
@@ -14,6 +16,8 @@ from msplit.engines.cuda.passes import specialize
 from msplit.engines.cuda.runtime.executable import precision
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import flat_of, run
+
+CPU = torch.device("cpu")
 
 
 class Tile:
@@ -50,7 +54,7 @@ def measured(monkeypatch):
         last.append(tile.name)
         return batched_matmul.by_library(work) * (2 if tile.name in wrong else 1)
 
-    def milliseconds(call, lanes=1):
+    def milliseconds(self, call, lanes=1):
         last.clear()
         call()
         name = f"triton {last[0]}" if last else "library"
@@ -58,11 +62,10 @@ def measured(monkeypatch):
             name = "library, turned"
         return times.get(name, 9.0) * lanes
 
-    monkeypatch.setattr(products, "_chosen", {})
-    monkeypatch.setattr(batched_matmul, "_spent", [0.0])
+    monkeypatch.setattr(devices, "_DEVICES", {})
     monkeypatch.setattr(batched_matmul, "by_kernel", by_kernel)
     monkeypatch.setattr(batched_matmul, "tiles", lambda work: list(tiles))
-    monkeypatch.setattr("msplit.engines.cuda.autotune.tuner.milliseconds", milliseconds)
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
     with precision(ieee=False):
         yield times, wrong
 
@@ -161,13 +164,13 @@ def test_a_program_that_shares_the_weights_of_another_makes_the_same_choice_with
     again, weights = products.choose(matmul(), arguments, lowered, movable=False)
     assert again.attrs == op.attrs
     assert weights is arguments[1]
-    assert len(products.chosen()) == 1
+    assert len(Tuner.of(CPU).chosen(products.FAMILY)) == 1
 
 
 def test_when_the_time_is_spent_the_library_stays(measured):
     times, _ = measured
     times |= {"triton a": 0.1}
-    batched_matmul._spent[0] = batched_matmul.SECONDS + 1
+    Tuner.of(CPU).spent = SECONDS + 1
     assert choose(matmul(), [normal(4, 8), normal(8, 5)]) == (None, False)
 
 
@@ -221,7 +224,7 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     other, _ = sample(name, 3, **sizes)  # programs are kept per graph
     found = run(other, feeds, 2, group=True, fuse=True)
     assert compare(found, expected).passed
-    made = products.chosen().values()
+    made = Tuner.of(CPU).chosen(products.FAMILY).values()
     if "library, turned" in faster:
         assert any(choice.turned for choice in made)
     if (

@@ -5,29 +5,34 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msplit.engines.cuda.autotune import tuner
+from msplit.engines.cuda.autotune import timer, tuner
+from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.device import Device
 
 
 @pytest.mark.parametrize(("elements", "lanes"), [(1 << 20, tuner.LANES), (1 << 28, 1)])
 def test_calls_with_large_results_are_not_made_side_by_side(monkeypatch, elements, lanes):
     timed = []
 
-    def takes(calls, *, cold):
+    def takes(self, calls, *, cold):
         assert not cold
         timed.append(len(calls))
         return 3.0 * len(calls)
 
-    monkeypatch.setattr(tuner, "milliseconds_of", takes)
+    monkeypatch.setattr(Tuner, "milliseconds_of", takes)
+    own = Tuner(Device(torch.device("cpu")))
     made = torch.empty(elements, device="meta")
-    assert tuner.milliseconds(lambda: [made], tuner.LANES) == 3.0 * tuner.LANES
-    assert tuner.milliseconds(lambda: made) == 3.0
+    assert own.milliseconds(lambda: [made], tuner.LANES) == 3.0 * tuner.LANES
+    assert own.milliseconds(lambda: made) == 3.0
     assert timed == [lanes, 1]
 
 
-@pytest.mark.parametrize(("each", "runs"), [(0.1, tuner.RUNS), (4.0, tuner.RUNS), (10.0, 10), (400.0, 5)])
+@pytest.mark.parametrize(
+    ("each", "runs"), [(0.1, timer.MOST_REPLAYS), (4.0, timer.MOST_REPLAYS), (10.0, 10), (400.0, 5)]
+)
 def test_calls_that_take_long_run_less_often(each, runs):
     times = []
-    while not tuner._enough(times):
+    while not timer.enough(times):
         times.append(each)
     assert len(times) == runs
 
@@ -45,7 +50,7 @@ def test_there_are_as_many_copies_of_weights_as_calls_or_as_memory_allows(elemen
 def test_every_call_has_the_next_copy_which_lies_and_is_like_the_others():
     weights = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
     made = tuner.copies(weights)[:3]
-    turns = tuner.Turns(
+    turns = tuner.RotatingWeights(
         lambda data, own, bias: (own.data_ptr(), data @ own + bias), torch.ones(3, 2), made, [torch.ones(3)]
     )
     (first, result), *others = (turns() for _ in range(4))

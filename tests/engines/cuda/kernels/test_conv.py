@@ -139,7 +139,8 @@ def test_siblings_in_half_precision_and_what_is_not_a_number():
 
 def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
     """The block that is done last adds up all parts in one order; counters are back at zero for the next run."""
-    from msplit.engines.cuda.kernels import conv, semaphores
+    from msplit.engines.cuda.device import Device
+    from msplit.engines.cuda.kernels import conv
 
     frames = (frame(17, 3, 1, 1, 1, 1), frame(17, 3, 1, 1, 1, 1))
     data = torch.randn(1, 17, 17, 192, device="cuda")
@@ -164,13 +165,13 @@ def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
         graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(one, first) for one in made)
-    assert not semaphores.take(data.device, 1).any()
-    assert not semaphores._supplies[data.device].any()
+    assert not Device.of(data.device).semaphores.supply.any()
 
 
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
+    from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.passes.merge_convolutions import find_siblings
-    from msplit.engines.cuda.passes.merged_conv import decide_on, measured
+    from msplit.engines.cuda.passes.merged_conv import FAMILY, decide_on
     from msplit.engines.cuda.runtime.executable import precision
     from tests.engines.cuda.passes.test_merge_convolutions import block, source_of
 
@@ -182,12 +183,13 @@ def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
     (members,) = find_siblings(source)
     with precision(True):
         assert decide(source, members) is None
-    count = len(measured())
+    measured = Tuner.of(torch.device("cuda")).chosen(FAMILY)
+    count = len(measured)
     with precision(False):
         tiles = decide(source, members)
         assert decide(source, members) == tiles
-    assert len(measured()) == count + 1
-    times = next(reversed(measured().values()))
+    assert len(measured) == count + 1
+    times = next(reversed(measured.values()))
     assert times is not None
     assert (tiles is not None) == times.wins()
     assert 0 < times.merged < times.one_by_one_loaded

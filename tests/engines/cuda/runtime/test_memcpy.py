@@ -11,10 +11,13 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.runtime import memcpy
 
 LARGE = memcpy._SHARED_BYTES
+MEMCPY = memcpy.Memcpy(Device(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "complex128", ml_dtypes.bfloat16])
@@ -24,9 +27,9 @@ def test_every_byte_arrives(dtype, size):
     values = np.resize(values, size // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize).view(np.uint8)
     source = (values & 1).view(bool) if dtype == "bool" else values.view(dtype)
     target = np.zeros_like(source)
-    memcpy.copy(source, target)
+    MEMCPY.copy(source, target)
     assert target.tobytes() == source.tobytes()
-    found = memcpy.copy_of(source)
+    found = MEMCPY.copy_of(source)
     assert found.tobytes() == source.tobytes()
     assert not np.shares_memory(found, source)
     assert found.flags.writeable
@@ -47,7 +50,7 @@ def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(mo
         assert np.array_equal(wanted[first:last], seen[first:last])
         told.append((first, last))
 
-    memcpy.copy(source, target, tell)
+    MEMCPY.copy(source, target, tell)
     told.sort()
     assert [first for first, _ in told] == [0, *(last for _, last in told[:-1])]
     assert told[-1][1] == size
@@ -67,7 +70,7 @@ def test_larger_arrays_have_more_helpers_as_long_as_there_are_processors(monkeyp
 def test_an_array_that_is_not_contiguous_is_told_of_as_a_whole():
     told = []
     source, target = np.ones((1000, 900), np.float32).T, np.zeros((900, 1000), np.float32)
-    memcpy.copy(source, target, lambda *ends: told.append((*ends, target.all())))
+    MEMCPY.copy(source, target, lambda *ends: told.append((*ends, target.all())))
     assert told == [(0, target.nbytes, True)]
 
 
@@ -76,7 +79,7 @@ def test_large_arrays_that_are_turned_or_frozen_arrive():
     frozen = np.broadcast_to(values, values.shape)
     for source in (np.asfortranarray(values), frozen, frozen[::-1]):
         target = np.zeros_like(values)
-        memcpy.copy(source, target)
+        MEMCPY.copy(source, target)
         np.testing.assert_array_equal(target, source)
 
 
@@ -84,7 +87,7 @@ def test_threads_that_copy_at_once_do_not_mix_their_arrays():
     sources = [np.full(LARGE, number, np.uint8) for number in range(4)]
     targets = [np.zeros_like(source) for source in sources]
     threads = [
-        threading.Thread(target=memcpy.copy, args=pair) for _ in range(3) for pair in zip(sources, targets, strict=True)
+        threading.Thread(target=MEMCPY.copy, args=pair) for _ in range(3) for pair in zip(sources, targets, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -95,12 +98,12 @@ def test_threads_that_copy_at_once_do_not_mix_their_arrays():
 
 def copy_in_child():
     source = np.ones(LARGE, np.uint8)
-    os._exit(0 if memcpy.copy_of(source).all() else 1)
+    os._exit(0 if MEMCPY.copy_of(source).all() else 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_copies_too():
-    memcpy.copy_of(np.ones(LARGE, np.uint8))  # the helpers run
+    MEMCPY.copy_of(np.ones(LARGE, np.uint8))  # the helpers run
     child = multiprocessing.get_context("fork").Process(target=copy_in_child)
     child.start()
     child.join(30)
@@ -113,7 +116,9 @@ import os, subprocess, sys, time
 processors = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {processors[-1]})
 import numpy as np
-from msplit.engines.cuda.runtime import memcpy as host_copy
+import torch
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.runtime import memcpy
 
 def times(way, size, count):
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
@@ -127,15 +132,16 @@ def times(way, size, count):
 def plain(source, target):
     np.copyto(target, source)
 
-sizes = 1 << 20, host_copy._SHARED_BYTES
+copier = memcpy.Memcpy(Device(torch.device("cpu")))
+sizes = 1 << 20, memcpy._SHARED_BYTES
 for size in sizes:
-    times(host_copy.copy, size, 3)  # starts the helpers
+    times(copier.copy, size, 3)  # starts the helpers
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
 os.sched_setaffinity(0, {processors[0]})
 try:
     time.sleep(0.3)
     for size, count in zip(sizes, (200, 10)):
-        print(times(host_copy.copy, size, count), times(plain, size, count))
+        print(times(copier.copy, size, count), times(plain, size, count))
 finally:
     for process in busy:
         process.kill()

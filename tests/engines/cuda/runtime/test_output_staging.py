@@ -6,6 +6,7 @@ from tests.engines.cuda.interpreted import needs_triton, run_interpreted
 SCRIPT = """
 import os, subprocess, sys, threading, time
 import numpy as np, torch
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels import copy as copy_kernel, delivery
 from msplit.engines.cuda.ir.dtypes import to_numpy
 
@@ -14,7 +15,7 @@ rng = np.random.default_rng(0)
 
 
 def outputs(tensors):
-    found = delivery.Outputs(tensors, CPU, captured=True)
+    found = delivery.Outputs(tensors, Device.of(CPU), captured=True)
     arrays, base = found._block.arrays, found._block.host.data_ptr()
     targets = [base + found._block.starts[name] for name in arrays]
     found._delivery = copy_kernel.Delivery([array.nbytes for array in arrays.values()], targets, CPU)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.kernels import cache
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -83,8 +84,12 @@ def layout(tensor: torch.Tensor) -> Layout:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-_made: dict[tuple[Any, ...], Kernel | str] = {}
-"""What this process compiled, or why it could not."""
+class _Made(dict[tuple[Any, ...], Kernel | str]):
+    """What was compiled for one device, or why it could not be."""
+
+    def __init__(self, device: Device) -> None:
+        del device
+        super().__init__()
 
 
 class Compiler:
@@ -93,20 +98,20 @@ class Compiler:
     def __init__(self, device: torch.device, seconds: float = SECONDS) -> None:
         self.device, self.budget = device, seconds
         self.report = Report()
+        self._made = Device.of(device).owned(_Made)
 
     def kernel(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
         """The kernel of a group, or why there is none."""
-        index = torch.cuda.current_device() if self.device.type == "cuda" else 0
-        key = (body.key, layouts, self.device.type, index)
+        key = (body.key, layouts)
         if self.device.type == "cuda" and not can_compile():
             return "Triton, which compiles for the GPU, or its C compiler is missing"
-        if key not in _made:
+        if key not in self._made:
             if self.report.seconds >= self.budget:
                 return f"compiling took more than {self.budget:g} s"
             start = time.perf_counter()
-            _made[key] = self._compile(body, layouts)
+            self._made[key] = self._compile(body, layouts)
             self.report.seconds += time.perf_counter() - start
-        return _made[key]
+        return self._made[key]
 
     def _compile(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
         examples = [

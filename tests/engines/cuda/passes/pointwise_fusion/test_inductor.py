@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.kernels import cache
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
@@ -28,7 +29,7 @@ def _own_cache(tmp_path_factory, monkeypatch):
     """One folder for all tests of this file: each new one would compile Inductor's headers anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kernels"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(compiler, "_made", {})
+    monkeypatch.setattr(devices, "_DEVICES", {})
 
 
 def call(op, *arguments, **attrs):
@@ -78,7 +79,7 @@ def test_what_was_compiled_is_found_on_the_disk_and_in_memory(monkeypatch):
     kernel = first.kernel(body, lies)
     assert first.kernel(Body(body.calls, 1, body.outputs), lies) is kernel
     assert (first.report.compiled, first.report.cached) == (1, 0)
-    monkeypatch.setattr(compiler, "_made", {})
+    monkeypatch.setattr(devices, "_DEVICES", {})
     second = Compiler(CPU)
     assert isinstance(second.kernel(body, lies), Kernel)
     assert (second.report.compiled, second.report.cached) == (1, 1)

@@ -1,0 +1,68 @@
+"""Capturing CUDA graphs, and the memory of graphs that are only timed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def capture(
+    streams: Sequence[torch.cuda.Stream], pool: Any, *, release: bool = False
+) -> Iterator[torch.cuda.CUDAGraph]:
+    """Makes a graph of all that is issued inside, which begins and ends on the first stream, the current one.
+
+    The others have to wait for the first before anything is issued on them, and it for them at the end. What fails inside is raised as it
+    is: without care, ending its capture would raise an error of its own, about streams that were not joined, in its place.
+
+    Args:
+        streams: Those of one device that are used inside.
+        pool: The graph's memory.
+        release: Give the memory that PyTorch keeps cached back to the device first, as `torch.cuda.graph` does. To map it again takes
+            longer than all else where hundreds of graphs are captured to be timed.
+    """
+    origin, *others = streams
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(origin.device)
+    if release:
+        torch.cuda.empty_cache()
+    with torch.cuda.stream(origin):
+        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            yield graph
+        except BaseException:
+            torch.cuda.set_stream(origin)
+            with contextlib.suppress(RuntimeError):
+                for stream in others:
+                    origin.wait_stream(stream)
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+
+
+class ScratchPool:
+    """One memory for all graphs that are only timed: they never run at once, nobody reads what they make, and mapping memory takes long."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+
+    @property
+    def handle(self) -> Any:
+        """The pool to capture such graphs in."""
+        return self._anchored[0]
+
+    @functools.cached_property
+    def _anchored(self) -> tuple[Any, torch.cuda.CUDAGraph, torch.Tensor]:
+        """A pool with a graph that stays: PyTorch refuses a pool that no graph uses any more as long as anything lies in it."""
+        with torch.cuda.device(self._place):
+            handle, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                torch.zeros(1, device=self._place)
+            with capture([stream], handle) as graph:
+                kept = torch.ones(1, device=self._place)
+        return handle, graph, kept

@@ -1,0 +1,72 @@
+"""One object per GPU. What outlives a run is kept by it and nowhere else, so that two GPUs in one process share nothing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from msplit.engines.cuda.device.capture import ScratchPool
+from msplit.engines.cuda.device.semaphores import Semaphores
+from msplit.engines.cuda.device.stream_pool import StreamPool
+
+T = TypeVar("T")
+
+
+class Device:
+    """A GPU, or a CPU that stands in for one, with all that is kept for it between runs.
+
+    Attributes:
+        place: The device as PyTorch names it, with its index.
+        streams: Streams that executables and the timer lease.
+        scratch: Memory of graphs that are only timed.
+        semaphores: Counters of split-K kernels.
+        compiled: Flat graph -> what was compiled of it, by the options that it was compiled with. Gone with the graph.
+    """
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+        self.streams = StreamPool(place)
+        self.scratch = ScratchPool(place)
+        self.semaphores = Semaphores(place)
+        self.compiled: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
+        self._owned: dict[Callable[..., Any], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Device({self.place})"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is one, and not a CPU that stands in for it."""
+        return bool(self.place.type == "cuda")
+
+    def owned(self, kind: Callable[[Device], T]) -> T:
+        """The device's one object of a class, made of the device when it is first asked for: its tuner, its compiled kernels.
+
+        Example: ``Device.of(tensor.device).owned(Tuner)``.
+        """
+        if kind not in self._owned:
+            self._owned.setdefault(kind, kind(self))
+        made: T = self._owned[kind]
+        return made
+
+    @staticmethod
+    def of(place: torch.device) -> Device:
+        """The one object of a device; of ``cuda`` without an index, that of the current GPU."""
+        if place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", torch.cuda.current_device())
+        if place not in _DEVICES:
+            _DEVICES.setdefault(place, Device(place))
+        return _DEVICES[place]
+
+
+_DEVICES: dict[torch.device, Device] = {}
+"""The only table of the engine that belongs to the process."""
+
+
+def forget(graph: object) -> None:
+    """Lets every device go of what it has compiled of a flat graph. Executables keep what they run."""
+    for device in _DEVICES.values():
+        device.compiled.pop(graph, None)

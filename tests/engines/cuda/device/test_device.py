@@ -1,0 +1,81 @@
+"""Two devices in one process share nothing: two objects of the CPU here, two GPUs where there are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from msplit.engines.cuda.autotune.conv import FAMILY
+from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
+from msplit.engines.cuda.device import Device, stream_pool
+from msplit.engines.cuda.runtime.memcpy import Memcpy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def pair():
+    return Device(CPU), Device(CPU)
+
+
+def test_there_is_one_object_of_each_device():
+    assert Device.of(CPU) is Device.of(torch.device("cpu"))
+    assert Device.of(CPU).owned(Tuner) is Tuner.of(CPU)
+
+
+def test_streams_go_back_to_the_device_that_made_them(pair, monkeypatch):
+    made = itertools.count()
+    monkeypatch.setattr(stream_pool, "new_stream", lambda place: next(made))
+    one, other = pair
+    first = one.streams.lease(3)
+    one.streams.give_back(first)
+    assert not set(other.streams.lease(3)) & set(first)
+    assert set(one.streams.lease(4)) > set(first)
+
+
+def test_counters_handed_out_by_one_are_free_on_the_other(pair, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    one, other = pair
+    for device in pair:
+        device.semaphores.supply = torch.zeros(64, dtype=torch.int32)
+    first, second = one.semaphores.take(5), one.semaphores.take(5)
+    assert second.storage_offset() == 8, "a multiple of 16 bytes"
+    first += 1
+    assert not other.semaphores.take(5).any()
+    with other.semaphores.lent():
+        lent = other.semaphores.take(5)
+    assert other.semaphores.take(5).data_ptr() == lent.data_ptr()
+    assert (one.semaphores.taken, other.semaphores.taken) == (16, 16)
+
+
+def test_choices_and_the_time_that_they_take_are_each_devices_own(pair):
+    one, other = (device.owned(Tuner) for device in pair)
+    one.chosen(FAMILY)["shape"] = "tiles"
+    one.spent = 2 * SECONDS
+    assert one.is_spent
+    assert not other.chosen(FAMILY)
+    assert not other.is_spent
+
+
+def test_what_a_device_owns_is_made_once_and_for_it_alone(pair):
+    one, other = pair
+    assert one.owned(Memcpy) is one.owned(Memcpy)
+    assert one.owned(Memcpy) is not other.owned(Memcpy)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_time_and_capture_on_their_own():
+    one, other = (Device.of(torch.device("cuda", index)) for index in (0, 1))
+    times = []
+    for device in (one, other, one):
+        data = torch.ones(1 << 20, device=device.place)
+        times.append(device.owned(Tuner).milliseconds(lambda data=data: data + 1, 4))
+    assert all(time > 0 for time in times)
+    assert torch.cuda.current_device() == 0
+    leased = [stream for device in (one, other) for stream in device.streams.lease(2)]
+    assert [stream.device.index for stream in leased] == [0, 0, 1, 1]
+    assert one.scratch.handle != other.scratch.handle
