@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import time
 import tomllib
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -120,6 +122,46 @@ def test_the_same_tests_are_collected_later_and_under_another_hash_seed(request:
     )
     assert done.returncode == 0, done.stdout
     assert {item.nodeid for item in here} <= set(done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def counts() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("counts", ROOT / "tools" / "counts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_was_made_small_stays_small(counts: ModuleType) -> None:
+    assert counts.lines(ROOT / "README.md") <= 160
+    assert counts.lines(ROOT / "CONTRIBUTING.md") <= 120
+    assert len(counts.engine_root()) <= 5, counts.engine_root()
+
+
+def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "msplit" / "engines" / "cuda"
+    data = tmp_path / "msplit" / "opset" / "data"
+    for folder in (engine, data):
+        folder.mkdir(parents=True)
+    (data / "ops.json").write_text('{"ops": {"Add": [], "Sub": []}}')
+    (engine / "__init__.py").write_text("")
+    (engine / "a.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from msplit.engines.cuda import b\n"
+        "CHOSEN: dict[str, int] = {}\nNAMES = {'Add', 'Sub'}\nOTHER = ('Add', 'no op')\n"
+        "def many(a, b, c, d, e, f, g, h, i): ...\ndef eight(a, b, c, d, e, f, g, h): ...\n"
+    )
+    (engine / "b.py").write_text(
+        "def late():\n    from msplit.engines.cuda.a import many\n    return many\n" + "\n" * 350
+    )
+    for name, value in (("ROOT", tmp_path), ("PACKAGE", tmp_path / "msplit"), ("ENGINE", engine)):
+        monkeypatch.setattr(counts, name, value)
+    assert counts.engine_root() == ["a.py", "b.py"]
+    assert counts.process_tables() == ["msplit.engines.cuda.a.CHOSEN"]
+    assert counts.op_collections() == ["msplit.engines.cuda.a:5"]
+    assert counts.circles() == [["msplit.engines.cuda.a", "msplit.engines.cuda.b"]]
+    assert counts.long_signatures() == ["msplit.engines.cuda.a.many"]
+    assert counts.long_modules() == ["msplit.engines.cuda.b"]
 
 
 # What is installed ---------------------------------------------------------------------------------------------------------------
