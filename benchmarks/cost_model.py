@@ -37,6 +37,7 @@ from msplit.cost.costs import Constants, Costs
 from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
 from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, plan_for
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
@@ -95,10 +96,9 @@ def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, A
     _, static = api.price(flat, batch=batch)
     _, measured = api.price(flat, batch=batch, profile=found)
     feeds = make_inputs(flat, {}, batch=batch)
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options={"device": arguments.device, "layout": "auto"})
-    import torch
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions(arguments.device))
 
-    prepared = ENGINE.prepared(job, torch.device(arguments.device))
+    prepared = ENGINE.prepared(job)
     widths = [int(width) for width in arguments.streams.split(",")]
     tried, of = assignments(job, prepared, flat, static, measured, widths, arguments.seconds)
     return {
@@ -232,11 +232,9 @@ def _predicted(prepared: Prepared, flat: FlatGraph, ids: Any, costs: Costs, labe
 def _device_us(job: Job, prepared: Prepared, ids: Any, costs: Costs) -> float:
     """Median of back-to-back replays by the device's clock; on a CPU the time of a simulated step."""
     program = prepared.program
-    executable = executable_for(
-        job, prepared, plan_for(program, ids, costs), timing_only=job.options["device"] == "cuda"
-    )
+    executable = executable_for(job, prepared, plan_for(program, ids, costs), timing_only=job.options.on_gpu)
     try:
-        if job.options["device"] == "cpu":
+        if not job.options.on_gpu:
             start = time.perf_counter()
             executable.step(job.feeds)
             return (time.perf_counter() - start) * 1e6

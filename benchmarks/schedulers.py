@@ -32,6 +32,7 @@ import table
 from msplit import api
 from msplit.decide.environment import environment
 from msplit.engines.base import Job
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.measure import statistics
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     flat = api.load(path)
     sizes, costs = api.price(flat, batch=batch)
     feeds = make_inputs(flat, {}, batch=batch)
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": arguments.device})
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions(arguments.device))
     rules = []
     for streams in sorted({4, 10, arguments.streams}):
         if streams <= arguments.streams:
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     settings = TuneSettings(
         arguments.seconds,
         arguments.max_memory,
-        ("plain",) if arguments.kernels == "plain" else tuple(measurement.OPTIONS),
+        ("plain",) if arguments.kernels == "plain" else tuple(KernelMode),
     )
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     arms = tuned.arms

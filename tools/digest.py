@@ -28,12 +28,6 @@ sys.path[:0] = [str(ROOT / "benchmarks")]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 RULES = sorted(path.stem for path in (ROOT / "rules").glob("*.yaml") if path.stem != "example")
-MODES = {
-    "plain": {},
-    "fused": {"fuse": True},
-    "grouped": {"group": True},
-    "fused and grouped": {"fuse": True, "group": True},
-}
 STREAMS = 4
 LARGEST = 2**31
 """FLOPs of a step up to which the engine runs it here; of a larger one all but the outputs is compared."""
@@ -86,6 +80,7 @@ def decided(model: Path, folder: Path) -> dict[str, Any]:
 def ran(model: Path, batch: int) -> dict[str, Any]:
     """What the cuda engine makes of a model, in every kernel mode."""
     import msplit
+    from msplit.engines.cuda.options import KernelMode
     from msplit.errors import MsplitError
 
     try:
@@ -94,25 +89,26 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
     except MsplitError as problem:
         return {"load": str(problem)}
     found: dict[str, Any] = {}
-    for mode, options in MODES.items():
+    for mode in KernelMode:
         try:
-            found[mode] = _compiled(flat, ids, batch, options)
+            found[mode] = _compiled(flat, ids, batch, mode)
         except MsplitError as problem:
             found[mode] = str(problem)
     return found
 
 
-def _compiled(flat: Any, ids: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
+def _compiled(flat: Any, ids: Any, batch: int, mode: Any) -> dict[str, Any]:
     from msplit.decide.model import price
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
+    from msplit.engines.cuda.options import EngineOptions
     from msplit.inputs.make import make_inputs
 
     _, costs = price(flat, batch=batch)
     feeds = make_inputs(flat, {}, batch=batch, seed=0)
     streams = int(ids.max(initial=0)) + 1
     executable: Any = ENGINE.build(
-        Job(flat, ids, streams, feeds, ieee=True, costs=costs, options={**options, "device": "cpu"})
+        Job(flat, ids, streams, feeds, ieee=True, costs=costs, options=EngineOptions("cpu", mode=mode))
     )
     facts = {name: value for name, value in executable.facts().items() if name != "device"}
     runs = executable

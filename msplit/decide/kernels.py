@@ -17,6 +17,7 @@ from msplit.decide.plans import Planned, planned
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
@@ -26,9 +27,6 @@ from msplit.rules.base import Placed, Remark
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Way, Ways
-
-NAMES = ("plain", "fused", "grouped", "fused and grouped")
-"""Ways to make kernels, as in `engines.cuda.trials.OPTIONS`."""
 
 MADE_HERE = ("gpu", "driver", "torch")
 """What a plan that no GPU had a part in does not depend on."""
@@ -77,7 +75,7 @@ def job_of(
     sizes = {**(profile.shapes if profile is not None and batch is None else {}), **(shapes or {})}
     feeds = make_inputs(flat, sizes, batch=batch or 1)
     device = "cpu" if ENGINE.unavailable() else "cuda"
-    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": device})
+    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions(device))
 
 
 class Chooser:
@@ -99,7 +97,7 @@ class Chooser:
         job: Callable[[], Job],
         *,
         batch: int | None = None,
-        names: Sequence[str] = NAMES,
+        names: Sequence[str] = tuple(KernelMode),
         tell: Callable[[str, float], None] | None = None,
     ) -> None:
         self._job, self._batch, self._names, self._tell = job, batch, names, tell
@@ -146,7 +144,7 @@ class Chooser:
             )
             return Remark(Auto.key, "kernels", f"kernels stay plain: {better}")
         made = planned(taken.arm, taken.trial(), self._batch)
-        if job.options.get("device") == "cpu":
+        if not job.options.on_gpu:
             made = _portable(made)
         self.chosen = Chosen(made, taken.best.name, taken.best.makespan_us, found.one_us, plain.best.makespan_us)
         ids = np.where(job.flat.host, -1, made.node_ids).astype(np.int32)

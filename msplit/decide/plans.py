@@ -17,7 +17,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.decide.environment import environment
 from msplit.engines.base import Job
-from msplit.engines.cuda.options import StoredPlan
+from msplit.engines.cuda.options import EngineOptions, KernelMode, StoredPlan
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import claim_rest
@@ -36,21 +36,21 @@ class Planned:
     """A schedule of the engine's steps in terms of the graph.
 
     Attributes:
-        kernels: The way in which kernels are made, a key of `engines.cuda.trials.OPTIONS`.
+        kernels: Which kernels are made.
         ids: Stream id per node of the flat graph. Nodes that share a kernel have the same.
         streams: How many streams it uses.
         waits: Waits between them.
-        options: The engine's options that go with it, the stored plan among them.
+        stored: The plan of the steps, for the engine.
         plan: Order and waits of the flat graph's nodes, for a plan file.
         made_for: GPU, driver, batch …: what a plan file says it was made for.
         node_ids: `ids`, but -1 for nodes that launch nothing.
     """
 
-    kernels: str
+    kernels: KernelMode
     ids: Ints
     streams: int
     waits: int
-    options: Mapping[str, Any]
+    stored: StoredPlan
     plan: Plan
     made_for: Mapping[str, Any] = field(default_factory=dict)
     node_ids: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -58,7 +58,16 @@ class Planned:
     @property
     def groups(self) -> int:
         """How many groups of nodes share a kernel."""
-        return len(self.options["plan"].groups)
+        return len(self.stored.groups)
+
+    def on(self, job: Job) -> Job:
+        """What runs it.
+
+        Args:
+            job: The model on one stream.
+        """
+        options = replace(job.options, mode=self.kernels, plan=self.stored)
+        return replace(job, ids=self.ids, streams=self.streams, options=options)
 
 
 def planned(arm: Arm, trial: Candidate, batch: int | None = None) -> Planned:
@@ -78,11 +87,11 @@ def planned(arm: Arm, trial: Candidate, batch: int | None = None) -> Planned:
     plan, stored, node_ids = arm.bind(trial)
     ids = fill_ids(job.flat, job.costs, node_ids)
     return Planned(
-        kernels=arm.name,
+        kernels=arm.job.options.mode,
         ids=ids,
         streams=plan.streams,
         waits=plan.waits,
-        options={**arm.options, "plan": stored},
+        stored=stored,
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
         made_for=made_for(job, batch, layout=arm.prepared.layout),
         node_ids=node_ids,
@@ -141,15 +150,18 @@ def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dic
         "batch": batch,
         "inputs": {name: [value.dtype.name, *value.shape] for name, value in sorted(job.feeds.items())},
         "precision": "ieee" if job.ieee else "tf32",
-        "options": {key: True for key in ("fuse", "group") if job.options.get(key)}
-        | ({} if layout == "none" else {"layout": layout}),
+        "options": {
+            **({"fuse": True} if job.options.mode.fuses else {}),
+            **({"group": True} if job.options.mode.groups else {}),
+            **({} if layout == "none" else {"layout": layout}),
+        },
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def plan_data(flat: FlatGraph, found: Planned) -> dict[str, Any]:
     """A plan file with the order of its kernels as plain data: `msplit check --plan` proves it, `msplit bench --plan` runs it."""
-    stored = found.options["plan"]
+    stored = found.stored
     shared = [(group.kind, group.nodes, group.stream) for group in stored.groups]
     return planfile.dump(found.plan, flat, kernels=stored.kernels, groups=shared, made_for=found.made_for)
 
@@ -183,19 +195,24 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
     if plan.graph_hash and flat.model.graph_def is not None and plan.graph_hash != formats.graph_hash(flat.model):
         notes.append("the plan was made for another version of this graph")
     ids = np.maximum(found.stream, 0).astype(np.int32)
-    options: dict[str, Any] = {}
-    for key, value in dict(plan.made_for.get("options") or {}).items():
-        if (key in ("fuse", "group") and isinstance(value, bool)) or (key == "layout" and value in ("nhwc", "nchw")):
-            options[key] = value
+    options = _options_of(dict(plan.made_for.get("options") or {}), job.options)
     if plan.kernels:
         index = flat.graph.index
         kernels = [(index.get(name, -1), number, lane) for name, number, lane in plan.kernels]
         if all(node >= 0 for node, _, _ in kernels):
-            options["plan"] = StoredPlan(tuple(kernels))
+            options = replace(options, plan=StoredPlan(tuple(kernels)))
             for node, _, lane in kernels:
                 ids[node] = lane
     notes += _differences(plan.made_for, made_for(job))
-    return replace(job, ids=ids, streams=plan.streams, options={**job.options, **options}), notes
+    return replace(job, ids=ids, streams=plan.streams, options=options), notes
+
+
+def _options_of(made_for: Mapping[str, Any], options: EngineOptions) -> EngineOptions:
+    """Options with what a plan was made for in place of their own; what is none of msplit's values is not looked at."""
+    told = {key: made_for[key] for key in ("fuse", "group") if isinstance(made_for.get(key), bool)}
+    mode = KernelMode.of(fuses=told.get("fuse", options.mode.fuses), groups=told.get("group", options.mode.groups))
+    layout = made_for.get("layout")
+    return replace(options, mode=mode, layout=layout if layout in ("nhwc", "nchw") else options.layout)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

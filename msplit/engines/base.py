@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
+from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 
@@ -28,7 +30,8 @@ class Job:
         streams: How many streams the assignment uses.
         feeds: Example inputs by name: they fix shapes and dtypes.
         ieee: Products and convolutions in IEEE float32 instead of TF32.
-        options: What only one engine knows, such as ``{"capture": False}`` or ``{"xla": True}``.
+        options: What only the cuda engine knows.
+        tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
     """
@@ -38,7 +41,8 @@ class Job:
     streams: int
     feeds: Arrays
     ieee: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: EngineOptions = field(default_factory=EngineOptions)
+    tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
 

@@ -10,6 +10,7 @@ from msplit.core.graph import Ints
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError
 from msplit.measure.measure import Variant
 
@@ -73,16 +74,15 @@ def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, g
         job = replace(job, ids=ids, streams=streams)
     added: list[Variant] = []
     notes: list[str] = []
-    wanted: list[tuple[str, dict[str, bool], str]] = []
+    wanted: list[tuple[KernelMode, str]] = []
     if fuse:
-        wanted.append(("fused", {"fuse": True}, "no pointwise ops can share a kernel"))
+        wanted.append((KernelMode.FUSED, "no pointwise ops can share a kernel"))
     if group:
-        name = "fused and grouped" if fuse else "grouped"
-        larger = {"group": True} | ({"fuse": True} if fuse else {})
-        wanted.append((name, larger, "running alike branches as one saves no kernels here"))
+        mode = KernelMode.of(fuses=fuse, groups=True)
+        wanted.append((mode, "running alike branches as one saves no kernels here"))
     kernels = _kernels(job) if wanted else ()
-    for name, larger, why in wanted:
-        own = replace(job, options={**job.options, **larger})
+    for name, why in wanted:
+        own = replace(job, options=replace(job.options, mode=name))
         try:
             its = _kernels(own)
         except EngineError as problem:
@@ -118,7 +118,7 @@ def predicted(layers: Sequence[Layer], variants: Sequence[Variant]) -> tuple[Lay
     found = []
     for layer in layers:
         job = jobs[layer.label]
-        known = layer.predicted_us is not None or not job.options.get("capture", True) or _program(job).dynamic
+        known = layer.predicted_us is not None or not job.options.capture or _program(job).dynamic
         found.append(layer if known else replace(layer, predicted_us=cuda.predicted_us(job)))
     return tuple(found)
 
@@ -144,10 +144,9 @@ def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> L
         same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
         return Layers((), (replace(same, label=f"msplit, {AUTO}", asked=(AUTO,), over=()),), (said,))
     made = chosen.planned
-    own = replace(one.job, ids=made.ids, streams=made.streams, options={**one.job.options, **made.options})
     label = f"msplit, {AUTO}: {plural(made.streams, 'stream')}, {made.kernels}"
     layer = Layer(AUTO, label, None, chosen.predicted_us)
-    return Layers((layer,), (Variant(label, one.engine, own, one.label, asked=(AUTO,)),), (said,))
+    return Layers((layer,), (Variant(label, one.engine, made.on(one.job), one.label, asked=(AUTO,)),), (said,))
 
 
 def plural(count: int, unit: str) -> str:
@@ -170,6 +169,4 @@ def _uses_streams(job: Job) -> bool:
 
 
 def _program(job: Job) -> Any:
-    import torch
-
-    return ENGINE.prepared(job, torch.device(str(job.options.get("device", "cuda")))).program
+    return ENGINE.prepared(job).program

@@ -14,6 +14,7 @@ from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.options import KernelMode
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits, hits
 from msplit.measure.ablation import Layer
@@ -151,8 +152,7 @@ def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limi
 
 def _captures_plain(job: Job) -> bool:
     """Whether a job runs as one graph, of kernels as they are."""
-    options = job.options
-    return bool(options.get("capture", True)) and not options.get("fuse") and not options.get("group")
+    return job.options.capture and job.options.mode is KernelMode.PLAIN
 
 
 def _traced(

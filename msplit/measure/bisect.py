@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.flatten.control_flow import all_frames
@@ -33,14 +34,6 @@ AT_A_TIME = 100
 
 MOST_SUSPECTS = 50
 """Nodes whose values differ that are run alone."""
-
-KERNELS: Mapping[str, Mapping[str, Any]] = {
-    "plain": {},
-    "fused": {"fuse": True},
-    "grouped": {"group": True},
-    "fused and grouped": {"fuse": True, "group": True},
-}
-"""The kernels that are compared, each with the engine's options."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     for start in range(0, len(keys), AT_A_TIME):
         tell("comparing values", start / len(keys))
         chunk = keys[start : start + AT_A_TIME]
-        found = sides.compared(chunk, "plain")
+        found = sides.compared(chunk, KernelMode.PLAIN)
         wrong += [(key, found[key]) for key in chunk if not found[key].passed]
     made = Bisected(device, len(keys), len(wrong))
     drift = None
@@ -129,11 +122,11 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
         if suspect.alone is None or not suspect.alone.passed:
             return replace(made, kernels="plain", culprit=suspect)
         drift = drift or suspect
-    for kernels in KERNELS:
+    for kernels in KernelMode:
         tell(f"comparing outputs with {kernels} kernels", 1.0)
         culprit = sides.among_kernels(kernels)
         if culprit is not None:
-            if drift is not None and kernels == "plain":
+            if drift is not None and kernels is KernelMode.PLAIN:
                 break
             return replace(made, kernels=kernels, culprit=culprit)
     return replace(made, kernels="plain" if drift else "", drift=drift)
@@ -151,7 +144,7 @@ class _Sides:
         return f"{self._flat.graph.names[key[0]]}:{key[1]}"
 
     def compared(
-        self, keys: Iterable[Key], kernels: str, given: Mapping[Key, NDArray[Any]] | None = None
+        self, keys: Iterable[Key], kernels: KernelMode, given: Mapping[Key, NDArray[Any]] | None = None
     ) -> dict[Key, OutputComparison]:
         """How some values compare. Where others are given, they are inputs of the engine's side."""
         keys = list(dict.fromkeys(keys))
@@ -181,7 +174,9 @@ class _Sides:
         finally:
             session.close()
 
-    def _engine(self, cut: FlatGraph, kernels: str, given: Mapping[Key, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _engine(
+        self, cut: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         more = {f"{self.name(key)} (given)": (key, value) for key, value in given.items()}
         flat = replace(cut, inputs=(*cut.inputs, *(Tensor(name, *key) for name, (key, _) in more.items())))
         feeds = {**self._feeds, **{name: value for name, (_, value) in more.items()}}
@@ -191,26 +186,28 @@ class _Sides:
         finally:
             executable.close()
 
-    def _job(self, flat: FlatGraph, feeds: Arrays, kernels: str) -> Job:
-        options = {"device": self._device, "layout": self._request.layout, "capture": False, **KERNELS[kernels]}
+    def _job(self, flat: FlatGraph, feeds: Arrays, kernels: KernelMode) -> Job:
+        options = EngineOptions(self._device, capture=False, layout=self._request.layout, mode=kernels)
         ids = np.zeros(len(flat), np.int32)
         return Job(flat, ids, 1, feeds, ieee=True, options=options, op_libraries=self._request.op_libraries)
 
     def suspect(self, key: Key, found: OutputComparison) -> Suspect:
         """What is known of a node whose value differs."""
         read = [source for source in dict.fromkeys(self._flat.graph.inputs(key[0])) if _is_number(self._flat, source)]
-        inputs = self.compared(read, "plain") if read else {}
+        inputs = self.compared(read, KernelMode.PLAIN) if read else {}
         # Integers decide shapes: those are known before the run where nothing is given in their place.
         floats = [source for source in read if not _dtype(self._flat, source).startswith(("int", "uint", "bool"))]
         values = self.tensorflow(floats) if floats else {}
         alone = None
         if floats:
-            alone = self.compared([key], "plain", {source: values[self.name(source)] for source in floats})[key]
+            alone = self.compared([key], KernelMode.PLAIN, {source: values[self.name(source)] for source in floats})[
+                key
+            ]
         return Suspect(
             self._flat.graph.names[key[0]], self._flat.graph.ops[key[0]], found, tuple(inputs.values()), alone
         )
 
-    def among_kernels(self, kernels: str) -> Suspect | None:
+    def among_kernels(self, kernels: KernelMode) -> Suspect | None:
         """The first node whose value differs with some kernels where outputs do, and the group that it is in; None where they agree."""
         outputs = [key for key in dict.fromkeys(self._outputs) if _is_number(self._flat, key)]
         bad = [
@@ -237,21 +234,13 @@ class _Sides:
             graph.names[key[0]], graph.ops[key[0]], found, tuple(inputs[source] for source in read), None, group
         )
 
-    def _group(self, node: int, kernels: str) -> tuple[str, ...]:
+    def _group(self, node: int, kernels: KernelMode) -> tuple[str, ...]:
         """The nodes that one step of the program does the work of together with a node."""
-        program = (
-            CudaEngine().prepared(self._job(self._flat, self._feeds, kernels), _torch_device(self._device)).program
-        )
+        program = CudaEngine().prepared(self._job(self._flat, self._feeds, kernels)).program
         for step in program.steps:
             if node in step.op.source_nodes and len(step.op.source_nodes) > 1:
                 return tuple(self._flat.graph.names[one] for one in step.op.source_nodes)
         return ()
-
-
-def _torch_device(name: str) -> Any:
-    import torch
-
-    return torch.device(name)
 
 
 def _values(flat: FlatGraph) -> Iterator[Key]:

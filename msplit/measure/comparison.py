@@ -26,6 +26,7 @@ from msplit.decide.plans import fill_ids
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
@@ -177,7 +178,7 @@ def compare(
         why_not = "no node launches a kernel"
     else:
         feeds = make_inputs(flat, dict(shapes or {}), batch=batch or 1)
-        options = {"device": "cuda" if device is None else "cpu"}
+        options = EngineOptions("cuda" if device is None else "cpu")
         job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=options)
         try:
             rows, where = _measured(job, rows, ids, device, tell)
@@ -206,7 +207,7 @@ def _kernels(
     try:
         made = job()
         if device is not None:
-            made = replace(made, options={**made.options, "device": "cpu"})
+            made = replace(made, options=replace(made.options, device="cpu"))
         found = cuda.ways(made, groups(made.flat).of, streams=streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"

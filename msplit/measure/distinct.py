@@ -66,17 +66,15 @@ def distinct(variants: Sequence[Variant], layers: Sequence[Layer] = ()) -> Disti
 
 def _runs(variant: Variant) -> tuple[Hashable, int]:
     """What tells whether two variants run the same, and how many streams do something."""
-    job, options = variant.job, variant.job.options
+    job = variant.job
     if variant.engine is not CUDA:
         streams = _numbered(job.ids[~job.flat.host])
-        return (variant.engine.name, tuple(sorted(options.items())), streams.tobytes()), int(streams.max(initial=0)) + 1
-    import torch
-
-    prepared = CUDA.prepared(job, torch.device(str(options.get("device", "cuda"))))
+        return (variant.engine.name, job.tensorflow, streams.tobytes()), int(streams.max(initial=0)) + 1
+    prepared = CUDA.prepared(job)
     plan = plan_of_job(prepared.program, job)
     kernels = tuple((step.op.op, tuple(step.op.source_nodes)) for step in prepared.program.steps)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
-    how = (bool(options.get("capture", True)), prepared.layout)
+    how = (job.options.capture, prepared.layout)
     return (variant.engine.name, how, kernels, order), max(plan.streams, 1)
 
 

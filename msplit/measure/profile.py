@@ -20,6 +20,7 @@ from msplit.decide import environment
 from msplit.decide.model import opened
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, one_stream_seconds, profile_kernels
+from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
@@ -98,16 +99,16 @@ def profile(
         1,
         feeds,
         ieee=request.ieee,
-        options={"device": request.device, "layout": request.layout},
+        options=EngineOptions(device=request.device, layout=request.layout),
         op_libraries=request.op_libraries,
     )
     if progress is not None:
         progress("building the model", 0.0)
-    prepared = ENGINE.prepared(job, device)
+    prepared = ENGINE.prepared(job)
     found = profile_kernels(job, prepared, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
     if device.type == "cuda" and not prepared.program.dynamic:
-        one_us = one_stream_seconds(job, prepared, device) * 1e6
+        one_us = one_stream_seconds(job, prepared) * 1e6
     names = flat.graph.names
     steps = tuple(
         Step(tuple(names[node] for node in step.op.source_nodes if node < len(flat)), kernel)

@@ -17,6 +17,7 @@ from msplit.decide.model import save
 from msplit.decide.plans import Planned, planned, save_plan
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure import statistics
@@ -48,13 +49,13 @@ class TuneSettings:
     Attributes:
         seconds: Time for the search; building and the confirmation take a little more.
         max_memory: Plans that need more than so many times the memory of one stream are not taken. What is too small to matter is free.
-        kernels: Ways to make kernels that are tried; see `engines.cuda.trials.OPTIONS`. Those that change nothing cost nothing.
+        kernels: Which kernels are tried, names of `KernelMode`. Those that change nothing cost nothing.
         seed: Of what is drawn.
     """
 
     seconds: float = 20.0
     max_memory: float = 1.5
-    kernels: Sequence[str] = ("plain", "fused", "grouped", "fused and grouped")
+    kernels: Sequence[str] = tuple(KernelMode)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ def tune(
         streams: Most streams.
         given: Further candidates: a name, and ids of the flat graph's nodes.
         batch: For the plan file.
-        device: What measures, in place of the one that the job's option ``device`` means. The CPU does not measure: it simulates.
+        device: What measures, in place of the one that the job runs on. The CPU does not measure: it simulates.
         now: Clock of the budget.
         tell: Told what is being done and the share of it that is done.
 

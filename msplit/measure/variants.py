@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,15 +16,17 @@ from msplit.cost.costs import Costs
 from msplit.decide.assignment import assign, present_ids
 from msplit.decide.basis import anew
 from msplit.decide.export import check_places
-from msplit.decide.kernels import NAMES, Chooser, ends_with_auto, with_kernels
+from msplit.decide.kernels import Chooser, ends_with_auto, with_kernels
 from msplit.decide.model import priced as price_for
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.seeds import DRAWN_ON_DEVICE, remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
@@ -303,12 +304,12 @@ def _cuda_variants(
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
         variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
         if request.compare_xla and set(DRAWN_ON_DEVICE).isdisjoint(job.flat.graph.ops):  # XLA draws others
-            xla = replace(job, options={"xla": True})
+            xla = replace(job, tensorflow=TensorFlowOptions(xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = cuda_options(request)
     one = f"msplit, 1 stream, {how}"
     if request.capture and request.device == "cuda":
-        eager = replace(job, options={**options, "capture": False})
+        eager = replace(job, options=replace(options, capture=False))
         variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
     variants.append(Variant(one, engine, replace(job, options=options)))
     for streams, ids in assignments:
@@ -342,7 +343,7 @@ def _auto(
         return nothing
     most = max(request.streams, default=1)
     ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
-    names = _kernels(request, NAMES)
+    names = _kernels(request, tuple(KernelMode))
     if not ends_with_auto(ruleset) or len(names) < 2:
         return nothing
     if not request.capture:
@@ -359,16 +360,18 @@ def _auto(
     return auto_layer(one, chooser, variants)
 
 
-def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[str, ...]:
+def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:
     """The ways to make kernels that may be tried."""
     return tuple(
-        name for name in wanted if (request.fuse or "fused" not in name) and (request.group or "grouped" not in name)
+        mode
+        for mode in map(KernelMode, wanted)
+        if (request.fuse or not mode.fuses) and (request.group or not mode.groups)
     )
 
 
-def cuda_options(request: BenchRequest) -> dict[str, Any]:
+def cuda_options(request: BenchRequest) -> EngineOptions:
     """What the cuda engine is told of a request, larger kernels left out."""
-    return {"device": request.device, "layout": request.layout, "capture": request.capture}
+    return EngineOptions(device=request.device, layout=request.layout, capture=request.capture)
 
 
 def plan_label(plan: Path) -> str:
@@ -386,10 +389,10 @@ def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Va
     """The tuned plan, and one stream of its kernels if these are not what the others have."""
     if tuned.gain is None:
         return []  # one stream it stays, and that is measured
-    own = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    own = tuned.on(job)
     found = []
-    if tuned.kernels != "plain" and tuned.streams > 1:
-        alone = {key: value for key, value in own.options.items() if key != "plan"}
+    if tuned.kernels is not KernelMode.PLAIN and tuned.streams > 1:
+        alone = replace(own.options, plan=None)
         found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
     return [*found, Variant(f"{TUNED}, {plural(tuned.streams, 'stream')}", engine, own, one)]
 

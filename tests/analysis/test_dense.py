@@ -7,6 +7,7 @@ import pytest
 from msplit.analysis.dense import proved
 from msplit.analysis.guesses import guesses
 from msplit.cost import estimate, infer
+from msplit.engines.cuda.engine import CudaEngine
 from tests.shapes.small import Builder
 
 
@@ -39,7 +40,7 @@ def test_what_may_be_negative_proves_nothing(shift: str, by: int, least: int) ->
 @pytest.mark.tf
 def test_whatever_is_called_dense_is_dense_to_the_engine() -> None:
     pytest.importorskip("torch", reason="PyTorch, the cuda engine's kernel library, is not installed")
-    from tests.engines.cuda.cases import CPU, job, prepare
+    from tests.engines.cuda.cases import job
     from tests.engines.cuda.passes.embedding.models import feeds_of, flat_columns
     from tests.engines.cuda.passes.embedding.test_densify import COLUMNS
 
@@ -50,5 +51,5 @@ def test_whatever_is_called_dense_is_dense_to_the_engine() -> None:
         found = guesses(flat, estimate(flat, shapes), shapes)
         if not len(found.nodes):
             dense.add(name)
-            assert prepare(job(flat, feeds_of(flat, {"x": feature}, 7, 0, 6)), CPU, "auto").program.dynamic == ()
+            assert CudaEngine().prepared(job(flat, feeds_of(flat, {"x": feature}, 7, 0, 6))).program.dynamic == ()
     assert dense >= {"one bucket", "mean of buckets", "root of buckets", "sum of buckets", "buckets as they are"}

@@ -11,6 +11,7 @@ import pytest
 
 from msplit.cost import estimate, infer
 from msplit.cost.costs import Costs
+from msplit.engines.cuda.options import EngineOptions
 from msplit.flatten.flat import FlatGraph, Tensor
 from tests.shapes.small import Builder
 
@@ -245,7 +246,7 @@ def test_an_activation_that_is_there_twice_rides_once_for_both() -> None:
     "name", ["mmoe_small.pb", "towers_small.pb", "lstm_small.pb", "keras_inception", "inception_v3_stripped.pb"]
 )
 def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
+    pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
     from msplit import api
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
@@ -254,8 +255,8 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> No
     flat = api.load(SAMPLES / name)
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options={"device": "cpu"})
-    steps = ENGINE.prepared(job, torch.device("cpu")).program.steps
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions("cpu"))
+    steps = ENGINE.prepared(job).program.steps
     carried = [
         [node for node in set(step.op.source_nodes) if costs.time_us[node] > 0] for step in steps if step.launches
     ]

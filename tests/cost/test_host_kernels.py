@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.cost import estimate, infer
 from msplit.cost.host_kernels import carry, on_device
+from msplit.engines.cuda.options import EngineOptions
 from msplit.flatten.placement import host_nodes
 from tests.shapes.small import Builder
 
@@ -78,7 +79,7 @@ def test_no_time_is_lost_and_the_order_of_the_file_does_not_matter(times: list[f
 
 
 def test_steps_of_the_hosts_nodes_run_where_what_reads_them_runs() -> None:
-    torch = pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
+    pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
 
@@ -88,7 +89,7 @@ def test_steps_of_the_hosts_nodes_run_where_what_reads_them_runs() -> None:
     ids = np.zeros(len(flat), np.int32)
     ids[gathers[1]] = ids[flat.graph.ops.index("SelectV2", gathers[0])] = 3
     feeds = {name: np.array([-1] * 16, np.int32) for name in "ab"}
-    program = ENGINE.prepared(Job(flat, ids, 4, feeds, options={"device": "cpu"}), torch.device("cpu")).program
+    program = ENGINE.prepared(Job(flat, ids, 4, feeds, options=EngineOptions("cpu"))).program
     lanes, count = program.lanes(ids)
     assert count == 2
     of = {

@@ -13,7 +13,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import compare
-from tests.engines.cuda.cases import flat_of, scattered
+from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,14 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e
 
 
 def built(engine, flat, feeds, streams, **options):
-    job = Job(flat, scattered(flat, streams, streams), streams, feeds, ieee=True, options={"layout": "nhwc", **options})
+    job = Job(
+        flat,
+        scattered(flat, streams, streams),
+        streams,
+        feeds,
+        ieee=True,
+        options=options_of("cuda", layout="nhwc", **options),
+    )
     return engine.build(job)
 
 

@@ -10,7 +10,7 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import Layer, Work
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.runtime.executable import Torture
+from msplit.engines.cuda.options import Torture
 from msplit.measure.verification import compare
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import flat_of, job, run, scattered

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.runtime.executable import Torture
+from msplit.engines.cuda.options import Torture
 from msplit.opset import proto
-from tests.engines.cuda.cases import flat_of, scattered
+from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ def fresh(feeds, seed):
 
 def build(engine, flat, feeds, streams, **options):
     ids = scattered(flat, streams, streams)
-    return engine.build(Job(flat, ids, streams, feeds, ieee=True, options=options))
+    return engine.build(Job(flat, ids, streams, feeds, ieee=True, options=options_of("cuda", **options)))
 
 
 def dense_branches(branches=8, width=64, depth=3):

@@ -11,10 +11,11 @@ import torch
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir import lowering
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime import output_staging
 from msplit.errors import EngineError
 from msplit.opset import proto
-from tests.engines.cuda.cases import flat_of
+from tests.engines.cuda.cases import flat_of, options_of
 
 pytestmark = pytest.mark.gpu
 
@@ -81,7 +82,7 @@ def build():
 
     def one(streams=1, **options):
         ids = np.arange(len(flat), dtype=np.int32) % streams
-        made.append(engine.build(Job(flat, ids, streams, inputs(0), ieee=True, options=options)))
+        made.append(engine.build(Job(flat, ids, streams, inputs(0), ieee=True, options=options_of("cuda", **options))))
         return made[-1]
 
     yield one
@@ -111,7 +112,7 @@ def test_few_and_many_outputs_arrive_whole(outputs):
     names = {output[0] for output in outputs}
     given = [{name: value for name, value in inputs(seed).items() if name in names} for seed in range(20)]
     flat = graph(outputs)
-    executable = CudaEngine().build(Job(flat, np.zeros(len(flat), np.int32), 1, given[0], ieee=True, options={}))
+    executable = CudaEngine().build(Job(flat, np.zeros(len(flat), np.int32), 1, given[0], ieee=True))
     try:
         for feeds in given:
             found = executable.step(feeds)
@@ -202,7 +203,7 @@ def test_a_step_that_waits_for_the_device_is_named_when_it_is_captured(monkeypat
     monkeypatch.setitem(lowering.table(), "Neg", replace(lowering.table()["Neg"], function=peeks))
     flat, feeds = graph(["b_neg"]), {"b": np.ones(1, np.float32)}
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds)
-    eager = CudaEngine().build(replace(job, options={"capture": False}))
+    eager = CudaEngine().build(replace(job, options=EngineOptions(capture=False)))
     np.testing.assert_array_equal(eager.step(feeds)["b_neg"], [-1])
     eager.close()
     with pytest.raises(EngineError, match=r"b_neg \(Neg\) can not be captured: .*\n.*--no-capture"):

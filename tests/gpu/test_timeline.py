@@ -10,6 +10,7 @@ import pytest
 import msplit
 from msplit.engines.base import HasTimeline, Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.measure.results import Settings
 from msplit.report import timelines
@@ -28,7 +29,7 @@ def test_steps_run_in_the_order_of_the_plan_and_side_by_side(streams: int, captu
     flat = msplit.load(SAMPLES / "towers_small.pb")
     ids = msplit.assign(flat, "recsys", streams=streams, batch=64).ids if streams > 1 else np.zeros(len(flat), np.int32)
     feeds = make_inputs(flat, {}, batch=64, seed=0, given={})
-    executable = CudaEngine().build(Job(flat, ids, streams, feeds, options={"capture": capture}))
+    executable = CudaEngine().build(Job(flat, ids, streams, feeds, options=EngineOptions(capture=capture)))
     try:
         before = executable.step(feeds)
         assert isinstance(executable, HasTimeline)

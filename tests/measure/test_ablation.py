@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import KernelMode
 from msplit.measure.ablation import layers_of
 from msplit.measure.measure import Variant
 from tests.engines.cuda.cases import flat_of, job, scattered
@@ -46,7 +47,7 @@ def test_each_layer_runs_beside_the_one_before() -> None:
         ("fused", "two"),
     ]
     assert made.variants[0].over == ("two",)
-    assert made.variants[0].job.options["fuse"]
+    assert made.variants[0].job.options.mode is KernelMode.FUSED
     assert {variant.against for variant in made.variants} == {"one"}
     assert not made.notes
 

@@ -12,6 +12,7 @@ from msplit import api
 from msplit.api import BenchRequest, bench
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import LoadError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
@@ -28,7 +29,9 @@ def reference_of(name: str, batch: int, outputs: bool = False) -> Reference:
     feeds = make_inputs(flat, {}, batch=batch)
     made = {}
     if outputs:
-        made = ENGINE.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options={"device": "cpu"})).step(feeds)
+        made = ENGINE.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions("cpu"))).step(
+            feeds
+        )
     return Reference(feeds, made, "the engine")
 
 

@@ -16,6 +16,7 @@ from msplit.decide.assignment import present_ids
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError, MsplitError, WriteError
@@ -33,11 +34,11 @@ PLAN_SCHEMA = json.loads((ROOT / "docs" / "schemas" / "plan.json").read_text("ut
 QUICK = api.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
 
 
-def job_of(name: str, **options) -> Job:
+def job_of(name: str) -> Job:
     flat = api.load(SAMPLES / name)
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
-    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": "cpu", **options})
+    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu"))
 
 
 class Clock:
@@ -78,7 +79,7 @@ def test_what_is_written_gives_the_same_plan_again(name: str, tmp_path: Path) ->
     assert notes == []
     executable = ENGINE.build(planned)
     program = executable.program
-    expected = plan_binding.restore(program, tuned.options["plan"])
+    expected = plan_binding.restore(program, tuned.stored)
     assert [(action.step, action.lane) for action in executable.stream_program.instructions] == [
         (int(step), int(expected.stream[step])) for step in expected.order
     ]
@@ -303,8 +304,7 @@ def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_sa
 
     device = measurement.SimulatedRunner(arms, truth)
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
-    assert tuned.kernels == "grouped"
-    assert tuned.options["group"] is True
+    assert tuned.kernels is KernelMode.GROUPED
     assert tuned.made_for["options"] == {"group": True}
     assert tuned.gain is not None
     assert tuned.over_one is not None
@@ -312,7 +312,7 @@ def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_sa
     if tuned.streams > 1:
         assert tuned.over_one.value == pytest.approx(47 / (50 - 3 * tuned.streams))
     assert any("plain kernels" in line for line in tuning.notes(tuned))
-    planned = replace(job, ids=tuned.ids, streams=tuned.streams, options={**job.options, **tuned.options})
+    planned = tuned.on(job)
     outputs, alone = (ENGINE.build(one).step(job.feeds) for one in (planned, job))
     for name, value in alone.items():
         np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-5)
@@ -323,5 +323,5 @@ def test_a_plan_that_assign_wrote_runs_on_its_streams(tmp_path: Path) -> None:
     api.emit(api.assign(flat, "recsys", streams=3), "plan", tmp_path / "plan.json")
     job = job_of("towers_small.pb")
     planned, _ = stored_job(job, planfile.load(tmp_path / "plan.json"))
-    assert "plan" not in planned.options
+    assert planned.options.plan is None
     assert ENGINE.build(planned).facts()["streams"] == 3

@@ -11,6 +11,7 @@ import pytest
 
 from msplit import api
 from msplit.engines.base import Job
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
@@ -29,7 +30,7 @@ def found():
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
-    return limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": "cpu"}))
+    return limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu")))
 
 
 def variant(label: str, us: float | None, kernels: int, engine: str = "cuda") -> VariantResult:
@@ -61,7 +62,7 @@ def test_where_kernels_can_not_be_timed_the_data_sheet_bounds_them(problem, foun
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
-    told = limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options={"device": "cpu"}))
+    told = limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu")))
     assert told.source == "the data sheet"
     assert told.steps == found.steps
 
@@ -94,7 +95,12 @@ def test_the_report_says_where_the_time_of_the_best_goes(found):
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=2)
     job = Job(
-        flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=2), costs=costs, options={"device": "cpu"}
+        flat,
+        np.zeros(len(flat), np.int32),
+        1,
+        make_inputs(flat, {}, batch=2),
+        costs=costs,
+        options=EngineOptions("cpu"),
     )
     ids = api.assign(flat, "recsys", streams=2, batch=2).outcome.assignment.ids
     with_ids = limits(job, ids={label: np.maximum(ids, 0)})

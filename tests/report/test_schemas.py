@@ -16,6 +16,7 @@ import pytest
 
 from msplit import api
 from msplit.engines.base import Job
+from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.measure.benchmark import bench
 from msplit.measure.comparison import compare
@@ -137,7 +138,12 @@ def test_a_bench_with_everything() -> None:
     found = bench(flat, replace(request, reference=_reference(flat)))
     _, costs = api.price(flat, batch=2)
     job = Job(
-        flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=2), costs=costs, options={"device": "cpu"}
+        flat,
+        np.zeros(len(flat), np.int32),
+        1,
+        make_inputs(flat, {}, batch=2),
+        costs=costs,
+        options=EngineOptions("cpu"),
     )
     found = replace(found, limits=limits(job, ids={one.label: job.ids for one in found.result.variants}))
     validate("bench", json.loads(jsonio.dumps("bench", benchmark.payload(flat, found, ["Written: x."]))))

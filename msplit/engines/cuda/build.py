@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.cost.costs import Costs
 from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
@@ -71,39 +72,30 @@ class CudaEngine:
     def build(self, job: Job) -> Executable:
         """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 
-        Options: ``device`` ("cuda" or "cpu", which simulates), ``capture`` (True), ``layout`` ("auto", "nhwc" or "nchw"), ``group`` and
-        ``fuse`` (False: larger kernels, see `lower` and `fusion`), ``compile`` (whether fused groups become kernels: on a GPU; otherwise
-        they are one step that runs op by op), ``plan`` (a `StoredPlan` to run by, where it fits the program), ``torture``.
-
         Raises:
             EngineError: Something in the graph can not run; the message names it.
         """
+        if job.options.on_gpu and (why := self.unavailable()):
+            raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
+        prepared = self.prepared(job)
+        return _executable(job, prepared, plan_of_job(prepared.program, job))
+
+    def prepared(self, job: Job) -> Prepared:
+        """The job's graph lowered and traced, once per device, graph, shapes and options."""
         import torch
 
-        device = torch.device(str(job.options.get("device", "cuda")))
-        if device.type == "cuda" and (why := self.unavailable()):
-            raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        prepared = self.prepared(job, device)
-        plan = plan_of_job(prepared.program, job)
-        capture = bool(job.options.get("capture", True))
-        return _executable(job, prepared, plan, device, capture)
-
-    def prepared(self, job: Job, device: torch.device) -> Prepared:
-        """The job's graph lowered and traced, once per device, graph, shapes and options."""
         from msplit.engines.cuda.device import Device
 
+        device = torch.device(job.options.device)
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
-        layout = str(job.options.get("layout", "auto"))
-        fuse = bool(job.options.get("fuse"))
-        larger = (bool(job.options.get("group")), fuse, fuse and job.options.get("compile"))
-        key = (shapes, job.ieee, layout, *larger)
+        key = (shapes, job.ieee, job.options.for_program())
         cache: dict[tuple[Any, ...], Prepared] = Device.of(device).compiled.setdefault(job.flat, {})
         if key not in cache:
-            if fuse:
-                plain = self.prepared(replace(job, options={**job.options, "fuse": False}), device)
-                cache[key] = fused(plain, job, device)
+            if job.options.mode.fuses:
+                unfused = replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups))
+                cache[key] = fused(self.prepared(replace(job, options=unfused)), job, device)
             else:
-                cache[key] = _plain(job, device, layout)
+                cache[key] = _unfused(job, device)
         return cache[key]
 
     def forget(self, flat: FlatGraph) -> None:
@@ -117,13 +109,8 @@ class CudaEngine:
 ENGINE = CudaEngine()
 
 
-def prepare(job: Job, device: torch.device, layout: str) -> Prepared:
-    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster; fuses if asked to."""
-    plain = _plain(job, device, layout)
-    return fused(plain, job, device) if job.options.get("fuse") else plain
-
-
-def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
+def _unfused(job: Job, device: torch.device) -> Prepared:
+    """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
     from msplit.engines.cuda.compile import lower
     from msplit.engines.cuda.ops.conv import FILTERS
     from msplit.engines.cuda.passes.horizontal_fusion import group_facts
@@ -136,25 +123,25 @@ def _plain(job: Job, device: torch.device, layout: str) -> Prepared:
             job.feeds,
             device,
             op_libraries=job.op_libraries,
-            group=bool(job.options.get("group")),
+            group=job.options.mode.groups,
         )
     has_choice = any(
         op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
         for op in lowered.graph.ops.values()
     )
-    wanted = {"nhwc": [False], "nchw": [True]}.get(layout, [False, True])
+    wanted = {"nhwc": [False], "nchw": [True]}.get(job.options.layout, [False, True])
     if not has_choice or device.type != "cuda":
         wanted = wanted[:1]
     with precision(job.ieee):
         candidates = []
         for nchw in wanted:
-            merged = with_siblings(lowered, device) if job.options.get("group") and not nchw else lowered
+            merged = with_siblings(lowered, device) if job.options.mode.groups and not nchw else lowered
             program = trace(merged.graph, lowered.feeds, device, nchw=nchw)
-            facts = group_facts(merged.groups) if job.options.get("group") else {}
+            facts = group_facts(merged.groups) if job.options.mode.groups else {}
             candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate, device))
+    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate))
 
 
 def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
@@ -178,22 +165,18 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
 
     lowered = replace(plain.lowered, graph=copy_of(plain.lowered.graph))
     nchw, held = plain.layout == "nchw", plain.program.constants
-    compiles = bool(job.options.get("compile", device.type == "cuda"))
+    compiles = device.type == "cuda" if job.options.compile is None else job.options.compile
     with precision(job.ieee):
         done = fuse(lowered.graph, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
         program = trace(lowered.graph, lowered.feeds, device, nchw=nchw, held=held)
     return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
 
 
-def one_stream_seconds(job: Job, prepared: Prepared, device: torch.device) -> float:
+def one_stream_seconds(job: Job, prepared: Prepared) -> float:
     """A step of a prepared program on one stream, by the device's clock; captured, unless shapes depend on values."""
-    executable = _executable(
-        job,
-        prepared,
-        plan_for(prepared.program, np.zeros_like(job.ids), job.costs),
-        device,
-        capture=not prepared.program.dynamic,
-    )
+    options = replace(job.options, capture=not prepared.program.dynamic)
+    plan = plan_for(prepared.program, np.zeros_like(job.ids), job.costs)
+    executable = _executable(replace(job, options=options), prepared, plan)
     try:
         times = executable.device_times(LAYOUT_RUNS)
         assert times is not None
@@ -211,7 +194,7 @@ def profile_kernels(
     from msplit.engines.cuda.profiling.kernel_profile import measure
     from msplit.engines.cuda.runtime.executable import precision
 
-    device = torch.device(str(job.options.get("device", "cuda")))
+    device = torch.device(job.options.device)
     with precision(job.ieee):
         return measure(
             prepared.program, prepared.lowered.feeds, device, seconds=seconds, grids=grids, progress=progress
@@ -222,20 +205,17 @@ def plan_of_job(program: Program, job: Job) -> Plan:
     """The plan that the job brings, where it was made for this program; else one made for its ids."""
     from msplit.engines.cuda.runtime.plan_binding import restore
 
-    stored = job.options.get("plan")
+    stored = job.options.plan
     plan = restore(program, stored) if stored is not None else None
     return plan_for(program, job.ids, job.costs) if plan is None else prove(plan, program)
 
 
 def runs_as_stored(job: Job) -> bool:
     """Whether a job can be run by the order that its stored plan holds: not where its kernels have become others."""
-    import torch
-
     from msplit.engines.cuda.runtime.plan_binding import restore
 
-    stored = job.options.get("plan")
-    device = torch.device(str(job.options.get("device", "cuda")))
-    return stored is not None and restore(ENGINE.prepared(job, device).program, stored) is not None
+    stored = job.options.plan
+    return stored is not None and restore(ENGINE.prepared(job).program, stored) is not None
 
 
 def prove(plan: Plan, program: Program) -> Plan:
@@ -266,13 +246,13 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     return prove(keep_lanes(plan), program)
 
 
-def _executable(job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool) -> Executable:
+def _executable(job: Job, prepared: Prepared, plan: Plan) -> Executable:
     """The executable, its host part in front of it where there is one."""
     from msplit.engines.cuda.ir.graph import STEPS
     from msplit.engines.cuda.runtime.host import WithHost
     from msplit.engines.cuda.runtime.wrapped import Counting
 
-    executable = _device_executable(job, prepared, plan, device, capture)
+    executable = executable_for(job, prepared, plan)
     if STEPS in prepared.program.feeds:
         executable = Counting(executable)
     host = prepared.lowered.host
@@ -288,24 +268,13 @@ def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: boo
         plan: Proved.
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
     """
-    import torch
-
-    device = torch.device(str(job.options.get("device", "cuda")))
-    return _device_executable(
-        job, prepared, plan, device, bool(job.options.get("capture", True)), timing_only=timing_only
-    )
-
-
-def _device_executable(
-    job: Job, prepared: Prepared, plan: Plan, device: torch.device, capture: bool, *, timing_only: bool = False
-) -> Executable:
     from msplit.engines.cuda.device import Device
     from msplit.engines.cuda.ir.dtypes import to_torch
     from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
     from msplit.engines.cuda.runtime.executable import CudaExecutable
     from msplit.engines.cuda.runtime.stream_program import arrange
 
-    program = prepared.program
+    program, capture = prepared.program, job.options.capture
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(
@@ -315,7 +284,7 @@ def _device_executable(
     stream_program = arrange(program, plan)
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **prepared.facts}
     facts = {**about, "layout": prepared.layout, "captured": capture}
-    if device.type != "cuda":
+    if not job.options.on_gpu:
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     import torch
 
@@ -324,11 +293,11 @@ def _device_executable(
         program,
         stream_program,
         feeds,
-        Device.of(device),
+        Device.of(torch.device(job.options.device)),
         capture=capture,
         ieee=job.ieee,
-        facts={**facts, "device": torch.cuda.get_device_name(device)},
-        torture=job.options.get("torture"),
+        facts={**facts, "device": torch.cuda.get_device_name(job.options.device)},
+        torture=job.options.torture,
         timing_only=timing_only,
     )
 

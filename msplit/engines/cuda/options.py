@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class KernelMode(StrEnum):
+    """Which kernels a graph's ops become."""
+
+    PLAIN = "plain"
+    """One per op."""
+
+    FUSED = "fused"
+    """One for each group of pointwise ops."""
+
+    GROUPED = "grouped"
+    """One for what alike independent branches do at the same place."""
+
+    FUSED_AND_GROUPED = "fused and grouped"
+
+    @classmethod
+    def of(cls, *, fuses: bool = False, groups: bool = False) -> KernelMode:
+        """The mode that does so."""
+        return next(mode for mode in cls if (mode.fuses, mode.groups) == (fuses, groups))
+
+    @property
+    def fuses(self) -> bool:
+        """Whether pointwise ops share kernels."""
+        return self in (KernelMode.FUSED, KernelMode.FUSED_AND_GROUPED)
+
+    @property
+    def groups(self) -> bool:
+        """Whether branches share kernels."""
+        return self in (KernelMode.GROUPED, KernelMode.FUSED_AND_GROUPED)
 
 
 @dataclass(frozen=True)
@@ -33,3 +64,50 @@ class StoredPlan:
 
     kernels: tuple[tuple[int, int, int], ...]
     groups: tuple[SharedKernel, ...] = ()
+
+
+@dataclass(frozen=True)
+class Torture:
+    """What tests do to an executable to make races show.
+
+    Attributes:
+        poison: Overwrite memory with NaN bytes when it is let go.
+        delay_cycles: Longest random wait put before a step, in GPU cycles.
+        seed: Of the waits.
+    """
+
+    poison: bool = False
+    delay_cycles: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the cuda engine runs a job.
+
+    Attributes:
+        device: "cuda", or "cpu" to simulate streams on CPU tensors.
+        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
+        mode: Which kernels are made.
+        compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
+        plan: The plan to run by, where it fits the program.
+        torture: For tests.
+    """
+
+    device: str = "cuda"
+    capture: bool = True
+    layout: str = "auto"
+    mode: KernelMode = KernelMode.PLAIN
+    compile: bool | None = None
+    plan: StoredPlan | None = None
+    torture: Torture | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU runs it."""
+        return self.device.startswith("cuda")
+
+    def for_program(self) -> EngineOptions:
+        """What decides on the kernels, the rest at its defaults: jobs that agree in it run the same program."""
+        return replace(self, capture=True, compile=self.compile if self.mode.fuses else None, plan=None, torture=None)

@@ -23,10 +23,7 @@ from msplit.flatten.flat import FlatGraph
 
 @dataclass(frozen=True)
 class TensorFlowEngine:
-    """Builds sessions.
-
-    Options of a job: ``{"xla": True}`` compiles the model with XLA (one stream only); ``{"cpu": True}`` keeps it off the GPU.
-    """
+    """Builds sessions."""
 
     name: str = "tensorflow"
 
@@ -49,27 +46,24 @@ class TensorFlowEngine:
 
     def device(self, job: Job) -> str:
         """Where a job will run: "GPU" or "CPU"."""
-        return "GPU" if runtime.has_gpu() and not job.options.get("cpu") else "CPU"
+        return "GPU" if runtime.has_gpu() and not job.tensorflow.cpu else "CPU"
 
     def build(self, job: Job) -> Executable:
         """Makes a session for a job. See `Engine`.
 
         Raises:
-            EngineError: TensorFlow is not installed, there is no such option, or XLA is asked for on several streams.
+            EngineError: TensorFlow is not installed, or XLA is asked for on several streams.
         """
         missing = self.unavailable()
         if missing:
             raise EngineError(missing)
-        unknown = set(job.options) - {"xla", "cpu"}
-        if unknown:
-            raise EngineError(f"the tensorflow engine has no option {sorted(unknown)[0]!r}", fix="it has: cpu, xla")
-        cpu = bool(job.options.get("cpu"))
+        cpu = job.tensorflow.cpu
         if not cpu:
             runtime.configure(job.streams)
         runtime.load_op_libraries(job.op_libraries)
         facts: dict[str, Any] = {"engine": self.name, "streams": job.streams, "device": self.device(job)}
         single = not job.ids.any()
-        if job.options.get("xla"):
+        if job.tensorflow.xla:
             if not single:
                 raise EngineError("XLA compiles the whole model for one device", fix="ask for XLA with one stream")
             return _with_xla(job, facts)

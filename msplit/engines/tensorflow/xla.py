@@ -29,7 +29,7 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
         executable.step(job.feeds)
     except (tf.errors.OpError, ValueError, TypeError, KeyError, NotImplementedError, EngineError) as error:
         why = error.what if isinstance(error, EngineError) else _why(error)
-        cpu = bool(job.options.get("cpu"))
+        cpu = job.tensorflow.cpu
         config = runtime.session_config(1, cpu_only=cpu, auto_jit=True)
         facts = {**facts, "xla": "clusters", "xla_why": why}
         return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.ieee, facts=facts)
@@ -50,7 +50,7 @@ class CompiledExecutable:
     def __init__(self, job: Job, facts: Mapping[str, Any]) -> None:
         self._ieee = job.ieee
         self._facts = dict(facts)
-        on_gpu = runtime.has_gpu() and not job.options.get("cpu")
+        on_gpu = runtime.has_gpu() and not job.tensorflow.cpu
         self._device = "/device:GPU:0" if on_gpu else "/device:CPU:0"
         model = job.flat.model
         if model.targets:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.build import ENGINE, prepare
+from msplit.engines.cuda.build import ENGINE
+from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import reference
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -44,10 +46,15 @@ def exported(model, folder: Path):
     return flatten(read(folder / "model"))
 
 
+def options_of(device: str = "cpu", *, fuse: bool = False, group: bool = False, **more) -> EngineOptions:
+    """The engine's options, larger kernels by what makes them."""
+    return EngineOptions(device, mode=KernelMode.of(fuses=fuse, groups=group), **more)
+
+
 def job(flat, feeds, ids=None, *, streams: int = 1, **options) -> Job:
     """A job for the simulated engine, in IEEE float32."""
     ids = np.zeros(len(flat), np.int32) if ids is None else ids
-    return Job(flat, ids, streams, feeds, ieee=True, options={"device": "cpu", **options})
+    return Job(flat, ids, streams, feeds, ieee=True, options=options_of(**options))
 
 
 def scattered(flat, streams: int, seed: int = 0) -> np.ndarray:
@@ -66,7 +73,7 @@ def run(flat, feeds, streams: int = 1, *, seed: int = 0, steps: int = 1, **optio
 
 def program_of(flat, feeds):
     """The program that the engine makes of a graph."""
-    return prepare(job(flat, feeds), CPU, "auto").program
+    return CudaEngine().prepared(job(flat, feeds)).program
 
 
 def kernels(program) -> list[str]:

@@ -256,11 +256,12 @@ from msplit.flatten import flatten
 from msplit.inputs.make import make_inputs
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import EngineOptions
 
 flat = flatten(read(sys.argv[1]))
 feeds = make_inputs(flat, {}, batch=2)
 ids = np.arange(len(flat), dtype=np.int32) % 3
-outputs = ENGINE.build(Job(flat, ids, 3, feeds, options={"device": "cpu"})).step(feeds)
+outputs = ENGINE.build(Job(flat, ids, 3, feeds, options=EngineOptions("cpu"))).step(feeds)
 assert all(np.isfinite(value).all() for value in outputs.values())
 assert "tensorflow" not in sys.modules
 try:

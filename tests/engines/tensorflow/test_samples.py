@@ -9,6 +9,7 @@ import pytest
 
 from msplit.engines.base import Job
 from msplit.engines.tensorflow.engine import ENGINE, reference
+from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -104,7 +105,12 @@ def test_a_bench_of_a_sample_verifies_and_measures():
     plain = Job(flat, np.zeros(len(flat), np.int32), 1, feeds)
     variants = [
         Variant("TensorFlow", ENGINE, plain),
-        Variant("TensorFlow + XLA", ENGINE, Job(flat, plain.ids, 1, feeds, options={"xla": True}), optional=True),
+        Variant(
+            "TensorFlow + XLA",
+            ENGINE,
+            Job(flat, plain.ids, 1, feeds, tensorflow=TensorFlowOptions(xla=True)),
+            optional=True,
+        ),
         Variant("4 devices", ENGINE, Job(flat, ids, 4, feeds)),
     ]
     result = bench(

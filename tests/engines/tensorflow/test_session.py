@@ -11,6 +11,7 @@ from msplit.api import load
 from msplit.engines.base import Job
 from msplit.engines.tensorflow import session
 from msplit.engines.tensorflow.engine import ENGINE, reference
+from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from tests.formats import foreign
 from tests.formats.foreign import built
@@ -211,15 +212,9 @@ def test_a_library_that_is_none_is_told(tmp_path):
         build(flat, zeros(flat), 1, op_libraries=[tmp_path / "ops.so"])
 
 
-def test_an_option_it_does_not_have_is_told():
-    flat = models.towers(count=2)
-    with pytest.raises(EngineError, match="no option 'capture'"):
-        build(flat, zeros(flat), 1, options={"capture": True})
-
-
 def test_xla_compiles_a_whole_frozen_graph():
     flat = models.towers()
-    executable = build(flat, zeros(flat), 1, tower_ids(0), options={"xla": True})
+    executable = build(flat, zeros(flat), 1, tower_ids(0), tensorflow=TensorFlowOptions(xla=True))
     assert executable.facts()["xla"] == "whole model"
     for seed in range(2):
         expected = run(flat, zeros(flat), 1, tower_ids(seed))["out"]
@@ -231,7 +226,7 @@ def test_xla_compiles_a_whole_frozen_graph():
 def test_xla_falls_back_to_clusters_and_says_why():
     flat = models.strings()
     feeds = {"city": np.array(["Graz", "Linz"], object)}
-    executable = build(flat, zeros(flat), 1, feeds, options={"xla": True})
+    executable = build(flat, zeros(flat), 1, feeds, tensorflow=TensorFlowOptions(xla=True))
     assert executable.facts()["xla"] == "clusters"
     assert executable.facts()["xla_why"]
     assert executable.step(feeds)["upper"].tolist() == [b"GRAZ", b"LINZ"]
@@ -241,7 +236,7 @@ def test_xla_falls_back_to_clusters_and_says_why():
 def test_xla_is_for_one_stream():
     flat = models.towers()
     with pytest.raises(EngineError, match="one stream"):
-        build(flat, models.by_scope(flat, 2), 2, options={"xla": True})
+        build(flat, models.by_scope(flat, 2), 2, tensorflow=TensorFlowOptions(xla=True))
 
 
 def test_the_reference_is_plain_tensorflow():

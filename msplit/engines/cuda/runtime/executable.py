@@ -7,7 +7,6 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
@@ -36,21 +36,6 @@ HEAD_START_CYCLES = 20_000_000
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
-
-
-@dataclass(frozen=True)
-class Torture:
-    """What tests do to an executable to make races show.
-
-    Attributes:
-        poison: Overwrite memory with NaN bytes when it is let go.
-        delay_cycles: Longest random wait put before a step, in GPU cycles.
-        seed: Of the waits.
-    """
-
-    poison: bool = False
-    delay_cycles: int = 0
-    seed: int = 0
 
 
 class CudaExecutable:

@@ -15,9 +15,10 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
 from msplit.engines.cuda.build import ENGINE
+from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.engines.cuda.search.measurement import OPTIONS, Arm, arms
+from msplit.engines.cuda.search.measurement import Arm, arms
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
 from msplit.schedule.search.choose import TIE, Proposal, best, choose, leanest
@@ -41,7 +42,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """A key of `trials.OPTIONS`."""
+        """Its `KernelMode`."""
         return self.arm.name
 
     @property
@@ -121,7 +122,7 @@ def ways(
     groups: Ints,
     *,
     streams: int,
-    names: Sequence[str] = tuple(OPTIONS),
+    names: Sequence[str] = tuple(KernelMode),
     candidates: Sequence[str] | None = None,
     wait_us: float | None = None,
     tell: Callable[[str, float], None] | None = None,
@@ -132,7 +133,7 @@ def ways(
         job: The model, its inputs, its costs, and the engine's options; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
         streams: Most streams.
-        names: Keys of `trials.OPTIONS`, the simplest first.
+        names: Kernel modes, the simplest first.
         candidates: Algorithms to try; None: all.
         wait_us: What a wait for another stream costs, in place of what is known of the GPU.
         tell: Told what is being done and the share of it that is done.
@@ -156,9 +157,7 @@ def ways(
 
 def predicted_us(job: Job) -> float:
     """Simulated time of what the engine runs for a job: its kernels, its ids."""
-    import torch
-
-    program = ENGINE.prepared(job, torch.device(str(job.options.get("device", "cuda")))).program
+    program = ENGINE.prepared(job).program
     lanes, _ = program.lanes(job.ids)
     machine = None if job.costs is None else Machine.of_costs(job.costs)
     problem = estimated(program, job.costs).problem(program, lanes, machine=machine)

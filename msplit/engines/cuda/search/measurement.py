@@ -14,7 +14,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, one_stream_seconds, prove
-from msplit.engines.cuda.options import StoredPlan
+from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
@@ -43,7 +43,7 @@ class Arm:
     """One way to make kernels of a model, ready to be scheduled.
 
     Attributes:
-        name: "plain", "fuse", "group" or "both".
+        name: Its `KernelMode`.
         job: With the options that make these kernels; on one stream.
         prepared: The program.
         problem: Its steps.
@@ -65,11 +65,6 @@ class Arm:
         program = self.prepared.program
         plan = prove(self.plan(candidate), program)
         return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
-
-    @property
-    def options(self) -> Mapping[str, bool]:
-        """What makes these kernels."""
-        return OPTIONS[self.name]
 
     def bounds(self) -> StepBounds:
         """What limits every plan of these kernels, in µs.
@@ -93,19 +88,10 @@ class Arm:
         return stream
 
 
-OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "plain": {},  # as the job says
-    "fused": {"fuse": True},
-    "grouped": {"group": True},
-    "fused and grouped": {"fuse": True, "group": True},
-}
-"""The ways to make kernels that are tried."""
-
-
 def arms(
     job: Job,
     groups: Ints,
-    names: Sequence[str] = tuple(OPTIONS),
+    names: Sequence[str] = tuple(KernelMode),
     *,
     seconds: float = 0.0,
     tell: Callable[[str, float], None] | None = None,
@@ -115,25 +101,22 @@ def arms(
     Args:
         job: What to run; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
-        names: Keys of `OPTIONS`.
+        names: Kernel modes.
         seconds: How long kernels may be timed alone, half of it for the first, so that simulations go by measured times. Costs that
             come from a profile are measured already.
         tell: Told what is being done.
     """
-    import torch
-
     from msplit.engines.cuda.profiling.step_costs import estimated, measured
 
-    device = torch.device(str(job.options.get("device", "cuda")))
     profiled = job.costs is not None and job.costs.constants is not None
     found: dict[str, Arm] = {}
     seen = set()
     for number, name in enumerate(names):
         if tell:
             tell(f"lowering, {name} kernels", number / len(names))
-        own = replace(job, options={**job.options, **OPTIONS[name]})
+        own = replace(job, options=replace(job.options, mode=KernelMode(name)))
         try:
-            prepared = ENGINE.prepared(own, device)
+            prepared = ENGINE.prepared(own)
         except EngineError:
             if found:
                 continue  # larger kernels are an offer
@@ -149,9 +132,9 @@ def arms(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            costs = measured(prepared, job.costs, str(device), ieee=job.ieee, seconds=own_seconds)
+            costs = measured(prepared, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds)
             if costs.measured:
-                costs = replace(costs, one_us=one_stream_seconds(own, prepared, device) * 1e6)
+                costs = replace(costs, one_us=one_stream_seconds(own, prepared) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
         found[name] = Arm(name, own, prepared, problem, costs)
     return found
@@ -290,5 +273,5 @@ class SimulatedRunner(_Memory):
 
 def make_runner(arms: Mapping[str, Arm]) -> GpuRunner | SimulatedRunner:
     """What measures where the arms run. The CPU does not measure: it simulates."""
-    on_gpu = all(str(arm.job.options.get("device", "cuda")).startswith("cuda") for arm in arms.values())
+    on_gpu = all(arm.job.options.on_gpu for arm in arms.values())
     return GpuRunner(arms) if on_gpu else SimulatedRunner(arms)

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda import engine
-from msplit.engines.cuda.build import plan_of_job, prepare
+from msplit.engines.cuda.build import plan_of_job
 from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
 from msplit.engines.cuda.passes import merge_convolutions
 from msplit.engines.cuda.passes.merge_convolutions import find_siblings, merge_siblings
@@ -122,7 +123,7 @@ def inception():
 
 def test_a_block_of_inception_begins_with_one_step(merges_everywhere):
     flat, feeds = inception(), data(1, 6, 6, 8)
-    plain, merged = (prepare(job(flat, feeds, group=group), CPU, "auto") for group in (False, True))
+    plain, merged = (CudaEngine().prepared(job(flat, feeds, group=group)) for group in (False, True))
     assert kernels(merged.program) == ["AvgPool", *["_FusedConv2D"] * 4, "_SiblingConv2D"]
     assert len(kernels(plain.program)) == 8
     assert merged.facts["groups"] == 1

@@ -12,6 +12,7 @@ from msplit import api
 from msplit.cost.costs import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling import cupti, kernel_profile
 from msplit.engines.cuda.profiling.kernel_profile import kind_of, measure, resident, share_of, walk
 from msplit.errors import EngineError
@@ -37,8 +38,8 @@ def model() -> Model:
     flat = api.load(SAMPLES / "mmoe_small.pb")
     feeds = make_inputs(flat, {}, batch=4)
     engine = CudaEngine()
-    job = Job(flat, scattered(flat, 1, 0), 1, feeds, options={"device": "cpu"})
-    prepared = engine.prepared(job, CPU)
+    job = Job(flat, scattered(flat, 1, 0), 1, feeds, options=EngineOptions("cpu"))
+    prepared = engine.prepared(job)
     return Model(prepared.program, prepared.lowered.feeds, engine, job)
 
 

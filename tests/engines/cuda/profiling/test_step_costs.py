@@ -12,21 +12,21 @@ from msplit.cost import estimate, infer
 from msplit.cost.gpus import data_sheet
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import LEAST_US, estimated
 from msplit.inputs.make import make_inputs
 from msplit.measure.profile import ProfileRequest, profile
 from tests.cli.runner import SAMPLES
-from tests.engines.cuda.cases import flat_of, job
+from tests.engines.cuda.cases import flat_of, job, options_of
 from tests.engines.cuda.random_graphs import _Graph
 
 
 @pytest.fixture(scope="module")
 def model():
-    import torch
 
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=4), options={"device": "cpu"})
-    return flat, CudaEngine().prepared(job, torch.device("cpu")).program
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=4), options=EngineOptions("cpu"))
+    return flat, CudaEngine().prepared(job).program
 
 
 def test_a_step_takes_what_its_nodes_take_and_fills_what_its_product_fills(model):
@@ -64,7 +64,6 @@ class _First:
 
 def _pointwise(length: int, width: int):
     """A chain of pointwise ops on (3, width), and the same fused: programs and costs."""
-    import torch
 
     g = _Graph(_First())
     value = g.placeholder("x", (3, width))
@@ -74,8 +73,8 @@ def _pointwise(length: int, width: int):
     costs = estimate(flat, infer(flat))
     own = job(flat, {"x": np.ones((3, width), np.float32)})
     engine = CudaEngine()
-    fused = replace(own, options={**own.options, "fuse": True})
-    return costs, [engine.prepared(one, torch.device("cpu")).program for one in (own, fused)]
+    fused = replace(own, options=options_of(fuse=True))
+    return costs, [engine.prepared(one).program for one in (own, fused)]
 
 
 def test_a_fused_chain_is_launched_once():
@@ -114,13 +113,12 @@ def test_a_fused_chain_of_kernels_that_measure_slower_is_slower():
 
 
 def test_merged_lookups_are_no_slower_than_a_single_one_and_move_what_all_do():
-    import torch
 
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=8)
-    own = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=8), options={"device": "cpu"})
-    grouped = replace(own, options={"device": "cpu", "group": True})
-    plain, merged = (CudaEngine().prepared(one, torch.device("cpu")).program for one in (own, grouped))
+    own = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=8), options=EngineOptions("cpu"))
+    grouped = replace(own, options=options_of(group=True))
+    plain, merged = (CudaEngine().prepared(one).program for one in (own, grouped))
     lookup = next(number for number, step in enumerate(merged.steps) if step.op.op == "_Columns")
     found = estimated(merged, costs)
     source_nodes = merged.steps[lookup].op.source_nodes
@@ -135,7 +133,6 @@ TURNS = 6
 def _loops(functional: bool, count: int):
     """Alike loops beside each other, one product and four pointwise ops per turn: what each way to make kernels launches, and the costs."""
     import tensorflow as tf
-    import torch
 
     v1 = tf.compat.v1
     before = v1.control_flow_v2_enabled()
@@ -156,8 +153,8 @@ def _loops(functional: bool, count: int):
     flat = flat_of(graph.as_graph_def(), outputs=[f"out{number}" for number in range(count)])
     own = job(flat, {f"x{number}": np.ones((4, 8), np.float32) for number in range(count)})
     engine, larger = CudaEngine(), ({}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True})
-    jobs = [replace(own, options={**own.options, **options}) for options in larger]
-    return estimate(flat, infer(flat)), [engine.prepared(one, torch.device("cpu")).program for one in jobs]
+    jobs = [replace(own, options=options_of(**options)) for options in larger]
+    return estimate(flat, infer(flat)), [engine.prepared(one).program for one in jobs]
 
 
 @pytest.mark.tf

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from msplit.engines.cuda.build import ENGINE, plan_for
 from msplit.engines.cuda.options import StoredPlan
@@ -70,9 +69,7 @@ LARGER = [{"fuse": True}, {"group": True}, {"fuse": True, "group": True}]
 
 def larger(name, options):
     flat, feeds = load(name)
-    made = job(flat, feeds)
-    made = replace(made, options={**made.options, **options})
-    return flat, ENGINE.prepared(made, torch.device("cpu")).program
+    return flat, ENGINE.prepared(job(flat, feeds, **options)).program
 
 
 @pytest.mark.parametrize("options", LARGER, ids=lambda options: "+".join(options))
@@ -152,7 +149,7 @@ def test_a_job_runs_by_the_plan_that_it_brings():
     program = program_of(flat, feeds)
     stored = plan_binding.store(program, plan_for(program, scattered(flat, 3, seed=5), None))
     made = job(flat, feeds)
-    executable = ENGINE.build(replace(made, options={**made.options, "plan": stored}))
+    executable = ENGINE.build(replace(made, options=replace(made.options, plan=stored)))
     assert [(a.step, a.lane) for a in executable.stream_program.instructions] == [
         (int(step), int(lane))
         for step, lane in zip(
@@ -168,5 +165,5 @@ def test_a_job_runs_by_the_plan_that_it_brings():
 def test_a_job_whose_plan_does_not_fit_runs_by_its_ids():
     flat, feeds = load("towers_small.pb")
     made = job(flat, feeds, scattered(flat, 3), streams=3)
-    executable = ENGINE.build(replace(made, options={**made.options, "plan": StoredPlan(((0, 0, 0),))}))
+    executable = ENGINE.build(replace(made, options=replace(made.options, plan=StoredPlan(((0, 0, 0),)))))
     assert executable.facts()["streams"] == 3

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.measure.verification import compare
-from tests.engines.cuda.cases import CPU, graph_of, job, kernels, prepare
+from tests.engines.cuda.cases import graph_of, job, kernels
 from tests.engines.cuda.passes.embedding.models import EDGES, STRANGE
 
 pytestmark = pytest.mark.tf
@@ -33,7 +33,7 @@ def grouped(build, feeds, *, streams=(1, 4), outputs=("out",)):
             found = compare(executable.step(feeds), expected)
             assert found.passed, found.describe()
         assert executable.facts()["weight_bytes"] <= ENGINE.build(job(flat, feeds)).facts()["weight_bytes"] + 64
-    program = prepare(job(flat, feeds, group=True), CPU, "auto").program
+    program = CudaEngine().prepared(job(flat, feeds, group=True)).program
     for step in program.steps:
         if step.op.op == "_Columns":
             does = {flat.graph.ops[node] for node in step.op.source_nodes}
