@@ -14,8 +14,8 @@ from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 from msplit.measure.results import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
-from msplit.schedule.breakdown import Breakdown, breakdown
 from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.simulate import Breakdown, breakdown
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm

@@ -10,8 +10,8 @@ from msplit.measure.limits import Limits
 from msplit.measure.results import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
-from msplit.schedule.breakdown import Breakdown
 from msplit.schedule.judge import WORTH
+from msplit.schedule.simulate import Breakdown
 
 _OVER = 1.005
 

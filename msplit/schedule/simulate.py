@@ -10,8 +10,10 @@ ends when that clock has advanced by its work, however the rate changes meanwhil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
@@ -166,3 +168,45 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
         raise ValueError("the streams of the plan wait for each other in a circle")
     makespan = now + machine.join_us * len(plan.join) + machine.step_us if placed else 0.0
     return Simulation(makespan, np.asarray(start), np.asarray(end), busy)
+
+
+SWITCHES: tuple[tuple[str, Mapping[str, float]], ...] = (
+    ("contention", {"contention": 0.0}),
+    ("company", {"company": 1.0}),
+    ("starts and waits", {"wait_us": 0.0, "join_us": 0.0, "issue_us": 0.0, "crowd_us": 0.0, "node_us": 0.0}),
+    ("bandwidth", {"bandwidth": inf}),
+    ("the step itself", {"step_us": 0.0}),
+)
+"""What is switched off, and the fields of `Machine` that do it. See there for what they mean."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The simulated time of a step in parts, µs.
+
+    Attributes:
+        makespan_us: All of it.
+        kernels_us: What the kernels take where nothing but the order and the SMs hold them up: the critical path, where those suffice.
+        parts: What else it goes into, by the names in `SWITCHES`. Each is what the step is shorter when that is switched off after those
+            before it; a scheduling anomaly can make one a little negative.
+    """
+
+    makespan_us: float
+    kernels_us: float
+    parts: Mapping[str, float]
+
+
+def breakdown(problem: Problem, plan: Plan) -> Breakdown:
+    """Takes the simulated time of a plan apart.
+
+    Args:
+        problem: What is scheduled.
+        plan: Over its blocks.
+    """
+    whole = left = simulate(problem, plan).makespan_us
+    parts = {}
+    for name, off in SWITCHES:
+        problem = replace(problem, machine=replace(problem.machine, **off))
+        rest = simulate(problem, plan).makespan_us
+        parts[name], left = left - rest, rest
+    return Breakdown(whole, left, parts)

@@ -19,8 +19,8 @@ from msplit.measure.limits import limits
 from msplit.measure.results import VariantResult
 from msplit.measure.statistics import summarize
 from msplit.report import bounds
-from msplit.schedule.breakdown import SWITCHES, Breakdown
 from msplit.schedule.machine import Machine
+from msplit.schedule.simulate import SWITCHES, Breakdown
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

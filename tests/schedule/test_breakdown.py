@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
-from msplit.schedule.breakdown import SWITCHES, breakdown
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.simulate import plan_of, simulate
+from msplit.schedule.simulate import SWITCHES, breakdown, plan_of, simulate
 from tests.schedule.problems import FREE, problems
 
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from msplit.core.dag import Dag
 from msplit.schedule import algorithms as package
 from msplit.schedule.algorithms import ALGORITHMS, ONE, Skipped
-from msplit.schedule.algorithms.matching import maximum_matching, members
+from msplit.schedule.algorithms.path_cover import maximum_matching, members
 from msplit.schedule.algorithms.staged import staged
-from msplit.schedule.closure import LARGEST, ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check
 from msplit.schedule.problem import Problem
+from msplit.schedule.reachability import LARGEST, ancestors, transitive_reduction
 from msplit.schedule.search import choose as choosing
 from msplit.schedule.search import refine as refining
 from msplit.schedule.search.choose import Proposal, best, choose, constrain

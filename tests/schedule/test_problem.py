@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from msplit.analysis.order import canonical
 from msplit.core import contraction
 from msplit.core.dag import Dag
-from msplit.schedule.closure import ancestors, transitive_reduction
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.problem import Problem
-from msplit.schedule.segments import cuts
+from msplit.schedule.reachability import ancestors, cuts, transitive_reduction
 from tests.graphs import parse
 from tests.schedule.problems import experts, lstm, problems, random_dag
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msplit.core.dag import Dag
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.timed_order import timed_order
+from msplit.schedule.plan.reorder import timed_order
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.evaluate import evaluate, node_order

@@ -19,9 +19,9 @@ from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.lane_order import keep_lanes
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.reorder import keep_lanes
 from msplit.schedule.search.evaluate import evaluate, node_order
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Ways to put blocks on streams. Each module is one algorithm: a pure function from a problem to a stream per block."""
+"""Ways to put blocks on streams. Each algorithm is a pure function from a problem to a stream per block."""
 
 from msplit.schedule.algorithms.base import Algorithm, Skipped
 from msplit.schedule.algorithms.registry import ALGORITHMS, LIST, ONE

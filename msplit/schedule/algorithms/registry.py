@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from msplit.schedule.algorithms.base import Algorithm
-from msplit.schedule.algorithms.fan_out import fan_out
-from msplit.schedule.algorithms.greedy_cover import greedy_cover
+from msplit.schedule.algorithms.heuristics import fan_out, longest_first, one_stream, round_robin
 from msplit.schedule.algorithms.list_schedule import list_schedule
-from msplit.schedule.algorithms.longest_first import longest_first
-from msplit.schedule.algorithms.matching_cover import matching_cover
-from msplit.schedule.algorithms.one import one_stream
-from msplit.schedule.algorithms.round_robin import round_robin
+from msplit.schedule.algorithms.path_cover import greedy_cover, matching_cover
 from msplit.schedule.algorithms.staged import staged
 
 ONE = "one"

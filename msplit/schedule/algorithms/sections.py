@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.problem import Problem
-from msplit.schedule.segments import cuts
+from msplit.schedule.reachability import cuts
 
 ROUNDS = 4
 """Of telling blocks apart by their neighbours' neighbours."""

@@ -13,7 +13,7 @@ from msplit.schedule.algorithms.base import Skipped
 from msplit.schedule.algorithms.list_schedule import list_schedule
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.segments import cuts
+from msplit.schedule.reachability import cuts
 
 LARGEST_SECTION = 20
 """Blocks between two blocks that everything passes through."""

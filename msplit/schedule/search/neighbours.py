@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.sections import Section, sections
-from msplit.schedule.plan.lane_order import keep_lanes
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import topological
-from msplit.schedule.plan.timed_order import timed_order
+from msplit.schedule.plan.reorder import keep_lanes, timed_order
 from msplit.schedule.problem import Problem
+from msplit.schedule.reachability import components
 from msplit.schedule.search.choose import constrain
-from msplit.schedule.segments import components
 
 MOST_SECTIONED = 5_000
 """Blocks up to which sections are looked for, which takes milliseconds."""
@@ -31,7 +30,7 @@ class Schedule:
     Attributes:
         stream: Per block its stream.
         order: Topological order of the blocks.
-        keep: Whether the plan is then recorded so that streams keep their lanes of the CUDA graph (`lane_order`).
+        keep: Whether the plan is then recorded so that streams keep their lanes of the CUDA graph (`plan.reorder`).
     """
 
     stream: Ints

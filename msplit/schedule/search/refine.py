@@ -10,9 +10,9 @@ import numpy as np
 from msplit.core.dag import distinct
 from msplit.core.graph import Ints
 from msplit.schedule.problem import Problem
+from msplit.schedule.reachability import components
 from msplit.schedule.search.evaluate import Evaluation, evaluate
 from msplit.schedule.search.pack_streams import canonical, merge_idle
-from msplit.schedule.segments import components
 
 EFFORT = 150_000
 """Blocks that may be simulated for trying single moves: a limit in work, not in seconds, so that results do not depend on the machine."""
