@@ -95,7 +95,7 @@ class Log:
         self._began, self._last = time.time(), ""
 
     def __call__(self, what: str, share: float) -> None:
-        """See `measure.run.Progress`."""
+        """See `measure.measure.Progress`."""
         del share
         if what != self._last:
             self._last = what

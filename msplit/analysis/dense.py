@@ -3,7 +3,7 @@
 What `tf.feature_column` makes of a bucketized column is a sparse tensor's life (`Where`, `SparseFillEmptyRows`, `Unique`,
 `SparseSegmentMean`), whose shapes depend on values as far as shape inference can see. But every row has its ids: buckets are never
 negative, and the coordinates are made of constants and shapes. This finds that pattern in one pass over the graph, without the arrays
-that the engine's own proof works on (`engines.cuda.columns.prove`, which knows more); tests hold the two together.
+that the engine's own proof works on (`engines.cuda.passes.embedding`, which knows more); tests hold the two together.
 """
 
 from __future__ import annotations

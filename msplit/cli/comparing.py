@@ -147,7 +147,7 @@ def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
 
 
 def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int]) -> Sweep:
-    """Measures each batch; see `api.sweep`."""
+    """Measures each batch; see `measure.sweep`."""
     from msplit.measure.sweep import sweep as measure
 
     with progress.reporting() as tell:

@@ -12,7 +12,7 @@ Kernels are taken as msplit's cuda engine launches them on one stream, without l
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
 
 What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
-first step (see `prepared`). So does what a loop counts. What a loop holds, of TensorFlow 1 or a function of a `While`, costs its trips,
+first step (see `precomputed`). So does what a loop counts. What a loop holds, of TensorFlow 1 or a function of a `While`, costs its trips,
 where these follow from constants; what XLA would compile costs what its kernels do.
 """
 

@@ -124,7 +124,7 @@ def predicted(layers: Sequence[Layer], variants: Sequence[Variant]) -> tuple[Lay
 
 
 def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Layers:
-    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `api.distinct`.
+    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `measure.distinct`.
 
     Args:
         one: The variant on one stream.

@@ -70,7 +70,7 @@ class Setup:
         unverified: What can not be verified.
         decided: Ids that rules gave, with the rules that decided.
         tuned: What tuning found, if it was asked for.
-        labels: What variants were called after what was asked for -> label of the variant that runs that; see `api.distinct`.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `measure.distinct`.
         tuned_label: Label of the variant that runs what tuning found; "" where there is none.
     """
 

@@ -80,7 +80,7 @@ class Problem:
             launches: Which nodes launch a kernel; by default those that take time.
             tie: Per node a group of nodes that must be on one stream, or -1.
             pin: Per node the stream it is on already, or -1.
-            order: Topological order that numbers the blocks and so decides between equals; by default that of `contract`.
+            order: Topological order that numbers the blocks and so decides between equals; by default that of `topological_numbers`.
             machine: The GPU.
             contracted: Whether chains become blocks. Without, every kernel is a block of its own, which is how published algorithms
                 see a graph.

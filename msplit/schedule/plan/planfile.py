@@ -52,7 +52,7 @@ _KEYS = (
     "made_for",
 )
 KINDS = ("fused", "grouped", "fused and grouped", "columns", "library")
-"""Of groups; see `engines.cuda.steps.Group`."""
+"""Of groups; see `engines.cuda.options.SharedKernel`."""
 
 _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 

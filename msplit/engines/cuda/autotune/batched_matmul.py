@@ -27,7 +27,7 @@ _TILED = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = 2**31
 
 TILE = "_tile"
-"""Attribute that an engine gives a product which runs in our own kernel: `batched_kernel.Tile`. Absent: the library runs it."""
+"""Attribute that an engine gives a product which runs in our own kernel: `kernels.matmul.Tile`. Absent: the library runs it."""
 
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""

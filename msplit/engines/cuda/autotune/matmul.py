@@ -2,7 +2,7 @@
 
 TensorFlow keeps weights as (inputs, outputs). cuBLAS has other kernels for the transposed layout, up to a third faster or slower
 depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5). Where a product has few rows,
-cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and GELU only: there our own kernel (`batched_kernel`)
+cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and GELU only: there our own kernel (`kernels.matmul`)
 competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
 float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. Of many small matrices cuBLAS may
 even take kernels without tensor cores (1024 of 27×64×27, on an H200: 8.7 µs). No rule that a page could hold
@@ -43,7 +43,7 @@ class Choice:
     """How products of one kind run.
 
     Attributes:
-        tile: Of our own kernel; None: the library, or for grouped products what `batched` chose.
+        tile: Of our own kernel; None: the library, or for grouped products what `batched_matmul` chose.
         turned: Whether the weights lie with the summands of an output side by side.
         times: µs, alone, of what was measured.
     """

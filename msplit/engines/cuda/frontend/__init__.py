@@ -1,6 +1,6 @@
 """Loops, conds and calls as straight lines of ops, where it is known before the run how they go.
 
-Those of TensorFlow 1 become nodes like TensorFlow 2's first (`frames`, `conds`); `unroll` turns such nodes into what they run.
+Those of TensorFlow 1 become nodes like TensorFlow 2's first (`functionalize_while`, `functionalize_cond`); `unroll` turns such nodes into what they run.
 
 A `While` is one node of the flat graph, with one stream id. For the engine it is as many ops as its turns have, which all run on that
 stream; how many turns there are must follow from constants and shapes, as it does for a recurrent layer, `tf.map_fn` and

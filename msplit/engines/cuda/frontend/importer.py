@@ -43,7 +43,7 @@ def build(
     Args:
         flat: The graph.
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
-            outputs need must have a lowering: see `coverage.refuse`.
+            outputs need must have a lowering: see `partition.refuse`.
         bodies: Functions of the graph; those of the model if None.
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
 

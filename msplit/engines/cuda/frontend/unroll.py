@@ -1,4 +1,4 @@
-"""Turns functional ops into the ops that they run, one after the other, while `trace.infer` finds every shape and constant."""
+"""Turns functional ops into the ops that they run, one after the other, while `specialize.infer` finds every shape and constant."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Unroller:
         self._count = 0
         self._depth = 0
 
-    # What is known of values, see `lists.Values`
+    # What is known of values, see `tensor_lists.Values`
 
     def static(self, key: Key) -> NDArray[Any] | None:
         """A value that is the same in every run."""

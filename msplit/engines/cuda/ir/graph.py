@@ -68,10 +68,10 @@ class OpGraph:
         constants: Values known before anything runs.
         feeds: Input name -> the value that is fed.
         fetches: Output name -> value.
-        shapes: Shape of every value whose shape is the same in every run; empty before `trace.infer`.
+        shapes: Shape of every value whose shape is the same in every run; empty before `specialize.infer`.
         dtypes: Type of every value that ran then, as TensorFlow names it.
         numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
-        bodies: The model's functions, for what loops and conds become in `trace.infer`.
+        bodies: The model's functions, for what loops and conds become in `specialize.infer`.
         unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
             of, and that no op covers: those of a TensorFlow 1 loop's frame.
         streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.

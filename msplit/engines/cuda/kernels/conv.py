@@ -1,7 +1,7 @@
 """Convolutions of NHWC data as one tiled product with its epilogue. Needs Triton and a GPU; import it only when both are there.
 
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
-ends of an axis and a bias and an activation in the same kernel take down to half the time (see `convolutions.py`, which measures).
+ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
 `conv_tile.py`.
 """

@@ -1,4 +1,4 @@
-"""The kernel of `conv_kernel.py`: a tile of a convolution of NHWC data. Needs Triton.
+"""The kernel of `conv.py`: a tile of a convolution of NHWC data. Needs Triton.
 
 The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and the input
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
@@ -86,7 +86,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
 ):
-    """A block's tile, or its part of the summands: see `conv_kernel.convolve_siblings`, which cuts and launches."""
+    """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
     results *= OUT

@@ -1,6 +1,6 @@
 """A lookup in many tables of one width in one kernel. Needs Triton and a GPU; import it only when both are there.
 
-As `gather_kernel`, with a table per member: an id outside of its own table gives zeros, though the next table's rows lie there.
+As `gather`, with a table per member: an id outside of its own table gives zeros, though the next table's rows lie there.
 """
 
 from __future__ import annotations

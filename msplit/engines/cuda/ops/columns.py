@@ -1,4 +1,4 @@
-"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `columns.spec`."""
+"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_spec`."""
 
 from __future__ import annotations
 

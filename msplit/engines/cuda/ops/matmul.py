@@ -23,7 +23,7 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
-    """A product and what follows it in our own kernel, which an engine chose for this node (`batched.TILE`)."""
+    """A product and what follows it in our own kernel, which an engine chose for this node (`batched_matmul.TILE`)."""
     work = batched_matmul.dense(a, b, steps, rest)
     assert work is not None, "internal error: a kernel was chosen that can not do this"
     return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE])[0]

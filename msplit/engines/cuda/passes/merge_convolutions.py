@@ -4,7 +4,7 @@ A block of Inception starts with three or four 1×1 convolutions of one tensor, 
 side by side are one filter with more output channels (Jia et al., TASO, SOSP 2019, merge them so and cut the result afterwards); here each
 one's result is a tensor of its own, so that nothing is cut or copied. Siblings depend on nothing but the tensor that they share and on
 constants, so that none of them can depend on another. Whether one kernel for all beats each with its own, one after the other and side by
-side, is measured (`sibling_contest`).
+side, is measured (`merged_conv`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ shape, the filter's height and width, and the members' output channels."""
 
 
 def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
-    """What `siblings.merge_siblings` asks, for data that lies as NHWC on this device."""
+    """What `merge_convolutions.merge_siblings` asks, for data that lies as NHWC on this device."""
 
     def decide(graph: OpGraph, members: Sequence[Op]) -> Tiles | None:
         first = members[0]

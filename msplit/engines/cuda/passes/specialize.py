@@ -266,7 +266,7 @@ def infer(
     without data, but the first of them takes longer, since they need PyTorch's compiler loaded.)
 
     Args:
-        source: Its `shapes` are filled in, its `ops` that need no run become `constants`.
+        graph: Its `shapes` are filled in, its `ops` that need no run become `constants`.
         feeds: An array per input.
         device: Where to run.
         prover: Finds simpler ops in the place of those whose shapes depend on values.

@@ -160,7 +160,7 @@ class _Memory:
         return arrange(arm.prepared.program, arm.plan(candidate)).peak_bytes
 
     def memory(self, candidate: Candidate) -> float:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         if candidate.arm not in self._one:
             self._one[candidate.arm] = self.peak_bytes(single(self.arms[candidate.arm].problem, candidate.arm))
         peak, one = self.peak_bytes(candidate), self._one[candidate.arm]
@@ -168,7 +168,7 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """See `schedule.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """See `schedule.search.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
         arms: What candidates name.
@@ -185,7 +185,7 @@ class GpuRunner(_Memory):
         self._chance = random.Random(seed)
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
@@ -213,13 +213,13 @@ class GpuRunner(_Memory):
         return self._built[key]
 
     def renew(self) -> None:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         for executable in self._built.values():
             executable.close()
         self._built.clear()
 
     def describe(self) -> str:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         return gpu_name()
 
 
@@ -254,7 +254,7 @@ class SimulatedRunner(_Memory):
         self._distort = distort or (lambda candidate, simulated: simulated)
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         found = []
         for candidate in candidates:
             problem = self.arms[candidate.arm].problem
@@ -267,7 +267,7 @@ class SimulatedRunner(_Memory):
         """Nothing is built."""
 
     def describe(self) -> str:
-        """See `schedule.search.Device`."""
+        """See `schedule.search.search.Device`."""
         return "the simulator"
 
 

@@ -3,8 +3,8 @@
 What `tf.feature_column` and `safe_embedding_lookup_sparse` emit for a column is a sparse tensor's life: `Where`, `SparseReshape`,
 `SparseFillEmptyRows`, `Unique`, `SparseSegmentMean`, and their shapes depend on values, so that such a graph can not be captured. For
 many columns they do not: a bucketized column has an id in every row, whatever is fed. The prover goes over the ops in
-topological order, beside `trace.infer`, which knows every shape and constant by then. It keeps an interval for integers and truth
-values (`ranges`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
+topological order, beside `specialize.infer`, which knows every shape and constant by then. It keeps an interval for integers and truth
+values (`intervals`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
 structure. Nothing is assumed of the values that are fed, so that what is not proved stays as it is.
 """
 
@@ -22,7 +22,7 @@ from msplit.engines.cuda.passes.embedding import intervals, masked
 from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
 
 _LARGEST = 1 << 28
-"""Bytes of a constant that is worth keeping, as in `build.LARGEST_FOLDED`."""
+"""Bytes of a constant that is worth keeping, as in `interpret.LARGEST_FOLDED`."""
 
 _SPARSE_SEGMENTS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _SEGMENTS = {"SegmentSum": "Sum", "SegmentMean": "Mean", "SegmentProd": "Prod"}
@@ -52,7 +52,7 @@ class Prover:
         """Gives it what the inference knows; both grow while that goes on."""
         self._static, self._shapes = static, shapes
 
-    # Facts, see `ranges.Facts`
+    # Facts, see `intervals.Facts`
 
     def array(self, key: Key) -> NDArray[Any] | None:
         """The value itself, where it is the same in every run."""
