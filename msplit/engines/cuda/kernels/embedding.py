@@ -8,9 +8,9 @@ One launch, in which programs do one of three things, told apart by their number
   tile are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over
   the ids would take as many chains. Columns of two shapes can have tiles of two shapes.
 
-All that differs from column to column comes from tables in device memory (`embedding_tables` makes them), so that one compiled kernel serves
-any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found
-by their distance from the block's start, which is the same in every run while the block itself need not be.
+All that differs from column to column comes from tables in device memory (`embedding_tables` makes them), so that one compiled kernel
+serves any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are
+found by their distance from the block's start, which is the same in every run while the block itself need not be.
 """
 
 from __future__ import annotations
