@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.analysis.order import canonical
-from msplit.core.contraction import bypass, chains, quotient
+from msplit.core.contraction import bypass, chains, in_order, quotient
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints
+from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 
@@ -47,15 +49,30 @@ class Kernels:
             order: Its canonical order, if that is known already.
         """
         order = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
-        number = np.empty(len(flat), np.int32)
-        number[order] = np.arange(len(flat), dtype=np.int32)
-        dag = Dag.of(len(flat), number[flat.graph.edges.src], number[flat.graph.edges.dst])
-        launches = ((costs.time_us > 0) & ~flat.host)[order]
-        bypassed, kept = bypass(dag, ~launches)
-        ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-        nodes = order[kept]
-        time_us = np.where(launches[kept], costs.time_us[nodes], 0.0)
-        return Kernels(quotient(bypassed, ids, len(nodes)), nodes, time_us, costs.share[nodes])
+        dag, nodes = kernel_graph(flat, costs, order)
+        launches = (costs.time_us > 0) & ~flat.host
+        return Kernels(dag, nodes, np.where(launches, costs.time_us, 0.0)[nodes], costs.share[nodes])
+
+
+def kernel_graph(flat: FlatGraph, costs: Costs, order: Ints) -> tuple[Dag, Ints]:
+    """Kernels and joints in a topological order, what must come before what, each once, and per kernel its node in the flat graph.
+
+    What is asked for again is found once, for any number of orders the larger part of it.
+
+    Args:
+        flat: The graph.
+        costs: Cost of each node: kernels are nodes that take time and are no host nodes.
+        order: All nodes.
+    """
+
+    def bypassed() -> tuple[Dag, NDArray[np.bool_]]:
+        return bypass(Dag.from_graph(flat.graph), (costs.time_us <= 0) | flat.host, flat.graph.topological)
+
+    def find() -> tuple[Dag, Ints]:
+        dag, kept = memoize(flat, "kernels", (costs.time_us,), bypassed)
+        return in_order(dag, kept, order)
+
+    return memoize(flat, "kernels in order", (costs.time_us, order), find)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,11 +37,21 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
     alike = memoize(flat, "roots", (weights,), lambda: _roots(flat, weights))
     if all(len(roots) == 1 for roots in alike):
         further = ()  # there are no copies
+    elif further:
+        colour = np.unique(_colours(flat, weights), return_inverse=True)[1].reshape(-1)
+        further = tuple(column for column in further if _parts(colour, column))
 
     def find() -> Ints:
         return _walk(flat, _one_by_one(flat, alike, weights, further))
 
     return memoize(flat, "canonical order", (weights, *further), find)
+
+
+def _parts(colour: NDArray[np.integer], column: NDArray[np.generic]) -> bool:
+    """Whether a column tells nodes of one colour apart: whoever asks without it gets the same order otherwise, found once for both."""
+    first = np.empty(int(colour.max(initial=-1)) + 1, np.int64)
+    first[colour[::-1]] = np.arange(len(colour))[::-1]
+    return bool((column != column[first[colour]]).any())
 
 
 def _walk(flat: FlatGraph, roots: list[int]) -> Ints:

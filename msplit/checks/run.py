@@ -13,6 +13,7 @@ from msplit.checks.finding import Finding, Severity, Skip
 from msplit.checks.registry import chosen
 from msplit.checks.settings import CheckSettings
 from msplit.checks.subject import Subject
+from msplit.core.memory import no_collection
 from msplit.cost import profile_file
 from msplit.decide.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
 from msplit.decide.model import opened, priced
@@ -159,6 +160,7 @@ def check(
     return examine(Subject(flat, costs, settings, basis.ruleset, plan, against, sizes, basis), sizes.assumed)
 
 
+@no_collection()
 def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
     """Runs the chosen checks on a subject."""
     settings = subject.settings

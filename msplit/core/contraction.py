@@ -83,24 +83,28 @@ def quotient(dag: Dag, group: Ints, count: int) -> Dag:
     return Dag(start, src.astype(np.int32))
 
 
-def bypass(dag: Dag, free: NDArray[np.bool_]) -> tuple[Dag, NDArray[np.bool_]]:
+def bypass(dag: Dag, free: NDArray[np.bool_], order: Ints) -> tuple[Dag, NDArray[np.bool_]]:
     """Takes out free nodes and links their producers with their consumers, where that does not multiply edges.
 
     A free node with many producers and many consumers (a NoOp that groups control inputs) stays: p × c edges would take its place.
+    Which nodes stay, and what links them, is the same for every topological order.
 
     Args:
-        dag: Numbered topologically.
+        dag: Any numbering.
         free: Nodes that launch nothing.
+        order: A topological order.
 
     Returns:
         The graph in the same numbering, nodes taken out having no edges, and which nodes are left.
     """
-    count = len(dag)
+    count, dst = len(dag), dag.dst()
+    looked_at = free.copy()
+    looked_at[dst[free[dag.src]]] = True
     start, src, is_free = dag.start.tolist(), dag.src.tolist(), free.tolist()
     fan_out = np.bincount(dag.src, minlength=count).tolist()
     kept = [True] * count
-    producers: list[list[int]] = []
-    for node in range(count):
+    producers: dict[int, list[int]] = {}
+    for node in order[looked_at[order]].tolist():
         found: list[int] = []
         for producer in src[start[node] : start[node + 1]]:
             if kept[producer]:
@@ -108,15 +112,24 @@ def bypass(dag: Dag, free: NDArray[np.bool_]) -> tuple[Dag, NDArray[np.bool_]]:
             else:
                 found += producers[producer]
         if len(found) > 1:
-            found = sorted(dict.fromkeys(found))
+            found = list(dict.fromkeys(found))
         if is_free[node] and (len(found) < 2 or fan_out[node] < 2 or len(found) * fan_out[node] <= _MAX_PRODUCT):
             kept[node] = False
-        producers.append(found)
-    left = np.asarray(kept, dtype=bool)
-    new_start = np.zeros(count + 1, np.int64)
-    np.cumsum([len(found) if kept[node] else 0 for node, found in enumerate(producers)], out=new_start[1:])
-    new_src = [producer for node, found in enumerate(producers) if kept[node] for producer in found]
-    return Dag(new_start.astype(np.int32), np.asarray(new_src, dtype=np.int32)), left
+        producers[node] = found
+    as_before = ~looked_at[dst]
+    linked = [(node, found) for node, found in producers.items() if kept[node]]
+    consumers = np.repeat([node for node, _ in linked], [len(found) for _, found in linked])
+    sources = np.fromiter((producer for _, found in linked for producer in found), np.int32)
+    edges = np.concatenate([dag.src[as_before], sources]), np.concatenate([dst[as_before], consumers])
+    return Dag.of(count, *edges), np.asarray(kept, dtype=bool)
+
+
+def in_order(dag: Dag, kept: NDArray[np.bool_], order: Ints) -> tuple[Dag, Ints]:
+    """What `bypass` has left, each edge once, numbered in an order of all nodes; and per number its node."""
+    nodes = order[kept[order]]
+    number = np.full(len(dag), -1, np.int32)
+    number[nodes] = np.arange(len(nodes), dtype=np.int32)
+    return quotient(dag, number, len(nodes)), nodes
 
 
 def chains(dag: Dag, label: Ints | None = None) -> Ints:

@@ -48,7 +48,10 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keeps Python's collector of reference cycles away from the block: nothing here makes cycles, and it looks at every object again."""
+    """Keeps Python's collector of reference cycles away from the block: nothing here makes cycles, and it looks at every object again.
+
+    What the block made counts as old afterwards, or the collector would look at all of it at once when it is let in again.
+    """
     if not gc.isenabled():
         yield
         return
@@ -56,4 +59,7 @@ def no_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # what somebody else has frozen would thaw
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()

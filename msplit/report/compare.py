@@ -11,6 +11,7 @@ import numpy as np
 
 from msplit import formats, rules
 from msplit.core.graph import Ints
+from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
@@ -151,6 +152,7 @@ def annotated_ids(flat: FlatGraph) -> Ints:
     return ids
 
 
+@no_collection()
 def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     """Matches the nodes of two models by name and compares their streams.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from msplit.analysis.blocks import kernel_graph
 from msplit.core import contraction
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints
@@ -88,21 +89,34 @@ class Problem:
         Raises:
             ValueError: The graph has a cycle, or a time is negative or not finite.
         """
-        count = len(dag)
+        times = _floats(time_us, len(dag))
+        on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (len(dag),))
+        order = contraction.topological_numbers(dag) if order is None else order
+        small, nodes = contraction.in_order(*contraction.bypass(dag, ~on_gpu, order), order)
+        return Problem._of_kernels(
+            small, nodes, on_gpu, times, share, bytes, tie=tie, pin=pin, machine=machine, contracted=contracted
+        )
+
+    @staticmethod
+    def _of_kernels(
+        small: Dag,
+        nodes: Ints,
+        on_gpu: NDArray[np.bool_],
+        time_us: ArrayLike,
+        share: ArrayLike,
+        bytes: ArrayLike,
+        *,
+        tie: ArrayLike,
+        pin: ArrayLike,
+        machine: Machine | None,
+        contracted: bool,
+    ) -> Problem:
+        """Likewise, of a graph of kernels and joints, given the node of each; the other arrays are over the nodes."""
+        count, left = len(on_gpu), len(nodes)
         times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
-        ties, pins = (_ints(column, count) for column in (tie, pin))
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
-        on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
-        order = contraction.topological_numbers(dag) if order is None else order
-        number = np.empty(count, np.int32)
-        number[order] = np.arange(count, dtype=np.int32)
-        sorted_dag = dag if bool((order[1:] > order[:-1]).all()) else _renumber(dag, number)
-        bypassed, kept = contraction.bypass(sorted_dag, ~on_gpu[order])
-        ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-        left = int(kept.sum())
-        small = contraction.quotient(bypassed, ids, left)
-        nodes = order[kept]
+        ties, pins = (_ints(column, count) for column in (tie, pin))
         # What launches nothing has no stream, and what is tied to nothing else that launches is free.
         tied, pinned, working = _several(np.where(on_gpu, ties, -1)[nodes]), pins[nodes], on_gpu[nodes]
         head = np.arange(left, dtype=np.int32)
@@ -155,8 +169,10 @@ class Problem:
         found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
-            return Problem.of(
-                dag, **columns, **labels, launches=launches, order=order, machine=machine, contracted=contracted
+            order = contraction.topological_numbers(dag) if order is None else order
+            small, node = kernel_graph(flat, costs, order)
+            return Problem._of_kernels(
+                small, node, launches, **columns, **labels, machine=machine, contracted=contracted
             )
         piece, small = contraction.pieces(dag, found)
         whole = Problem.of(
@@ -333,10 +349,6 @@ def _order_of(piece: Ints, small: Dag, order: Ints) -> Ints:
     place = np.full(len(small), len(order), np.int64)
     np.minimum.at(place, piece[order], np.arange(len(order)))
     return topological(small, -place.astype(np.float64))
-
-
-def _renumber(dag: Dag, number: Ints) -> Dag:
-    return Dag.of(len(dag), number[dag.src], number[dag.dst()])
 
 
 def _several(tie: Ints) -> Ints:

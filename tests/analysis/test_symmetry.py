@@ -192,3 +192,11 @@ def test_seeds_of_the_generator_cover_copies_that_only_companions_tell_apart():
     assert cells.of[at["p"]] == cells.of[at["q"]]
     cells.single_out(at["b"])
     assert len({cells.of[at[name]] for name in "abpqst"}) == 6
+
+
+def test_an_order_that_is_asked_for_with_more_is_the_same_one_where_that_tells_no_copies_apart() -> None:
+    flat, costs = parse("x:Placeholder; a:Relu(x)@2us; b:Relu(x)@2us; c:Relu(x)@3us")
+    of_time = canonical(flat, costs.time_us)
+    assert canonical(flat, costs.time_us, np.asarray([5, 1, 1, 7])) is of_time
+    names = [flat.graph.names[node] for node in canonical(flat, costs.time_us, np.asarray([5, 2, 1, 7])).tolist()]
+    assert names.index("b") < names.index("a")

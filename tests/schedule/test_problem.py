@@ -49,6 +49,21 @@ def test_a_problem_orders_exactly_what_the_graph_orders(seed, count, density, co
     assert (problem.block[time == 0] == -1).all()
 
 
+@settings(max_examples=100)
+@given(st.integers(0, 2**31), st.integers(1, 25), st.sampled_from([0.05, 0.2, 0.5]))
+def test_what_is_bypassed_hangs_on_no_order(seed, count, density):
+    dag = random_dag(seed, count, density)
+    free = np.random.default_rng(seed).random(count) < 0.5
+
+    def left(order):
+        found, kept = contraction.bypass(dag, free, order)
+        return kept.tolist(), {*zip(found.src.tolist(), found.dst().tolist(), strict=True)}
+
+    first = contraction.topological_numbers(dag)
+    last = contraction.topological_numbers(Dag.of(count, dag.dst(), dag.src))[::-1]
+    assert left(first) == left(last)
+
+
 def test_chains_become_blocks_and_views_vanish():
     dag = Dag.of(6, [0, 1, 2, 3, 3], [1, 2, 3, 4, 5])
     problem = Problem.of(dag, [1, 2, 0, 3, 4, 5], [1.0, 0.5, 1.0, 0.2, 1.0, 1.0], [10, 20, 30, 40, 50, 60])

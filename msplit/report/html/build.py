@@ -14,6 +14,7 @@ from msplit.analysis.suggest import suggest
 from msplit.checks import Subject, examine
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
+from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.decide.basis import Basis
 from msplit.flatten.flat import FlatGraph
@@ -39,6 +40,7 @@ CANDIDATE_STREAMS = 8
 """Streams that candidates may use at least, whatever the ids use."""
 
 
+@no_collection()
 def page(
     flat: FlatGraph,
     costs: Costs,

@@ -32,7 +32,7 @@ def asset(folder: str, name: str) -> str:
 def packed(data: Mapping[str, Any]) -> str:
     """Data for the page's script: JSON, compressed, in base64. Equal data give equal text."""
     plain = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(plain.encode("utf-8"), 9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(plain.encode("utf-8"), 6, mtime=0)).decode("ascii")
 
 
 def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from msplit._version import __version__
 from msplit.core.assignment import Assignment
+from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title
 from msplit.escape import html as text
@@ -116,6 +117,7 @@ class Page:
         ]
 
 
+@no_collection()
 def render(page: Page) -> str:
     """The report as one HTML file. The same page gives the same text."""
     sections = [("candidates", "Candidates", _candidates(page)), ("findings", "Findings", _findings(page))]
