@@ -8,8 +8,7 @@ import numpy as np
 
 from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import ABSENT, Subject
-from msplit.checks.wanted import wanted
+from msplit.checks.subject import ABSENT, Subject, wanted
 from msplit.checks.words import nodes, verb
 
 

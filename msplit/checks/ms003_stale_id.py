@@ -8,8 +8,7 @@ import numpy as np
 
 from msplit.checks.base import Check
 from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip
-from msplit.checks.subject import ABSENT, Subject, stated
-from msplit.checks.wanted import wanted
+from msplit.checks.subject import ABSENT, Subject, stated, wanted
 from msplit.checks.words import nodes, verb
 from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.places import place
 from msplit.checks.subject import Subject
+from msplit.checks.words import place
 from msplit.rules import Outcome
 
 

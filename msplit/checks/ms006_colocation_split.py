@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from msplit.analysis.colocation import groups
 from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.splits import splits
-from msplit.checks.subject import Subject
+from msplit.checks.subject import Subject, splits
 from msplit.checks.words import nodes
 
 

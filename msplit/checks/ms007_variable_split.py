@@ -9,8 +9,7 @@ import numpy as np
 from msplit.analysis.colocation import groups
 from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.splits import splits
-from msplit.checks.subject import Subject
+from msplit.checks.subject import Subject, splits
 from msplit.checks.words import nodes
 from msplit.rules.colocation import Colocation
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.places import place
 from msplit.checks.subject import Subject
-from msplit.checks.words import nodes, verb
+from msplit.checks.words import nodes, place, verb
 from msplit.rules import patterns
 from msplit.rules.regex import Regex
 

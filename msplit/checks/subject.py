@@ -13,15 +13,17 @@ from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
 from msplit.checks.finding import NODES_SHOWN, Skip
 from msplit.checks.settings import CheckSettings
-from msplit.core.graph import Graph
+from msplit.checks.words import listed
+from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
 from msplit.decide.basis import Basis
 from msplit.errors import AssignError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among
+from msplit.flatten.origin import among, as_written
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
 from msplit.rules import Outcome, Remark, RuleSet, patterns
+from msplit.rules.auto import NOT_CHOSEN
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, judge
 from msplit.schedule.plan.plan import Plan
@@ -182,3 +184,50 @@ def stated(graph: Graph) -> Longs:
         if isinstance(value, int) and not isinstance(value, bool):
             ids[node] = value
     return ids
+
+
+def wanted(subject: Subject) -> Longs:
+    """Per node the id that applying the rules would write on it; ABSENT for host nodes and for nodes that are not in the file.
+
+    The body of a function that is called from several places has one id per node, which all its copies in the flat graph share.
+
+    Raises:
+        Skip: The rules can not be applied, MS003 says why; or they choose kernels, for which the model would have to run; or what they
+            went by is not there.
+    """
+    if subject.basis is not None and subject.basis.missing is not None:
+        raise Skip(subject.basis.missing)
+    outcome = subject.outcome
+    if not isinstance(outcome, Outcome):
+        raise Skip("the rules contradict each other on this graph (see MS003)")
+    if any(subject.remarks(NOT_CHOSEN)):
+        raise Skip("the rules choose kernels, too (`kernels: best`), which takes running the model: give the --plan")
+    flat = subject.flat
+    ids = as_written(flat, np.where(flat.host, -1, outcome.ids).astype(np.int32), subject.costs.time_us)
+    return np.where(ids < 0, ABSENT, ids.astype(np.int64))
+
+
+def splits(subject: Subject, of: Ints) -> Iterator[tuple[int, Ints, str]]:
+    """The groups with nodes on several streams.
+
+    Args:
+        subject: The model. Nodes without a stream (host nodes) do not count.
+        of: Per node its group or -1.
+
+    Yields:
+        The group, its nodes in order (first one of each stream, then the others), and the streams in words.
+    """
+    member = np.flatnonzero((of >= 0) & subject.placed)
+    if not len(member):
+        return
+    low = np.full(int(of.max()) + 1, np.iinfo(np.int64).max)
+    high = np.full(int(of.max()) + 1, np.iinfo(np.int64).min)
+    np.minimum.at(low, of[member], subject.ids[member])
+    np.maximum.at(high, of[member], subject.ids[member])
+    torn = member[low[of[member]] < high[of[member]]]
+    torn = torn[np.argsort(of[torn], kind="stable")]
+    groups, starts = np.unique(of[torn], return_index=True)
+    for group, nodes in zip(groups.tolist(), np.split(torn, starts[1:]) if len(groups) else (), strict=True):
+        streams, first = np.unique(subject.ids[nodes], return_index=True)
+        others = np.delete(nodes, first)
+        yield group, np.concatenate([nodes[first], others]).astype(np.int32), f"streams {listed(streams.tolist())}"

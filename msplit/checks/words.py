@@ -1,7 +1,8 @@
-"""Pieces of the sentences that findings are made of."""
+"""Pieces of the sentences that findings are made of, and the places that they name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -31,3 +32,12 @@ def listed(numbers: Sequence[int], most: int = 8) -> str:
     if len(numbers) < 2:
         return "".join(map(str, numbers))
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]+)", re.DOTALL)
+
+
+def place(where: str | None) -> tuple[str | None, int | None]:
+    """ "rules.yaml:12" as ("rules.yaml", 12); a place without a line number is no file."""
+    match = _PLACE.fullmatch(where or "")
+    return (match["file"], int(match["line"])) if match else (None, None)

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from msplit import rules
-from msplit.analysis.order import canonical
-from msplit.analysis.structure import colours
+from msplit.analysis.order import canonical, colours
 from msplit.cost import estimate, infer
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
