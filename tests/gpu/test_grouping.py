@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import Layer, Work
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.options import Torture
 from msplit.measure.verification import compare
 from tests.engines.cuda.alike_branches import alike_branches
@@ -40,9 +40,12 @@ def test_whatever_is_chosen_is_right(rows, shared):
         return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape)))
 
     x = normal(rows, 96) if shared else normal(10, rows, 96)
-    weights = normal(96, 10, 64).permute(1, 0, 2) if shared else normal(10, 96, 64)
-    work = Work(Layer(x, weights, normal(10, 64)), "Relu")
-    torch.testing.assert_close(batched_matmul.run(work), batched_matmul.by_library(work), rtol=1e-4, atol=1e-4)
+    arguments = [x, normal(96, 10, 64) if shared else normal(10, 96, 64), normal(10, 64)]
+    layer = {"start": 0, "count": 10, "bias": 0, "biases": 10, **({"wide": 1} if shared else {})}
+    op = Op(3, "group", "_GroupedMatMul", {"layers": (layer,), "activation": "Relu"}, [], [3])
+    work = batched_matmul.grouped(op.attrs, *arguments)
+    found = batched_matmul.run(work, batched_matmul.choose(op, arguments).attrs)
+    torch.testing.assert_close(found, batched_matmul.by_library(work), rtol=1e-4, atol=1e-4)
     chosen, times = Tuner.of(x.device).chosen(batched_matmul.FAMILY)[work.key()]
     assert chosen in times
     assert len(times) > 1

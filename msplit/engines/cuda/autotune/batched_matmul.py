@@ -7,14 +7,15 @@ idle, and bias and activation are further kernels. Each shape is timed once per 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
+from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.toolchain import can_compile
 
@@ -27,7 +28,10 @@ _TILED = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = 2**31
 
 TILE = "_tile"
-"""Attribute that an engine gives a product which runs in our own kernel: `kernels.matmul.Tile`. Absent: the library runs it."""
+"""Attribute of a product that runs in our own kernel: `kernels.matmul.Tile`. Absent: the library runs it."""
+
+WIDE = "_wide"
+"""Attribute of a grouped product that the library runs as one with all members' weights side by side."""
 
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""
@@ -134,28 +138,60 @@ def may_round(dtype: torch.dtype) -> bool:
     return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
 
-def run(work: Work) -> Tensor:
-    """The result: [members, rows, columns]."""
-    return _kernel(work)(work)
+def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor) -> Work:
+    """A `_GroupedMatMul`, given its attributes and inputs.
+
+    `layers` says per product where its members' weights and biases are; a second product is added for the members from `first` on,
+    and the last input for those before.
+    """
+    operands = iter((x, weights, *rest))
+    one, *others = [_layer(layer, operands) for layer in attrs["layers"]]
+    first = int(attrs.get("first", 0))
+    addend = next(operands) if first else None
+    second = others[0] if others else None
+    activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", _ALPHA)
+    return Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first")))
 
 
-def _kernel(work: Work) -> Callable[[Work], Tensor]:
-    if work.one.x.device.type != "cuda":
-        return by_library
-    key = work.key()
-    candidates = _candidates(work)
+def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> Layer:
+    """One product: its rows, its part of the stacked weights and, where it has one, of the stacked biases."""
+    x, weights = next(operands), next(operands)
+    if layer.get("wide"):
+        weights = weights.permute(1, 0, 2)
+    weights = weights.narrow(0, layer["start"], layer["count"])
+    weights = weights.mT if layer.get("transpose") else weights
+    if "bias" not in layer:
+        return Layer(x, weights)
+    bias = next(operands)
+    if layer["bias"] < 0:
+        return Layer(x, weights, bias.unsqueeze(0))
+    return Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
+
+
+def run(work: Work, attrs: Mapping[str, Any]) -> Tensor:
+    """The result, [members, rows, columns], by the kernel that a grouped product's attributes name."""
+    if TILE in attrs:
+        return by_kernel(work, attrs[TILE])
+    return by_wide_product(work) if attrs.get(WIDE) else by_library(work)
+
+
+def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
+    """A `_GroupedMatMul` with the kernel that is fastest for its inputs as they lie, in its attributes."""
+    work = grouped(op.attrs, *arguments)
+    candidates: dict[str, dict[str, Any]] = {"library": {}}
+    if _is_wide(work):
+        candidates["wide"] = {WIDE: True}
+    candidates |= {f"triton {tile}": {TILE: tile} for tile in tiles(work)}
     tuner = Tuner.of(work.one.x.device)
     chosen: dict[tuple[Any, ...], tuple[str, Mapping[str, float]]] = tuner.chosen(FAMILY)
+    key = work.key()
     if key not in chosen:
-        if torch.cuda.is_current_stream_capturing():
-            return by_library
-        chosen[key] = _fastest(tuner, work, candidates) if len(candidates) > 1 else (next(iter(candidates)), {})
-    return candidates.get(chosen[key][0], by_library)
+        chosen[key] = _fastest(tuner, work, candidates) if len(candidates) > 1 else ("library", {})
+    attrs = candidates.get(chosen[key][0])
+    return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 
 
-def _fastest(
-    tuner: Tuner, work: Work, candidates: Mapping[str, Callable[[Work], Tensor]]
-) -> tuple[str, Mapping[str, float]]:
+def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, float]]:
     """The fastest, or the baseline, the library, where others are not clearly faster; and all times."""
     baseline = next(iter(candidates))
     if tuner.is_spent:
@@ -163,9 +199,9 @@ def _fastest(
         return (own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else baseline), {}
     times: dict[str, float] = {}
     with tuner.spending():
-        for name, candidate in candidates.items():
+        for name, attrs in candidates.items():
             try:
-                times[name] = tuner.milliseconds(functools.partial(candidate, work)) * 1e3 / CALLS
+                times[name] = tuner.milliseconds(functools.partial(run, work, attrs)) * 1e3 / CALLS
             except (
                 Exception
             ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
@@ -173,15 +209,6 @@ def _fastest(
                     raise
     best = min(times, key=lambda name: times[name])
     return (best if times[best] < MARGIN * times[baseline] else baseline), times
-
-
-def _candidates(work: Work) -> dict[str, Callable[[Work], Tensor]]:
-    found: dict[str, Callable[[Work], Tensor]] = {"library": by_library}
-    if _is_wide(work):
-        found["wide"] = by_wide_product
-    for tile in tiles(work):
-        found[f"triton {tile}"] = functools.partial(by_kernel, tile=tile)
-    return found
 
 
 def tiles(work: Work) -> list[Tile]:

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.matmul import Tile
 
 BATCHED = ("BatchMatMul", "BatchMatMulV2")
-WITH_WEIGHTS = ("MatMul", "_FusedMatMul", "_GroupedMatMul")
-"""Ops whose kernel is chosen; those with weights only where these are constant."""
+GROUPED = "_GroupedMatMul"
+ANY_WEIGHTS = (*BATCHED, GROUPED)
+WITH_WEIGHTS = ("MatMul", "_FusedMatMul")
+"""Ops whose kernel is chosen; the latter only where their weights are constant."""
 
 _ALIGNED = 4
 """Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
@@ -43,7 +45,7 @@ class Choice:
     """How products of one kind run.
 
     Attributes:
-        tile: Of our own kernel; None: the library, or for grouped products what `batched_matmul` chose.
+        tile: Of our own kernel; None: the library, or for grouped products what `batched_matmul` chooses.
         turned: Whether the weights lie with the summands of an output side by side.
         times: µs, alone, of what was measured.
     """
@@ -69,8 +71,8 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     """
     data, weights = arguments[0], arguments[1]
     movable = movable and _inner_axis(op) is not None
-    if op.op == "_GroupedMatMul" and not movable:
-        return op, weights
+    if op.op == GROUPED and not movable:
+        return batched_matmul.choose(op, arguments), weights
     attrs = tuple(
         op.attrs.get(name) for name in ("transpose_a", "transpose_b", "adj_x", "adj_y", "activation", "rows_first")
     )
@@ -88,6 +90,8 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     choice = chosen[key]
     if choice.turned and movable:
         weights = _turned(op, weights)
+    if op.op == GROUPED:
+        return batched_matmul.choose(op, [data, weights, *arguments[2:]]), weights
     return op if choice.tile is None else _tiled(op, choice.tile), weights
 
 
@@ -97,7 +101,7 @@ def _tiled(op: Op, tile: Tile) -> Op:
 
 def _inner_axis(op: Op) -> int | None:
     """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
-    if op.op != "_GroupedMatMul":
+    if op.op != GROUPED:
         return None if op.op in BATCHED or op.attrs.get("transpose_b") else 0
     layers = op.attrs["layers"]
     if len(layers) > 1 or layers[0].get("transpose"):
@@ -122,26 +126,30 @@ def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lower
     times: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> float:
-        call()  # a grouped product chooses its kernel when it first runs
+        call()  # loads the kernels
         times[name] = tuner.milliseconds(call) * 1e3 / CALLS
         return times[name]
 
-    library, others = lowered(op), list(arguments)
+    others = list(arguments)
     if movable:
         others[1] = _turned(op, arguments[1])
+    # A grouped product has a kernel of its own for each way in which its weights may lie.
+    first, second = (
+        lowered(batched_matmul.choose(op, laid) if op.op == GROUPED else op) for laid in (arguments, others)
+    )
 
     def as_it_lies() -> Any:
-        return library(*arguments)
+        return first(*arguments)
 
     def turned() -> Any:
-        return library(*others)
+        return second(*others)
 
     timed("library", as_it_lies)
     turns = movable and timed("library, turned", turned) < MARGIN * times["library"]
     turns = turns and tuner.beats(turned, as_it_lies)
     baseline = turned if turns else as_it_lies
     lay_out = {False: arguments, True: others}
-    if op.op == "_GroupedMatMul" or tuner.is_spent:
+    if op.op == GROUPED or tuner.is_spent:
         return Choice(None, turns, times)
     expected = baseline()[:1]
     fastest: tuple[float, Tile, bool, Callable[[], Any]] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,43 +13,13 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.toolchain import can_compile
 
-_ALPHA = 0.20000000298023224
-
 
 @lowering("_GroupedMatMul", own=True)
 def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
-    """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul.
-
-    `layers` says per product where its members' weights and biases are; a second product is added for the members from `first` on,
-    and the last input for those before.
-    """
+    """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul."""
     _own(node)
-    operands = iter((x, weights, *args))
-    one, *others = [_layer(layer, operands) for layer in node.attrs["layers"]]
-    steps = node.get("activation", "")
-    first = int(node.get("first", 0))
-    addend = next(operands) if first else None
-    second = others[0] if others else None
-    work = batched_matmul.Work(
-        one, steps, node.get("leakyrelu_alpha", _ALPHA), second, first, addend, bool(node.get("rows_first"))
-    )
-    result = batched_matmul.run(work)
+    result = batched_matmul.run(batched_matmul.grouped(node.attrs, x, weights, *args), node.attrs)
     return result[0] if node.get("single") else result
-
-
-def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> batched_matmul.Layer:
-    """One product: its rows, its part of the stacked weights and, where it has one, of the stacked biases."""
-    x, weights = next(operands), next(operands)
-    if layer.get("wide"):
-        weights = weights.permute(1, 0, 2)
-    weights = weights.narrow(0, layer["start"], layer["count"])
-    weights = weights.mT if layer.get("transpose") else weights
-    if "bias" not in layer:
-        return batched_matmul.Layer(x, weights)
-    bias = next(operands)
-    if layer["bias"] < 0:
-        return batched_matmul.Layer(x, weights, bias.unsqueeze(0))
-    return batched_matmul.Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
 
 
 @lowering("_GroupedLookup", own=True)

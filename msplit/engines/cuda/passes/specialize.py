@@ -178,21 +178,19 @@ class Tracer:
             fresh: Nothing has read its second input before, so that it may come to lie in another way.
             varying: The shapes of its inputs change from run to run.
         """
-        if op.op in matmul.BATCHED:
-            return op if varying else matmul.choose(op, arguments, lowered, movable=False)[0]
-        weights = op.inputs[1] if len(op.inputs) > 1 else None
-        if weights is None or weights not in self.constants:
+        if len(op.inputs) < 2:
             return op
-        if op.op in matmul.WITH_WEIGHTS:
+        weights = op.inputs[1]
+        constant = weights in self.constants
+        if op.op in matmul.ANY_WEIGHTS or (op.op in matmul.WITH_WEIGHTS and constant):
             if varying:
                 return op
-            op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh)
-        elif self._is_nhwc_convolution(op):
+            op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh and constant)
+        elif constant and self._is_nhwc_convolution(op):
             keep = weights in self.shared
             op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
-        else:
-            return op
-        self.constants[weights] = arguments[1]
+        if constant:
+            self.constants[weights] = arguments[1]
         return op
 
     def _is_nhwc_convolution(self, op: Op) -> bool:

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import Layer, Work
+from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE, Layer, Work
+from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
+from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.ir.graph import Op
 
 
 def normal(*shape):
@@ -36,14 +39,14 @@ def _one(layer, member):
 def test_the_library(activation, shared, biases):
     x = normal(4, 6) if shared else normal(3, 4, 6)
     work = Work(Layer(x, normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
-    torch.testing.assert_close(batched_matmul.run(work), expected(work))
+    torch.testing.assert_close(batched_matmul.run(work, {}), expected(work))
 
 
 @pytest.mark.parametrize("activation", ["", "Relu"])
 @pytest.mark.parametrize("biases", [0, 1, 3])
 def test_rows_first(activation, biases):
     work = Work(Layer(normal(3, 4, 6), normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
-    found = batched_matmul.run(replace(work, rows_first=True))
+    found = batched_matmul.run(replace(work, rows_first=True), {})
     torch.testing.assert_close(found, expected(work))
     assert found.permute(1, 0, 2).is_contiguous()
 
@@ -73,3 +76,30 @@ def test_what_is_not_one_matrix_is_not_wide():
     assert not batched_matmul._is_wide(Work(Layer(normal(4, 6), normal(3, 6, 5))))
     assert not batched_matmul._is_wide(Work(Layer(normal(3, 4, 6), normal(6, 3, 5).permute(1, 0, 2))))
     assert not batched_matmul._is_wide(Work(Layer(normal(4, 6), normal(6, 9, 5).permute(1, 0, 2)[2:5])))
+
+
+@pytest.mark.parametrize(
+    ("times", "attrs", "spent_attrs"),
+    [
+        ({"": 10, WIDE: 8, TILE: 7}, {TILE: "tile"}, {TILE: "tile"}),
+        ({"": 10, WIDE: 8, TILE: 9}, {WIDE: True}, {TILE: "tile"}),
+        ({"": 10, WIDE: 9.9, TILE: 9.8}, {}, {TILE: "tile"}),
+    ],
+)
+def test_the_kernel_of_a_grouped_product_is_chosen_before_it_runs(times, attrs, spent_attrs, monkeypatch):
+    def milliseconds(self, call, lanes=1):
+        _, kernel = call.args
+        return times[next(iter(kernel), "")]
+
+    monkeypatch.setattr(devices, "_DEVICES", {})
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(batched_matmul, "tiles", lambda work: ["tile"])
+    layers = ({"start": 0, "count": 3, "wide": 1},)
+    op = Op(3, "group", "_GroupedMatMul", {"layers": layers}, [], [3])
+    arguments = [normal(4, 6), normal(6, 3, 5)]
+    assert batched_matmul.choose(op, arguments).attrs == {"layers": layers, **attrs}
+    monkeypatch.setattr(Tuner, "milliseconds", None)  # measured once, remembered
+    assert batched_matmul.choose(op, arguments).attrs == {"layers": layers, **attrs}
+    monkeypatch.setattr(devices, "_DEVICES", {})
+    Tuner.of(torch.device("cpu")).spent = SECONDS + 1
+    assert batched_matmul.choose(op, arguments).attrs == {"layers": layers, **spent_attrs}, "few rows, by rule"

@@ -225,9 +225,10 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     found = run(other, feeds, 2, group=True, fuse=True)
     assert compare(found, expected).passed
     made = Tuner.of(CPU).chosen(products.FAMILY).values()
-    if "library, turned" in faster:
+    if "library, turned" in faster and (
+        name != "mmoe" or "triton c" not in faster
+    ):  # to a kernel of ours, which all of MMoE's grouped products then have, it is all the same
         assert any(choice.turned for choice in made)
-    if (
-        "triton c" in faster and name != "mmoe"
-    ):  # all of MMoE's products are grouped: those choose their kernel themselves
-        assert any(choice.tile is not None for choice in made)
+    if "triton c" in faster:
+        grouped = Tuner.of(CPU).chosen(batched_matmul.FAMILY).values()
+        assert any(choice.tile is not None for choice in made) or any(kernel == "triton c" for kernel, _ in grouped)
