@@ -18,6 +18,8 @@ from tests.campaign import CAMPAIGN
 for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
     os.environ.setdefault(_threads, "1")
 
+os.environ.setdefault("MSPLIT_VERIFY", "1")  # the engine's graph is looked at after every pass
+
 if CAMPAIGN:
     os.environ.setdefault("PYTEST_TIMEOUT", "3600")
 

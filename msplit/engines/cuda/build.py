@@ -112,8 +112,9 @@ ENGINE = CudaEngine()
 def _unfused(job: Job, device: torch.device) -> Prepared:
     """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
     from msplit.engines.cuda.compile import lower
+    from msplit.engines.cuda.ir.verify import Stage
     from msplit.engines.cuda.ops.conv import FILTERS
-    from msplit.engines.cuda.passes.horizontal_fusion import group_facts
+    from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
     from msplit.engines.cuda.passes.specialize import trace
     from msplit.engines.cuda.runtime.executable import precision
 
@@ -135,41 +136,27 @@ def _unfused(job: Job, device: torch.device) -> Prepared:
     with precision(job.ieee):
         candidates = []
         for nchw in wanted:
-            merged = with_siblings(lowered, device) if job.options.mode.groups and not nchw else lowered
-            program = trace(merged.graph, lowered.feeds, device, nchw=nchw)
-            facts = group_facts(merged.groups) if job.options.mode.groups else {}
-            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", merged, facts))
+            laid_out = lowered.at(Stage.LAID_OUT, nchw=nchw)
+            program = trace(laid_out.graph, lowered.feeds, device, nchw=nchw)
+            facts = merge_facts(laid_out.graph.merges) if job.options.mode.groups else {}
+            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", laid_out, facts))
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate))
 
 
-def with_siblings(lowered: Lowered, device: torch.device) -> Lowered:
-    """A lowered graph with convolutions of the same data as one where that is faster on the device. On a CPU nothing is measured."""
-    from msplit.engines.cuda.passes.merge_convolutions import merge_siblings
-    from msplit.engines.cuda.passes.merged_conv import decide_on
-    from msplit.engines.cuda.passes.pointwise_fusion import copy_of
-
-    if device.type != "cuda":
-        return lowered
-    graph = copy_of(lowered.graph)
-    groups = merge_siblings(graph, decide_on(device))
-    return replace(lowered, graph=graph, groups=(*lowered.groups, *groups)) if groups else lowered
-
-
 def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
-    from msplit.engines.cuda.passes.pointwise_fusion import copy_of, fuse
+    from msplit.engines.cuda.ir.verify import Stage
     from msplit.engines.cuda.passes.specialize import trace
     from msplit.engines.cuda.runtime.executable import precision
 
-    lowered = replace(plain.lowered, graph=copy_of(plain.lowered.graph))
-    nchw, held = plain.layout == "nchw", plain.program.constants
+    held = plain.program.constants
     compiles = device.type == "cuda" if job.options.compile is None else job.options.compile
     with precision(job.ieee):
-        done = fuse(lowered.graph, lowered.feeds, device, nchw=nchw, compile=compiles, held=held)
-        program = trace(lowered.graph, lowered.feeds, device, nchw=nchw, held=held)
-    return Prepared(program, plain.layout, lowered, {**plain.facts, **done.facts()})
+        lowered = plain.lowered.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
+        program = trace(lowered.graph, lowered.feeds, device, nchw=plain.layout == "nchw", held=held)
+    return Prepared(program, plain.layout, lowered, {**plain.facts, **lowered.graph.facts})
 
 
 def one_stream_seconds(job: Job, prepared: Prepared) -> float:

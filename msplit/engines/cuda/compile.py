@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,14 +16,8 @@ from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import STEPS, OpGraph
-from msplit.engines.cuda.passes import rewrite
-from msplit.engines.cuda.passes.embedding.densify import Prover
-from msplit.engines.cuda.passes.embedding.fuse_lookups import join_columns
-from msplit.engines.cuda.passes.embedding.unique import drop_uniques
-from msplit.engines.cuda.passes.fold_partition import join_partitions
-from msplit.engines.cuda.passes.horizontal_fusion import Group, group_branches
-from msplit.engines.cuda.passes.keep_boundaries import keep_boundaries
-from msplit.engines.cuda.passes.specialize import infer
+from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.flatten.flat import FlatGraph
 
@@ -38,14 +32,21 @@ class Lowered:
     Attributes:
         source: What runs on the device.
         feeds: Example inputs of it.
+        context: What passes were asked for.
         host: What runs before and behind; None for most models.
-        groups: Merges of alike branches.
     """
 
     graph: OpGraph
     feeds: Arrays
+    context: Context
     host: HostPart | None = None
-    groups: tuple[Group, ...] = ()
+
+    def at(self, stage: Stage, **options: Any) -> Lowered:
+        """A copy after the passes of a later stage, with these options of the context changed."""
+        context = replace(self.context, **options)
+        graph = self.graph.copy()
+        run_passes(graph, context, stage)
+        return replace(self, graph=graph, context=replace(context, constants=None))
 
 
 def lower(
@@ -83,22 +84,11 @@ def lower(
         fed = {**fed, **host.feeds}
         others = {*division.fetched, *division.late}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
-    graph = build(flat, fed, raised.bodies)
+    graph = build(flat, fed)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
-    if rewrites:
-        drop_uniques(graph)
-    infer(graph, feeds, device, Prover(graph) if rewrites else None)
-    if rewrites:
-        if join_partitions(graph):
-            infer(graph, feeds, device, Prover(graph))
-        rewrite(graph)
-    groups: list[Group] = []
-    if group:
-        join_columns(graph)
-        groups = group_branches(graph)
-    if rewrites:
-        keep_boundaries(graph)
-    return Lowered(graph, {name: feeds[name] for name in graph.feeds}, host, tuple(groups))
+    context = Context(feeds, device, len(flat), raised.bodies, simplify=rewrites, group=group)
+    run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
+    return Lowered(graph, {name: feeds[name] for name in graph.feeds}, context, host)

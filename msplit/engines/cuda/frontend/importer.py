@@ -13,7 +13,7 @@ from msplit import formats
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, plain
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
@@ -35,7 +35,6 @@ LARGEST_READ = 1 << 16
 def build(
     flat: FlatGraph,
     fed: Mapping[str, Key],
-    bodies: Bodies | None = None,
     stand_ins: dict[Key, StandIn] | None = None,
 ) -> OpGraph:
     """The ops that the outputs need.
@@ -44,14 +43,13 @@ def build(
         flat: The graph.
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
             outputs need must have a lowering: see `partition.refuse`.
-        bodies: Functions of the graph; those of the model if None.
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
         LoadError: A constant or a variable can not be read.
     """
-    graph = OpGraph(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat), bodies=bodies or Bodies(flat.model))
+    graph = OpGraph(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat))
     names: dict[Key, Key] = {}
     for name, key in fed.items():
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.

@@ -1,4 +1,4 @@
-"""Turns functional ops into the ops that they run, one after the other, while `specialize.infer` finds every shape and constant."""
+"""Turns functional ops into the ops that they run, one after the other, while `specialize` finds every shape and constant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
-from msplit.engines.cuda.ir.functions import CALLS, CONDS, FUNCTIONAL, LOOPS, Body, functions_of, taken
+from msplit.engines.cuda.ir.functions import CALLS, CONDS, FUNCTIONAL, LOOPS, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
@@ -34,7 +34,8 @@ class Unroller:
     """Goes along with one inference.
 
     Args:
-        source: The graph; gets the constants of bodies.
+        graph: The graph; gets the constants of bodies.
+        bodies: The model's functions.
         static: What is known; grows while the inference goes on.
         shapes: Of all other values; likewise.
         names: What is another value; the results of functional ops and of lists are put in.
@@ -50,13 +51,15 @@ class Unroller:
     def __init__(
         self,
         graph: OpGraph,
+        bodies: Bodies | None,
         static: dict[Key, NDArray[Any]],
         shapes: Mapping[Key, tuple[int, ...]],
         names: dict[Key, Key],
         values: dict[Key, Any],
         hands_on: Callable[[str, Mapping[str, Any]], bool],
     ) -> None:
-        self.graph, self._static, self._shapes, self.names = graph, static, shapes, names
+        self.graph, self._bodies = graph, bodies
+        self._static, self._shapes, self.names = static, shapes, names
         self._values, self._hands_on = values, hands_on
         self.kept: set[Key] = set()
         self.made: list[Key] = []
@@ -167,7 +170,7 @@ class Unroller:
         self._give(op, results)
 
     def _body(self, name: str) -> Body:
-        found = None if self.graph.bodies is None else self.graph.bodies.of(name)
+        found = None if self._bodies is None else self._bodies.of(name)
         if found is None:
             raise Unsupported(f"there is no function {name}")
         return found

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.ir.functions import Bodies
 
 Key = tuple[int, int]
 """A value: (op, output port)."""
@@ -59,6 +56,23 @@ class Op:
     replaces: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Merge:
+    """Alike ops that became one.
+
+    Attributes:
+        op: TensorFlow op of each.
+        members: How many.
+        copies: Kernels that put operands side by side.
+        launches: Whether a member would launch a kernel.
+    """
+
+    op: str
+    members: int
+    copies: int
+    launches: bool
+
+
 @dataclass
 class OpGraph:
     """The part of a flat graph that the engine runs, constants evaluated.
@@ -68,13 +82,14 @@ class OpGraph:
         constants: Values known before anything runs.
         feeds: Input name -> the value that is fed.
         fetches: Output name -> value.
-        shapes: Shape of every value whose shape is the same in every run; empty before `specialize.infer`.
+        shapes: Shape of every value whose shape is the same in every run; empty before `specialize`.
         dtypes: Type of every value that ran then, as TensorFlow names it.
         numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
-        bodies: The model's functions, for what loops and conds become in `specialize.infer`.
         unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
             of, and that no op covers: those of a TensorFlow 1 loop's frame.
         streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.
+        merges: What horizontal fusion did, in the order in which it runs.
+        facts: What pointwise fusion did, for the report of a run.
     """
 
     ops: dict[int, Op]
@@ -84,9 +99,28 @@ class OpGraph:
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     dtypes: dict[Key, str] = field(default_factory=dict)
     numbers: int = 0
-    bodies: Bodies | None = None
     unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     streamless: frozenset[int] = frozenset()
+    merges: list[Merge] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def copy(self) -> OpGraph:
+        """A graph that can be changed without changing this one. Constants are shared."""
+        ops = {
+            number: replace(op, inputs=list(op.inputs), source_nodes=list(op.source_nodes))
+            for number, op in self.ops.items()
+        }
+        return replace(
+            self,
+            ops=ops,
+            constants=dict(self.constants),
+            feeds=dict(self.feeds),
+            fetches=dict(self.fetches),
+            shapes=dict(self.shapes),
+            dtypes=dict(self.dtypes),
+            merges=list(self.merges),
+            facts=dict(self.facts),
+        )
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -151,6 +185,11 @@ class OpGraph:
         read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
         self.feeds = {name: key for name, key in self.feeds.items() if key in read}
 
+    def forget_constants(self) -> None:
+        """Lets go of constants that nothing reads any more: what was made of them would otherwise be held beside them."""
+        read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        self.constants = {key: value for key, value in self.constants.items() if key in read}
+
     def sort(self) -> None:
         """Puts the ops in topological order again, as near to their present order as that allows (Kahn's algorithm)."""
         place = {number: position for position, number in enumerate(self.ops)}
@@ -171,5 +210,5 @@ class OpGraph:
                 if not waiting[reader]:
                     heapq.heappush(heap, (place[reader], reader))
         if len(ordered) != len(self.ops):
-            raise ValueError("internal error: a rewrite made a cycle")
+            raise ValueError("internal error: a pass made a cycle")
         self.ops = ordered

@@ -16,8 +16,9 @@ _LARGEST = 1024
 """Bytes of a constant that is compared by value: shapes, axes, scalars."""
 
 
-def drop_duplicates(graph: OpGraph) -> None:
+def eliminate_common_subexpressions(graph: OpGraph) -> bool:
     """Keeps the first of ops with equal attributes and inputs; it does the others' work."""
+    before = len(graph.ops)
     names: dict[Key, Key] = {}
     first: dict[tuple[Any, ...], Op] = {}
     values: dict[Key, Key] = {}
@@ -47,3 +48,4 @@ def drop_duplicates(graph: OpGraph) -> None:
             names |= {(number, port): (kept.node, port) for port in ports.get(number, ())}
             del graph.ops[number]
     graph.rename(names)
+    return len(graph.ops) < before

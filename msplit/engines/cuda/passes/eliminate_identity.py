@@ -14,7 +14,7 @@ _NEUTRAL = {"Mul": 1, "RealDiv": 1, "Div": 1, "Sub": 0}
 """Second operands that change no bit of the first one: x - 0 is x for both zeros, x + 0 is not."""
 
 
-def drop_identities(graph: OpGraph) -> None:
+def eliminate_identity(graph: OpGraph) -> bool:
     """Removes identities, reshapes to the same shape, and arithmetic that changes nothing."""
     names: dict[Key, Key] = {}
     for number, op in list(graph.ops.items()):
@@ -22,6 +22,7 @@ def drop_identities(graph: OpGraph) -> None:
             names[number, 0] = op.inputs[0]
             del graph.ops[number]
     graph.rename(names)
+    return bool(names)
 
 
 def _hands_on(graph: OpGraph, op: Op) -> bool:

@@ -14,8 +14,9 @@ _BATCHED = ("BatchMatMul", "BatchMatMulV2")
 _COMPLEX = ("complex64", "complex128")
 
 
-def flatten_products(graph: OpGraph) -> None:
+def flatten_matmul(graph: OpGraph) -> bool:
     """Turns such products into Reshape, MatMul, Reshape."""
+    changed = False
     for op in list(graph.ops.values()):
         if op.attrs.get("T") in _COMPLEX or len(op.inputs) != 2:
             continue
@@ -23,40 +24,41 @@ def flatten_products(graph: OpGraph) -> None:
         if left not in graph.shapes or right not in graph.shapes or (op.node, 0) not in graph.shapes:
             continue
         if op.op in _BATCHED:
-            _flatten_batched(graph, op, left, right)
+            changed |= _flatten_batched(graph, op, left, right)
         elif op.op == "Einsum" and right in graph.constants:
-            _flatten_einsum(graph, op, left, right)
+            changed |= _flatten_einsum(graph, op, left, right)
+    return changed
 
 
-def _flatten_batched(graph: OpGraph, op: Op, left: Key, right: Key) -> None:
+def _flatten_batched(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
     shape = graph.shapes[left]
     if len(shape) < 3 or len(graph.shapes[right]) != 2 or op.attrs.get("adj_x"):
-        return
-    _as_matrices(graph, op, left, right, shape[-1], transpose=bool(op.attrs.get("adj_y")))
+        return False
+    return _as_matrices(graph, op, left, right, shape[-1], transpose=bool(op.attrs.get("adj_y")))
 
 
-def _flatten_einsum(graph: OpGraph, op: Op, left: Key, right: Key) -> None:
+def _flatten_einsum(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
     """``LK,KN->LN``: the contracted labels last in the first operand and first in the second, all labels once."""
     operands, arrow, output = str(op.attrs.get("equation", "")).replace(" ", "").partition("->")
     first, comma, second = operands.partition(",")
     if not arrow or not comma or any(len(set(part)) != len(part) or "." in part for part in (first, second, output)):
-        return
+        return False
     shared = [label for label in first if label in second]
     inner = "".join(shared)
     lead = first[: len(first) - len(inner)]
     tail = second[len(inner) :]
     if not inner or first != lead + inner or second != inner + tail or output != lead + tail or not lead or not tail:
-        return
+        return False
     contracted = math.prod(graph.shapes[left][len(lead) :])
     value = graph.constants[right]
-    _as_matrices(graph, op, left, graph.constant(value.reshape(contracted, -1)), contracted, transpose=False)
+    return _as_matrices(graph, op, left, graph.constant(value.reshape(contracted, -1)), contracted, transpose=False)
 
 
-def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, transpose: bool) -> None:
+def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, transpose: bool) -> bool:
     out = graph.shapes[op.node, 0]
     columns = graph.shapes[right][0 if transpose else 1]
     if not inner or not math.prod(out):
-        return
+        return False
     rows = math.prod(out) // columns
     narrow = graph.add("Reshape", op, {}, [left, graph.sizes((rows, inner))], (rows, inner))
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
@@ -68,3 +70,4 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
         [(product.node, 0), graph.sizes(out)],
         [op.source_nodes[0]],
     )
+    return True

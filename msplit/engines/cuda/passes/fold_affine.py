@@ -43,8 +43,9 @@ class _Chain:
     reshaped: bool = False
 
 
-def fold_affine(graph: OpGraph) -> None:
+def fold_affine(graph: OpGraph) -> bool:
     """Folds every such chain. What is left of it is at most one BiasAdd."""
+    changed = False
     readers = Readers(graph)
     for head in list(graph.ops.values()):
         weights = graph.constants.get(head.inputs[1]) if head.op in _HEADS else None
@@ -53,8 +54,8 @@ def fold_affine(graph: OpGraph) -> None:
             continue
         channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
         chain = _follow(graph, readers, head, channels)
-        if chain.absorbed:
-            _commit(graph, head, weights, chain)
+        changed |= chain.absorbed > 0 and _commit(graph, head, weights, chain)
+    return changed
 
 
 def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain:
@@ -138,14 +139,14 @@ def _batch_norm(graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key) ->
         return scale, beta - mean * scale
 
 
-def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> None:
+def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> bool:
     """Puts scale and offset into weights and bias, unless the weights' dtype can not hold them."""
     with np.errstate(all="ignore"):
         scaled = (weights.astype(np.float64) * _along(head, weights, chain.scale)).astype(weights.dtype)
         offset = chain.offset.astype(weights.dtype)
     lost = ~np.isfinite(scaled.astype(np.float64)) & np.isfinite(weights.astype(np.float64))
     if lost.any() or not np.isfinite(offset.astype(np.float64)).all():
-        return
+        return False
     absorbed = chain.ops[: chain.absorbed]
     last = absorbed[-1]
     if (chain.scale != 1).any():
@@ -159,7 +160,7 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> N
     if adds and not chain.reshaped:
         _bias(last, head, graph.constant(offset))
         last.source_nodes = source_nodes
-        return
+        return True
     shape = graph.shapes[last.node, 0]
     key = (head.node, 0)
     if adds:
@@ -169,6 +170,7 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> N
         key = (bias.node, 0)
     last.op, last.attrs, last.source_nodes = "Reshape", {}, [last.source_nodes[0]]
     last.inputs = [key, graph.sizes(tuple(shape))]
+    return True
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:

@@ -39,15 +39,16 @@ class _Spelled:
     axis: int | None
 
 
-def absorb_dilation(graph: OpGraph) -> None:
+def fold_dilation(graph: OpGraph) -> bool:
     """Lets such convolutions skip pixels by themselves."""
     readers = Readers(graph)
     names: dict[Key, Key] = {}
+    changed = False
     for split in list(graph.ops.values()):
         spelled = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
-        if spelled is not None:
-            _respell(graph, spelled, names)
+        changed |= spelled is not None and _respell(graph, spelled, names)
     graph.rename(names)
+    return changed
 
 
 def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
@@ -82,7 +83,7 @@ def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
     return _Spelled(split, (chain[1], chain[3]), convolution, chain[-1], axis)
 
 
-def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> None:
+def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
     """Puts one convolution in the place of all, if what is cut off at the end is no more than what was put around before."""
     split, convolution, join, axis = spelled.split, spelled.convolution, spelled.join, spelled.axis
     blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
@@ -90,12 +91,12 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> None:
     data, whole = graph.shape(split.inputs[0]), graph.shapes.get((join.node, 0))
     kernel = graph.shape(convolution.inputs[1])
     if blocks[0] is None or blocks[1] is None or pads is None or crops is None:
-        return
+        return False
     if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
-        return
+        return False
     around = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
     if (around < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
-        return
+        return False
     steps, sides = [1] * _RANK, [(0, 0)] * _RANK
     axes = [one for one in (1, 2) if one != axis]
     for place, step, pair in zip(axes, blocks[0].tolist(), around.tolist(), strict=False):
@@ -106,7 +107,7 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> None:
     if any(
         result[place] != wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)
     ):
-        return
+        return False
     convolution.attrs = {
         **convolution.attrs,
         "dilations": tuple(steps),
@@ -127,3 +128,4 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> None:
         for one in spelled.views:
             del graph.ops[one.node]
     del graph.ops[split.node]
+    return True

@@ -11,10 +11,11 @@ from msplit.engines.cuda.passes.pattern import CONVOLUTIONS, Readers, channels_l
 _RANK = 4
 
 
-def absorb_padding(graph: OpGraph) -> None:
+def fold_padding(graph: OpGraph) -> bool:
     """Lets each convolution that alone reads padded data pad it itself."""
     readers = Readers(graph)
     names: dict[Key, Key] = {}
+    before = len(graph.ops)
     for pad in list(graph.ops.values()):
         if pad.op not in ("Pad", "PadV2"):
             continue
@@ -40,6 +41,7 @@ def absorb_padding(graph: OpGraph) -> None:
             graph.shapes[view.node, 0] = wide
         del graph.ops[pad.node]
     graph.rename(names)
+    return len(graph.ops) < before
 
 
 def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | None:

@@ -16,15 +16,12 @@ _GATHERS = ("GatherV2", "Gather", "ResourceGather")
 _VECTOR = 1
 
 
-def join_partitions(graph: OpGraph) -> bool:
+def fold_partition(graph: OpGraph) -> bool:
     """Joins every such lookup. Whether there was one: shapes behind it are then to be inferred again."""
     found = False
     for op in list(graph.ops.values()):
         if op.op in _STITCHES:
             found = _join(graph, op) or found
-    if found:
-        graph.prune()
-        graph.sort()
     return found
 
 

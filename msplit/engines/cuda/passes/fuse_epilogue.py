@@ -19,17 +19,19 @@ _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epi
 _ALPHA = 0.20000000298023224
 
 
-def fuse_epilogues(graph: OpGraph) -> None:
+def fuse_epilogue(graph: OpGraph) -> bool:
     """Fuses every product or convolution with what follows it."""
+    changed = False
     readers = Readers(graph)
     for head in list(graph.ops.values()):
         if head.op not in _FUSED or head.attrs.get("T") not in _FLOATS:
             continue  # libraries have no fused kernels of integers
         bias_op = readers.only((head.node, 0))
         if bias_op is not None and _takes_bias(head, bias_op):
-            _fuse(graph, readers, head, bias_op)
+            changed |= _fuse(graph, readers, head, bias_op)
         elif (head.node, 0) in graph.shapes:
-            _fuse(graph, readers, head, None)
+            changed |= _fuse(graph, readers, head, None)
+    return changed
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
@@ -38,7 +40,7 @@ def _takes_bias(head: Op, op: Op) -> bool:
     return head.op == "MatMul" or channels_last(op) == channels_last(head)
 
 
-def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> None:
+def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> bool:
     """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
@@ -58,7 +60,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> Non
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
     if bias_op is None and activation not in (_LIBRARY if head.op == "MatMul" else ("Relu",)):
-        return
+        return False
     bias = bias_op.inputs[1] if bias_op is not None else _zeros(graph, head)
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
@@ -83,6 +85,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> Non
         )
     else:
         last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, name
+    return True
 
 
 def _zeros(graph: OpGraph, head: Op) -> Key:

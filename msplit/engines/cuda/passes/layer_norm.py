@@ -22,21 +22,22 @@ _WIDEST = 1 << 16
 """Columns: wider rows are no layer norm worth the search."""
 
 
-def fuse_layer_norms(graph: OpGraph) -> None:
+def fuse_layer_norm(graph: OpGraph) -> bool:
     """Turns every layer norm over the last axis into one op."""
     readers = Readers(graph)
     done: set[Key] = set()
+    changed = False
     for op in list(graph.ops.values()):
         key = op.inputs[0] if op.op == "Mean" and op.node in graph.ops else None
         shape = graph.shapes.get(key) if key is not None else None
         if key is None or shape is None or len(shape) < 1 or key in done or op.attrs.get("T") not in _FLOATS:
             continue
         done.add(key)
-        if 1 < shape[-1] <= _WIDEST:
-            _fuse(graph, readers, key, str(op.attrs["T"]))
+        changed |= 1 < shape[-1] <= _WIDEST and _fuse(graph, readers, key, str(op.attrs["T"]))
+    return changed
 
 
-def _fuse(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> None:
+def _fuse(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> bool:
     found = match_rows.region(graph, readers, key)
     for part in match_rows.functions(graph, readers, key, found):
         if sum(op.op == "Mean" for op in part) != 2 or any(op.op in ("Exp", "Max", "Sum") for op in part):
@@ -46,7 +47,8 @@ def _fuse(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> None:
             gamma, beta, epsilon = made
             inputs = [key, graph.constant(gamma.astype(dtype)), graph.constant(beta.astype(dtype))]
             match_rows.replace(graph, part, "_LayerNorm", inputs, {"T": dtype, "epsilon": epsilon})
-            return
+            return True
+    return False
 
 
 def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, np.ndarray, float] | None:

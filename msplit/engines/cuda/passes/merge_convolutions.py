@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
-from msplit.engines.cuda.passes.horizontal_fusion import Group
 
 MOST = 4
 """Convolutions that one step does."""
@@ -30,27 +29,23 @@ Decide = Callable[[OpGraph, Sequence[Op]], "tuple[int, ...] | None"]
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 
 
-def merge_siblings(graph: OpGraph, decide: Decide) -> list[Group]:
-    """Makes siblings one op each where that is decided. Changes the source, whose shapes are known, in place.
+def merge_siblings(graph: OpGraph, decide: Decide) -> bool:
+    """Makes siblings one op each where that is decided, and notes it in `merges`.
 
     Args:
-        source: After all rewrites, so that biases and activations are in.
+        graph: After all other passes but pointwise fusion, so that biases and activations are in.
         decide: Called once per set of siblings.
-
-    Returns:
-        What was merged, in the order in which it runs.
     """
-    groups = []
+    before = len(graph.ops)
     for members in find_siblings(graph):
         tiles = decide(graph, members)
         if tiles is not None:
             _merge(graph, members, tiles)
-            groups.append(Group(members[0].op, len(members), 0, launches=True))
-    if groups:
-        read = {key for op in graph.ops.values() for key in op.inputs} | set(graph.fetches.values())
-        graph.constants = {key: value for key, value in graph.constants.items() if key in read}
-        graph.sort()
-    return groups
+            graph.merges.append(Merge(members[0].op, len(members), 0, launches=True))
+    if len(graph.ops) == before:
+        return False
+    graph.forget_constants()
+    return True
 
 
 def find_siblings(graph: OpGraph) -> list[list[Op]]:

@@ -12,9 +12,10 @@ from msplit.engines.cuda.passes.pattern import Readers, per_channel
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def move_biases(graph: OpGraph) -> None:
+def reassociate_bias(graph: OpGraph) -> bool:
     """Moves every constant bias that it can."""
     readers = Readers(graph)
+    changed = False
     place = {number: position for position, number in enumerate(graph.ops)}
     for sum_op in list(graph.ops.values()):
         if sum_op.op not in ("Add", "AddV2") or sum_op.attrs.get("T") not in _FLOATS:
@@ -35,6 +36,8 @@ def move_biases(graph: OpGraph) -> None:
         bias_op.op, bias_op.attrs = sum_op.op, sum_op.attrs
         bias_op.inputs, bias_op.source_nodes = [(moved.node, 0), rest], list(sum_op.source_nodes)
         del graph.ops[sum_op.node]
+        changed = True
+    return changed
 
 
 def _is_product(graph: OpGraph, readers: Readers, key: Key, shape: tuple[int, ...]) -> bool:

@@ -23,9 +23,10 @@ from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.passes.embedding.densify import Prover
-from msplit.engines.cuda.passes.embedding.unique import drop_uniques
-from msplit.engines.cuda.passes.specialize import Tracer, infer
+from msplit.engines.cuda.passes.embedding.densify import Densifier
+from msplit.engines.cuda.passes.embedding.unique import eliminate_unique
+from msplit.engines.cuda.passes.pipeline import tidy
+from msplit.engines.cuda.passes.specialize import Tracer, specialize
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes
@@ -64,11 +65,12 @@ def rehearse(
     given[STEPS] = StandIn((), "int64")
     try:
         large: dict[Key, StandIn] = {}
-        graph = build(flat, {**fed, **handed}, raised.bodies, stand_ins=large)
-        drop_uniques(graph)
+        graph = build(flat, {**fed, **handed}, stand_ins=large)
+        if eliminate_unique(graph):
+            tidy(graph)
         tracer = Rehearsal(graph, given, large)
         tracer.most_unrolled = most
-        infer(graph, {}, tracer.device, Prover(graph), tracer)
+        specialize(graph, {}, tracer.device, bodies=raised.bodies, densifier=Densifier(graph), tracer=tracer)
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
         return [problem], True
     return tracer.refused, tracer.whole

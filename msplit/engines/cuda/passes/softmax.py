@@ -12,10 +12,11 @@ _FLOATS = ("float32", "float64")
 _TOLERANCE = 1e-9
 
 
-def fuse_softmaxes(graph: OpGraph) -> None:
+def fuse_softmax(graph: OpGraph) -> bool:
     """Turns every softmax over the last axis into one op."""
     readers = Readers(graph)
     done: set[Key] = set()
+    changed = False
     for op in list(graph.ops.values()):
         key = op.inputs[0] if op.op == "Max" and op.node in graph.ops else None
         if key is None or key in done or not graph.shapes.get(key) or op.attrs.get("T") not in _FLOATS:
@@ -26,7 +27,9 @@ def fuse_softmaxes(graph: OpGraph) -> None:
             kinds = [one.op for one in part]
             if kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part):
                 match_rows.replace(graph, part, "Softmax", [key], {"T": op.attrs["T"]})
+                changed = True
                 break
+    return changed
 
 
 def _is_softmax(graph: OpGraph, key: Key, part: list[Op]) -> bool:

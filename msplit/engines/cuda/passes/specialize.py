@@ -19,6 +19,7 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, positions
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -26,7 +27,7 @@ from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes.embedding.densify import Prover
+from msplit.engines.cuda.passes.embedding.densify import Densifier
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import Proof
 from msplit.errors import EngineError
@@ -251,11 +252,13 @@ def _invoke(
     return as_tuple(call(lowering, op, arguments, nchw=nchw))
 
 
-def infer(
+def specialize(
     graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
-    prover: Prover | None = None,
+    *,
+    bodies: Bodies | None = None,
+    densifier: Densifier | None = None,
     tracer: Tracer | None = None,
 ) -> bool:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
@@ -267,11 +270,12 @@ def infer(
         graph: Its `shapes` are filled in, its `ops` that need no run become `constants`.
         feeds: An array per input.
         device: Where to run.
-        prover: Finds simpler ops in the place of those whose shapes depend on values.
+        bodies: The model's functions, for what loops and conds become.
+        densifier: Finds simpler ops in the place of those whose shapes depend on values.
         tracer: What runs it, where that is not the device.
 
     Returns:
-        Whether the prover found anything.
+        Whether the densifier found anything.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
@@ -282,11 +286,11 @@ def infer(
     last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
-    if prover is not None:
-        prover.start(tracer.static, tracer.shapes)
+    if densifier is not None:
+        densifier.start(tracer.static, tracer.shapes)
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(graph, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values, hands_on)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
@@ -294,14 +298,14 @@ def infer(
         def run(op: Op) -> None:
             """Runs an op, or what is proved to do in its place."""
             op.inputs = [names.get(key, key) for key in op.inputs]
-            proof = prover.prove(op) if prover is not None else None
+            proof = densifier.prove(op) if densifier is not None else None
             for step in _instead(op, proof):
                 if tracer.run(step):
                     kept[step.node] = step
                     made = tracer.dtypes(step)
                     graph.dtypes |= made
                     unroller.made += made
-                    if prover is not None and _has_one_value(tracer, prover, step):
+                    if densifier is not None and _has_one_value(tracer, densifier, step):
                         del kept[step.node]
             for port, found in () if proof is None else proof.outputs.items():
                 if isinstance(found, tuple):
@@ -311,7 +315,7 @@ def infer(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive.update(key for key in op.inputs if prover is not None and graph.dtypes.get(key) in COUNTED)
+            kept_alive.update(key for key in op.inputs if densifier is not None and graph.dtypes.get(key) in COUNTED)
 
         for op in graph.ops.values():
             if tracer.skips(op):
@@ -340,11 +344,11 @@ def _instead(op: Op, proof: Proof | None) -> list[Op]:
     return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
 
 
-def _has_one_value(tracer: Tracer, prover: Prover, op: Op) -> bool:
+def _has_one_value(tracer: Tracer, densifier: Densifier, op: Op) -> bool:
     """Whether an op's only output turned out to be the same in every run; it is a constant then."""
     result = tracer.values[op.node, 0]
     name = dtype_name(result.dtype)
-    always = prover.learn(op, np.dtype(name if name in COUNTED else "float32"))
+    always = densifier.learn(op, np.dtype(name if name in COUNTED else "float32"))
     if always is None or (op.node, 1) in tracer.values:
         return False
     tracer.know((op.node, 0), always)

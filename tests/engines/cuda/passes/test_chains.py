@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.graph import Op, OpGraph
-from msplit.engines.cuda.passes import rewrite
-from msplit.engines.cuda.passes.specialize import infer
+from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.measure.verification import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, kernels
@@ -84,8 +84,7 @@ def test_a_chain_gives_the_same_with_and_without_rewrites(case):
     plain = source_of(ops, constants)
     expected, before = run_source(plain, feeds)
     rewritten = source_of(ops, constants)
-    infer(rewritten, feeds, CPU)
-    rewrite(rewritten)
+    run_passes(rewritten, Context(feeds, CPU, 1000), Stage.SPECIALIZED)
     found, after = run_source(rewritten, feeds)
     assert compare(found, expected, tolerance=2e-4).passed
     assert len(kernels(after)) <= len(kernels(before))

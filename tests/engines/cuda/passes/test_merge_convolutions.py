@@ -7,15 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda import engine
 from msplit.engines.cuda.build import plan_of_job
 from msplit.engines.cuda.compile import lower
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
-from msplit.engines.cuda.passes import merge_convolutions
+from msplit.engines.cuda.passes import merge_convolutions, pipeline
 from msplit.engines.cuda.passes.merge_convolutions import find_siblings, merge_siblings
 from msplit.engines.cuda.passes.merged_conv import Times, decide_on
-from msplit.engines.cuda.passes.pointwise_fusion import copy_of
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
@@ -62,12 +60,7 @@ def source_of(flat, feeds):
 def merges_everywhere(monkeypatch):
     """Siblings are merged on the CPU too, where nothing can be measured."""
 
-    def merged(lowered, device):
-        source = copy_of(lowered.graph)
-        groups = merge_siblings(source, lambda source, members: TILES)
-        return replace(lowered, graph=source, groups=(*lowered.groups, *groups))
-
-    monkeypatch.setattr(engine, "with_siblings", merged)
+    monkeypatch.setattr(pipeline, "decide_on", lambda device: lambda graph, members: TILES)
 
 
 CONVOLUTION = st.fixed_dictionaries(
@@ -177,8 +170,8 @@ def test_many_siblings_are_several_sets():
 def test_what_is_not_decided_stays():
     source = source_of(inception(), data(1, 6, 6, 8))
     before = list(source.ops)
-    assert merge_siblings(source, lambda source, members: None) == []
-    assert merge_siblings(source, decide_on(CPU)) == []
+    assert merge_siblings(source, lambda source, members: None) is False
+    assert merge_siblings(source, decide_on(CPU)) is False
     assert list(source.ops) == before
 
 

@@ -6,7 +6,7 @@ import torch
 
 from msplit.engines.cuda.compile import lower
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes.specialize import infer, trace
+from msplit.engines.cuda.passes.specialize import specialize, trace
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, program_of, run
 
@@ -125,7 +125,7 @@ def test_a_missing_input_is_named():
 
     flat = graph_of(graph)
     lowered = lower(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
-    for function in (lambda: trace(lowered.graph, {}, CPU), lambda: infer(lowered.graph, {}, CPU)):
+    for function in (lambda: trace(lowered.graph, {}, CPU), lambda: specialize(lowered.graph, {}, CPU)):
         with pytest.raises(EngineError, match="no value for input x"):
             function()
 

@@ -2,8 +2,8 @@
 
 What `tf.feature_column` and `safe_embedding_lookup_sparse` emit for a column is a sparse tensor's life: `Where`, `SparseReshape`,
 `SparseFillEmptyRows`, `Unique`, `SparseSegmentMean`, and their shapes depend on values, so that such a graph can not be captured. For
-many columns they do not: a bucketized column has an id in every row, whatever is fed. The prover goes over the ops in
-topological order, beside `specialize.infer`, which knows every shape and constant by then. It keeps an interval for integers and truth
+many columns they do not: a bucketized column has an id in every row, whatever is fed. The densifier goes over the ops in
+topological order, beside `specialize`, which knows every shape and constant by then. It keeps an interval for integers and truth
 values (`intervals`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
 structure. Nothing is assumed of the values that are fed, so that what is not proved stays as it is.
 """
@@ -29,7 +29,7 @@ _SEGMENTS = {"SegmentSum": "Sum", "SegmentMean": "Mean", "SegmentProd": "Prod"}
 _UNSORTED = {"SegmentSum": "UnsortedSegmentSum", "SegmentProd": "UnsortedSegmentProd"}
 
 
-class Prover:
+class Densifier:
     """Goes along with one inference of shapes.
 
     Args:
@@ -122,12 +122,12 @@ class Prover:
         return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
 
 
-def _gather(prover: Prover, op: Op) -> Proof | None:
+def _gather(densifier: Densifier, op: Op) -> Proof | None:
     """All rows in order are the rows themselves."""
-    indices, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+    indices, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
     if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
         return None
-    axis = prover.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    axis = densifier.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     if axis is None or not -len(shape) <= int(axis) < len(shape):
         return None
     size = shape[int(axis)]
@@ -136,21 +136,21 @@ def _gather(prover: Prover, op: Op) -> Proof | None:
     return Proof({0: op.inputs[0]})
 
 
-def _gather_nd(prover: Prover, op: Op) -> Proof | None:
+def _gather_nd(densifier: Densifier, op: Op) -> Proof | None:
     """All elements in order."""
-    indices, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+    indices, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
     if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
         return None
     depth = indices.shape[1]
     if not is_grid(indices, shape[:depth]):
         return None
-    view = prover.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
+    view = densifier.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
     return Proof({0: (view.node, 0)}, [view])
 
 
-def _fill_empty_rows(prover: Prover, op: Op) -> Proof | None:
+def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
     """Constant indices tell which rows are empty, whatever the values are."""
-    indices, shape = prover.array(op.inputs[0]), prover.array(op.inputs[2])
+    indices, shape = densifier.array(op.inputs[0]), densifier.array(op.inputs[2])
     if indices is None or shape is None or indices.ndim != 2 or not shape.size:
         return None
     rows, row_of = int(shape[0]), indices[:, 0]
@@ -167,81 +167,83 @@ def _fill_empty_rows(prover: Prover, op: Op) -> Proof | None:
     values: Key = op.inputs[1]
     ops: list[Op] = []
     if missing.size:
-        count = prover.constant(np.array([missing.size], np.int64))
-        ops.append(prover.new("Fill", op, [count, op.inputs[3]]))
-        axis = prover.constant(np.array(0, np.int32))
-        ops.append(prover.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
+        count = densifier.constant(np.array([missing.size], np.int64))
+        ops.append(densifier.new("Fill", op, [count, op.inputs[3]]))
+        axis = densifier.constant(np.array(0, np.int32))
+        ops.append(densifier.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
         values = (ops[-1].node, 0)
     if not np.array_equal(order, np.arange(order.size)):
-        ops.append(prover.gather(op, values, order))
+        ops.append(densifier.gather(op, values, order))
         values = (ops[-1].node, 0)
     where = np.concatenate([indices, fillers])[order]
     return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]}, ops)
 
 
-def _sparse_segment(prover: Prover, op: Op) -> Proof | None:
+def _sparse_segment(densifier: Densifier, op: Op) -> Proof | None:
     """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
-    ids = prover.array(op.inputs[2])
+    ids = densifier.array(op.inputs[2])
     if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
         return None
     count, length = int(ids[-1]) + 1, run_length(ids)
-    shape = prover.shape(op.inputs[0])
+    shape = densifier.shape(op.inputs[0])
     if not length or shape is None:
-        number = prover.constant(np.array(count, np.int32))
-        fixed = prover.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
+        number = densifier.constant(np.array(count, np.int32))
+        fixed = densifier.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
         return Proof({0: (fixed.node, 0)}, [fixed])
-    rows = prover.gather(op, op.inputs[0], op.inputs[1])
-    return _grouped(prover, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
+    rows = densifier.gather(op, op.inputs[0], op.inputs[1])
+    return _grouped(densifier, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
 
 
-def _grouped(prover: Prover, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
+def _grouped(densifier: Densifier, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
     """Groups of rows, of shape [groups, rows, …], reduced to one row each."""
     if shape[1] > 1:
-        ops.append(prover.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
+        ops.append(densifier.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
         reduction = "Sum" if how == "SqrtN" else how
-        axis = prover.constant(np.array([1], np.int32))
-        ops.append(prover.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
+        axis = densifier.constant(np.array([1], np.int32))
+        ops.append(densifier.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
         if how == "SqrtN":
-            ops.append(_divide(prover, op, (ops[-1].node, 0), math.sqrt(shape[1])))
+            ops.append(_divide(densifier, op, (ops[-1].node, 0), math.sqrt(shape[1])))
     return Proof({0: (ops[-1].node, 0) if ops else op.inputs[0]}, ops)
 
 
-def _divide(prover: Prover, op: Op, key: Key, divisor: float) -> Op:
+def _divide(densifier: Densifier, op: Op, key: Key, divisor: float) -> Op:
     dtype = np.dtype(str(op.attrs.get("T", "float32")))
-    return prover.new("RealDiv", op, [key, prover.constant(np.array(divisor, dtype))], {"T": dtype.name})
+    return densifier.new("RealDiv", op, [key, densifier.constant(np.array(divisor, dtype))], {"T": dtype.name})
 
 
-def _segment(prover: Prover, op: Op) -> Proof | None:
-    ids, shape = prover.array(op.inputs[1]), prover.shape(op.inputs[0])
+def _segment(densifier: Densifier, op: Op) -> Proof | None:
+    ids, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
     if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
         return None
     if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
         return None
     count, length = int(ids[-1]) + 1, run_length(ids)
     if length:
-        return _grouped(prover, op, [], (count, length, *shape[1:]), _SEGMENTS[op.op])
+        return _grouped(densifier, op, [], (count, length, *shape[1:]), _SEGMENTS[op.op])
     if op.op not in _UNSORTED:
         return None
-    fixed = prover.new(_UNSORTED[op.op], op, [*op.inputs, prover.constant(np.array(count, np.int32))], dict(op.attrs))
+    fixed = densifier.new(
+        _UNSORTED[op.op], op, [*op.inputs, densifier.constant(np.array(count, np.int32))], dict(op.attrs)
+    )
     return Proof({0: (fixed.node, 0)}, [fixed])
 
 
-def _select(prover: Prover, op: Op) -> Proof | None:
+def _select(densifier: Densifier, op: Op) -> Proof | None:
     """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
-    found = prover.range(op.inputs[0])
+    found = densifier.range(op.inputs[0])
     if found is None or found[0] != found[1]:
         return None
     chosen = op.inputs[1 if found[0] else 2]
-    return Proof({0: chosen}) if op.op == "Select" or _is_largest(prover, chosen, op.inputs) else None
+    return Proof({0: chosen}) if op.op == "Select" or _is_largest(densifier, chosen, op.inputs) else None
 
 
-def _is_largest(prover: Prover, chosen: Key, keys: list[Key]) -> bool:
+def _is_largest(densifier: Densifier, chosen: Key, keys: list[Key]) -> bool:
     """Whether values broadcast to the shape of one of them."""
-    whole = prover.shape(chosen)
+    whole = densifier.shape(chosen)
     if whole is None:
         return False
     for key in keys:
-        shape = prover.shape(key)
+        shape = densifier.shape(key)
         if shape is None or len(shape) > len(whole):
             return False
         trailing = whole[len(whole) - len(shape) :]
@@ -250,36 +252,36 @@ def _is_largest(prover: Prover, chosen: Key, keys: list[Key]) -> bool:
     return True
 
 
-def _sparse_to_dense(prover: Prover, op: Op) -> Proof | None:
+def _sparse_to_dense(densifier: Densifier, op: Op) -> Proof | None:
     """Every position has its value."""
-    indices, shape = prover.array(op.inputs[0]), prover.array(op.inputs[1])
+    indices, shape = densifier.array(op.inputs[0]), densifier.array(op.inputs[1])
     if indices is None or shape is None:
         return None
     sizes = tuple(int(size) for size in shape.reshape(-1))
     if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
         return None
-    if prover.shape(op.inputs[2]) != (math.prod(sizes),):
+    if densifier.shape(op.inputs[2]) != (math.prod(sizes),):
         return None
-    view = prover.reshape(op, op.inputs[2], sizes)
+    view = densifier.reshape(op, op.inputs[2], sizes)
     return Proof({0: (view.node, 0)}, [view])
 
 
-def _partition(prover: Prover, op: Op) -> Proof | None:
+def _partition(densifier: Densifier, op: Op) -> Proof | None:
     """Which rows go where is known."""
-    parts = prover.array(op.inputs[1])
+    parts = densifier.array(op.inputs[1])
     if parts is None or parts.ndim != 1:
         return None
     ops = [
-        prover.gather(op, op.inputs[0], np.flatnonzero(parts == number))
+        densifier.gather(op, op.inputs[0], np.flatnonzero(parts == number))
         for number in range(int(op.attrs["num_partitions"]))
     ]
     return Proof({port: (row.node, 0) for port, row in enumerate(ops)}, ops)
 
 
-def _stitch(prover: Prover, op: Op) -> Proof | None:
+def _stitch(densifier: Densifier, op: Op) -> Proof | None:
     """Where each row comes from is known."""
     half = len(op.inputs) // 2
-    places = [array for key in op.inputs[:half] if (array := prover.array(key)) is not None]
+    places = [array for key in op.inputs[:half] if (array := densifier.array(key)) is not None]
     if len(places) != half or any(array.ndim != 1 for array in places):
         return None
     place = np.concatenate(places)
@@ -289,15 +291,15 @@ def _stitch(prover: Prover, op: Op) -> Proof | None:
     source[place] = np.arange(place.size)  # of several rows with one place the last stays
     if (source < 0).any():
         return None
-    axis = prover.constant(np.array(0, np.int32))
-    joined = prover.new("ConcatV2", op, [*op.inputs[half:], axis])
+    axis = densifier.constant(np.array(0, np.int32))
+    joined = densifier.new("ConcatV2", op, [*op.inputs[half:], axis])
     if np.array_equal(source, np.arange(place.size)):
         return Proof({0: (joined.node, 0)}, [joined])
-    rows = prover.gather(op, (joined.node, 0), source)
+    rows = densifier.gather(op, (joined.node, 0), source)
     return Proof({0: (rows.node, 0)}, [joined, rows])
 
 
-_RULES: dict[str, Callable[[Prover, Op], Proof | None]] = {
+_RULES: dict[str, Callable[[Densifier, Op], Proof | None]] = {
     **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), _gather),
     "GatherNd": _gather_nd,
     "SparseFillEmptyRows": _fill_empty_rows,

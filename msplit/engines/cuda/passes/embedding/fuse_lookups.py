@@ -76,8 +76,8 @@ class _Part:
         self.take(_Part(0, (), "", [], [key], set()), segments)
 
 
-def join_columns(graph: OpGraph) -> None:
-    """Changes a source, whose shapes are known, in place."""
+def fuse_lookups(graph: OpGraph) -> bool:
+    """Lays the lookups of each stage together."""
     parts = _Parts(graph)
     for op in list(graph.ops.values()):
         parts.visit(op)
@@ -88,10 +88,8 @@ def join_columns(graph: OpGraph) -> None:
             keys = [key for key in wanted if (parts.of[key].stage, parts.of[key].dtype) == (stage, dtype)]
             if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
                 names |= _emit(graph, [(key, parts.of[key]) for key in keys], dtype)
-    if names:
-        graph.rename(names)
-        graph.prune()
-    graph.sort()
+    graph.rename(names)
+    return bool(names)
 
 
 def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[Key, Key]:

@@ -1,4 +1,4 @@
-"""What the rules of the prover share."""
+"""What the rules of the densifier share."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BY_PLACES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _BY_PLACES_AND_COUNT = tuple(f"{op}WithNumSegments" for op in _BY_PLACES)
 
 
-def drop_uniques(graph: OpGraph) -> bool:
+def eliminate_unique(graph: OpGraph) -> bool:
     """Lets what reads looked-up distinct ids read the table itself. Whether there was anything."""
     readers = Readers(graph)
     found = False
@@ -36,8 +36,6 @@ def drop_uniques(graph: OpGraph) -> bool:
                     dict.fromkeys([*lookup.source_nodes, *user.source_nodes, *unique.source_nodes])
                 )
                 found = True
-    if found:
-        graph.prune()
     return found
 
 

@@ -19,9 +19,9 @@ from msplit.engines.cuda.ir.op_classes import (
     RESHAPES,
     STEPS,
 )
-from msplit.engines.cuda.passes.horizontal_fusion.builder import Merge
+from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
 
-Build = Callable[[Merge], list[Key] | None]
+Build = Callable[[Batch], list[Key] | None]
 """Makes the ops of a merge; the stacked value per output port, or None where these members can not be merged."""
 
 _POINTWISE = 0.35
@@ -29,7 +29,7 @@ _POINTWISE = 0.35
 
 
 @dataclass(frozen=True)
-class Kind:
+class BatchRule:
     """How an op is merged.
 
     Attributes:
@@ -51,18 +51,18 @@ JOINS = frozenset({"Pack", "ConcatV2", "AddN"})
 
 def weight_slot(graph: OpGraph, op: Op) -> int | None:
     """The slot of an op's weights where they are constant."""
-    slot = KINDS[op.op].weights
+    slot = BATCH_RULES[op.op].weights
     return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in graph.constants else None
 
 
-def pointwise(m: Merge) -> list[Key] | None:
+def pointwise(m: Batch) -> list[Key] | None:
     """Element by element: as it is, every operand with the members' axis in front."""
     rank = len(m.out(0))
     inputs = [m.input(slot, rank) for slot in range(m.slots)]
     return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
 
 
-def bias_add(m: Merge) -> list[Key] | None:
+def bias_add(m: Batch) -> list[Key] | None:
     """A sum, where channels are last."""
     rank = len(m.out(0))
     if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
@@ -71,18 +71,18 @@ def bias_add(m: Merge) -> list[Key] | None:
     return [(m.emit("AddV2", attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
 
 
-def add_n(m: Merge) -> list[Key] | None:
+def add_n(m: Batch) -> list[Key] | None:
     """A sum of tensors of one shape."""
     inputs = [m.stacked(slot) for slot in range(m.slots)]
     return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
 
 
-def last_axis(m: Merge) -> list[Key] | None:
+def last_axis(m: Batch) -> list[Key] | None:
     """Along the last axis, which stays the last."""
     return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0)], m.stacked_shape(0)), 0)]
 
 
-def reduction(m: Merge) -> list[Key] | None:
+def reduction(m: Batch) -> list[Key] | None:
     """Over axes, which each come one later."""
     rank = len(m.shape(0))
     axes = m.static(1)
@@ -90,46 +90,46 @@ def reduction(m: Merge) -> list[Key] | None:
     return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0), m.constant(moved.astype(axes.dtype))], m.stacked_shape(0)), 0)]
 
 
-def reshape(m: Merge) -> list[Key] | None:
+def reshape(m: Batch) -> list[Key] | None:
     """A reshape of all."""
     return [m.reshape(m.stacked(0), m.stacked_shape(0))]
 
 
-def transpose(m: Merge) -> list[Key] | None:
+def transpose(m: Batch) -> list[Key] | None:
     """The members' axis stays in front."""
     order = np.concatenate([[0], m.static(1).astype(np.int64) + 1])
     return [m.view("Transpose", [m.stacked(0), m.constant(order)], m.stacked_shape(0))]
 
 
-def split(m: Merge) -> list[Key] | None:
+def split(m: Batch) -> list[Key] | None:
     """Parts along an axis that comes one later."""
     axis = int(m.static(0).reshape(()))
     moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
     return m.views(m.op.op, m.op.attrs, [moved, m.stacked(1)])
 
 
-def split_v(m: Merge) -> list[Key] | None:
+def split_v(m: Batch) -> list[Key] | None:
     """Parts of given sizes along an axis that comes one later."""
     axis = int(m.static(2).reshape(()))
     moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
     return m.views(m.op.op, m.op.attrs, [m.stacked(0), m.constant(m.static(1)), moved])
 
 
-def unpack(m: Merge) -> list[Key] | None:
+def unpack(m: Batch) -> list[Key] | None:
     """Positions along an axis that comes one later."""
     axis = int(m.op.attrs.get("axis", 0))
     attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
     return m.views(m.op.op, attrs, [m.stacked(0)])
 
 
-def slice_(m: Merge) -> list[Key] | None:
+def slice_(m: Batch) -> list[Key] | None:
     """The same part of every member."""
     begin = np.concatenate([[0], m.static(1).astype(np.int64)])
     size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
     return [m.view("Slice", [m.stacked(0), m.constant(begin), m.constant(size)], m.stacked_shape(0))]
 
 
-def strided_slice(m: Merge) -> list[Key] | None:
+def strided_slice(m: Batch) -> list[Key] | None:
     """The same part of every member: all masks move by one axis."""
     attrs = dict(m.op.attrs)
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
@@ -141,7 +141,7 @@ def strided_slice(m: Merge) -> list[Key] | None:
     return [m.view("StridedSlice", inputs, m.stacked_shape(0), attrs)]
 
 
-def concat(m: Merge) -> list[Key] | None:
+def concat(m: Batch) -> list[Key] | None:
     """Along an axis that comes one later."""
     last = m.slots - 1
     axis = int(m.static(last).reshape(()))
@@ -150,20 +150,20 @@ def concat(m: Merge) -> list[Key] | None:
     return [(m.emit("ConcatV2", m.op.attrs, inputs, m.stacked_shape(0)), 0)]
 
 
-def pack(m: Merge) -> list[Key] | None:
+def pack(m: Batch) -> list[Key] | None:
     """Along a new axis that comes one later."""
     axis = int(m.op.attrs.get("axis", 0))
     attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
     return [(m.emit("Pack", attrs, [m.stacked(slot) for slot in range(m.slots)], m.stacked_shape(0)), 0)]
 
 
-def batched_product(m: Merge) -> list[Key] | None:
+def batched_product(m: Batch) -> list[Key] | None:
     """Products of batches: one more batch axis."""
     rank = len(m.out(0))
     return [(m.emit(m.op.op, m.op.attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
 
 
-def product(m: Merge) -> list[Key] | None:
+def product(m: Batch) -> list[Key] | None:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
@@ -183,7 +183,7 @@ def product(m: Merge) -> list[Key] | None:
 _NO_ACTIVATIONS = (("BiasAdd",), ("Add",), ("FusedBatchNorm",))
 
 
-def _tall_product(m: Merge) -> list[Key] | None:
+def _tall_product(m: Batch) -> list[Key] | None:
     if any(not m.shared(slot) for slot in range(1, m.slots)):
         return None
     rows, inner = m.shape(0)
@@ -196,7 +196,7 @@ def _tall_product(m: Merge) -> list[Key] | None:
     return [m.reshape(key, m.stacked_shape(0))]
 
 
-def _weighted_product(m: Merge, steps: tuple[str, ...]) -> list[Key] | None:
+def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key] | None:
     found = m.layer(steps)
     if found is None:
         return None
@@ -210,7 +210,7 @@ def _weighted_product(m: Merge, steps: tuple[str, ...]) -> list[Key] | None:
     return [(m.emit("_GroupedMatMul", attrs, [m.input(0, 2), *stacks], m.stacked_shape(0)), 0)]
 
 
-def lookup(m: Merge) -> list[Key] | None:
+def lookup(m: Batch) -> list[Key] | None:
     """Rows of tables: one lookup in all tables below each other."""
     if m.op.attrs.get("batch_dims", 0) or (m.slots > 2 and int(m.static(2).reshape(())) != 0):
         return None
@@ -231,7 +231,7 @@ def lookup(m: Merge) -> list[Key] | None:
 
 def large(graph: OpGraph, op: Op) -> bool:
     """Whether one member alone keeps a GPU busy, so that merging gains nothing and takes the choice of streams away."""
-    if KINDS[op.op].build is product:
+    if BATCH_RULES[op.op].build is product:
         rows, columns = graph.shapes[op.node, 0]
         return 2 * rows * columns * graph.shapes[op.inputs[0]][-1] > _LARGE_PRODUCT
     return math.prod(graph.shapes[op.node, 0]) > _LARGE_VALUE
@@ -246,22 +246,22 @@ _LARGE_VALUE = 1 << 22
 _UNARY = (*EXACT_UNARY, *STEPS, *CURVES, "Lgamma", "Cast")
 _BINARY = (*EXACT_BINARY, *COMPARISONS, *ARITHMETIC, "Div", "FloorDiv", "FloorMod", "Mod")
 
-KINDS: dict[str, Kind] = {
-    **{name: Kind(pointwise) for name in (*_UNARY, *_BINARY, "SelectV2", "ClipByValue")},
-    "BiasAdd": Kind(bias_add),
-    "AddN": Kind(add_n, 1.0),
-    **{name: Kind(last_axis, 1.0) for name in ("Softmax", "LogSoftmax")},
-    **{name: Kind(reduction, 1.0) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")},
-    **{name: Kind(reshape, 0.0) for name in sorted(RESHAPES)},
-    "Transpose": Kind(transpose, 0.0),
-    "Split": Kind(split, 0.0),
-    "SplitV": Kind(split_v, 0.0),
-    "Unpack": Kind(unpack, 0.0),
-    "Slice": Kind(slice_, 0.0),
-    "StridedSlice": Kind(strided_slice, 0.0),
-    "ConcatV2": Kind(concat, 1.0),
-    "Pack": Kind(pack, 1.0),
-    **{name: Kind(batched_product, 1.0) for name in ("BatchMatMul", "BatchMatMulV2")},
-    **{name: Kind(product, 1.0, weights=1) for name in ("MatMul", "_FusedMatMul")},
-    **{name: Kind(lookup, 1.0, weights=0, lookup=True) for name in ("GatherV2", "Gather", "ResourceGather")},
+BATCH_RULES: dict[str, BatchRule] = {
+    **{name: BatchRule(pointwise) for name in (*_UNARY, *_BINARY, "SelectV2", "ClipByValue")},
+    "BiasAdd": BatchRule(bias_add),
+    "AddN": BatchRule(add_n, 1.0),
+    **{name: BatchRule(last_axis, 1.0) for name in ("Softmax", "LogSoftmax")},
+    **{name: BatchRule(reduction, 1.0) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")},
+    **{name: BatchRule(reshape, 0.0) for name in sorted(RESHAPES)},
+    "Transpose": BatchRule(transpose, 0.0),
+    "Split": BatchRule(split, 0.0),
+    "SplitV": BatchRule(split_v, 0.0),
+    "Unpack": BatchRule(unpack, 0.0),
+    "Slice": BatchRule(slice_, 0.0),
+    "StridedSlice": BatchRule(strided_slice, 0.0),
+    "ConcatV2": BatchRule(concat, 1.0),
+    "Pack": BatchRule(pack, 1.0),
+    **{name: BatchRule(batched_product, 1.0) for name in ("BatchMatMul", "BatchMatMulV2")},
+    **{name: BatchRule(product, 1.0, weights=1) for name in ("MatMul", "_FusedMatMul")},
+    **{name: BatchRule(lookup, 1.0, weights=0, lookup=True) for name in ("GatherV2", "Gather", "ResourceGather")},
 }

@@ -16,14 +16,13 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import KINDS, large, weight_slot
-from msplit.engines.cuda.passes.horizontal_fusion.builder import Draft, Merge, Place
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, large, weight_slot
+from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
 from msplit.engines.cuda.passes.horizontal_fusion.joins import join
 from msplit.engines.cuda.passes.horizontal_fusion.signature import Signatures
 
@@ -45,31 +44,14 @@ _MOST_WAITING = 64
 Token = tuple[object, ...]
 
 
-@dataclass(frozen=True)
-class Group:
-    """A merge that was made.
-
-    Attributes:
-        op: TensorFlow op of its members.
-        members: How many.
-        copies: Kernels that put operands side by side.
-        launches: Whether a member would launch a kernel.
-    """
-
-    op: str
-    members: int
-    copies: int
-    launches: bool
-
-
-class Agenda:
-    """Visits every op of a source once; `draft` holds the result."""
+class Batcher:
+    """Visits every op of a source once; `builder` holds the result."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         self.signatures = Signatures(graph)
-        self.draft = Draft(graph, self.signatures.dtypes)
-        self.groups: list[Group] = []
+        self.builder = Builder(graph, self.signatures.dtypes)
+        self.merges: list[Merge] = []
         self._rank: dict[int, int] = {}
         self._ready: dict[int, dict[int, Op]] = {}  # signature -> ops that wait, in order of readiness
         self._static = {
@@ -144,14 +126,16 @@ class Agenda:
     def _keep(self, op: Op) -> None:
         """An op on its own."""
         self._rank[op.node] = self._rank_of(op)
-        if join(self.draft, op):
+        if join(self.builder, op):
             return
-        kept = Op(op.node, op.name, op.op, op.attrs, [self.draft.plain(key, op) for key in op.inputs], op.source_nodes)
-        self.draft.ops[op.node] = kept
+        kept = Op(
+            op.node, op.name, op.op, op.attrs, [self.builder.plain(key, op) for key in op.inputs], op.source_nodes
+        )
+        self.builder.ops[op.node] = kept
 
     def _rank_of(self, op: Op) -> int:
         """Where members belong in an order that branches keep: by their weights where they have some, else by what they read."""
-        slot = weight_slot(self.graph, op) if op.op in KINDS else None
+        slot = weight_slot(self.graph, op) if op.op in BATCH_RULES else None
         if slot is not None:
             return op.inputs[slot][0]
         static = self._static[op.node]
@@ -183,7 +167,7 @@ class Agenda:
 
     def _repeated_constants(self, ops: list[Op]) -> set[Key]:
         """Constants that several of some products or lookups read: those that share their weights are merged with each other."""
-        if KINDS[ops[0].op].weights is None:
+        if BATCH_RULES[ops[0].op].weights is None:
             return set()
         seen: set[Key] = set()
         repeated: set[Key] = set()
@@ -197,7 +181,7 @@ class Agenda:
         """What must be equal for operands to be stacked without a copy."""
         tokens: list[Token] = []
         for slot, key in enumerate(op.inputs):
-            place = self.draft.places.get(key)
+            place = self.builder.places.get(key)
             if key in repeated:
                 tokens.append(("weights", key))
             elif slot in self._static[op.node] or key in self.graph.constants:
@@ -238,7 +222,7 @@ class Agenda:
             if slot in self._static[ordered[0].node] or slot == weights:
                 continue
             keys = [op.inputs[slot] for op in ordered]
-            if self.draft.copies(keys):
+            if self.builder.copies(keys):
                 copies += 1
                 volume += 4 * len(keys) * math.prod(self.graph.shapes[keys[0]])
         return copies, volume
@@ -249,14 +233,14 @@ class Agenda:
         if not self._copies(orders[0])[0]:
             return orders[0]
         for slot in range(len(members[0].inputs)):
-            places = [self.draft.places.get(op.inputs[slot]) for op in members]
+            places = [self.builder.places.get(op.inputs[slot]) for op in members]
             if len({place.stack for place in places if place is not None}) == 1 and None not in places:
                 order = sorted(members, key=lambda op: self._index(op.inputs[slot]))
                 orders.append(order)
         return min(orders, key=lambda order: self._copies(order)[0])
 
     def _index(self, key: Key) -> int:
-        place: Place | None = self.draft.places.get(key)
+        place: StackSlot | None = self.builder.places.get(key)
         return -1 if place is None else place.index
 
     def _merge(self, members: list[Op]) -> bool:
@@ -264,14 +248,14 @@ class Agenda:
         ordered = self._ordered(members)
         copies, _ = self._copies(ordered)
         first = ordered[0]
-        stacked = KINDS[first.op].build(Merge(self.draft, ordered))
+        stacked = BATCH_RULES[first.op].build(Batch(self.builder, ordered))
         if stacked is None:
             return False
         for port, key in enumerate(stacked):
-            self.draft.types[key] = self.signatures.dtypes[first.node, port]
+            self.builder.types[key] = self.signatures.dtypes[first.node, port]
             for index, member in enumerate(ordered):
-                self.draft.places[member.node, port] = Place(key, index)
+                self.builder.places[member.node, port] = StackSlot(key, index)
         for member in ordered:
             self._rank[member.node] = self._rank_of(member)
-        self.groups.append(Group(first.op, len(ordered), copies, first.op not in VIEWS))
+        self.merges.append(Merge(first.op, len(ordered), copies, first.op not in VIEWS))
         return True

@@ -15,7 +15,7 @@ from msplit.engines.cuda.passes.horizontal_fusion.weights import Weights
 
 
 @dataclass(frozen=True)
-class Place:
+class StackSlot:
     """Where a value lies in a stack: ``stack[index]`` is the value."""
 
     stack: Key
@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Part:
+class StackRange:
     """Members of a stack to be: `count` positions of another from `start` on, or one value as it is (`start` -1)."""
 
     key: Key
@@ -31,7 +31,7 @@ class Part:
     count: int
 
 
-class Draft:
+class Builder:
     """The merged graph as far as it is made.
 
     Attributes:
@@ -45,7 +45,7 @@ class Draft:
     def __init__(self, graph: OpGraph, types: dict[Key, str]) -> None:
         self.graph, self.types = graph, types
         self.ops: dict[int, Op] = {}
-        self.places: dict[Key, Place] = {}
+        self.places: dict[Key, StackSlot] = {}
         self.weights = Weights(graph)
         self._cache: dict[Any, Key] = {}
 
@@ -88,7 +88,7 @@ class Draft:
             self.types[number, 0] = self.types[key]
         return self._cache[made]
 
-    def range(self, part: Part, like: Op) -> Key:
+    def range(self, part: StackRange, like: Op) -> Key:
         """Some positions of a stack: a view."""
         shape = self.graph.shapes[part.key]
         if part.start == 0 and part.count == shape[0]:
@@ -143,13 +143,13 @@ class Draft:
             self.types[number, 0] = self.types[key]
         return self._cache[made]
 
-    def parts(self, keys: Sequence[Key]) -> list[Part]:
+    def parts(self, keys: Sequence[Key]) -> list[StackRange]:
         """Values as runs of stacks, in order."""
-        parts: list[Part] = []
+        parts: list[StackRange] = []
         for key in keys:
             place = self.places.get(key)
             if place is None:
-                parts.append(Part(key, -1, 1))
+                parts.append(StackRange(key, -1, 1))
                 continue
             last = parts[-1] if parts else None
             if (
@@ -158,9 +158,9 @@ class Draft:
                 and last.start + last.count == place.index
                 and last.start >= 0
             ):
-                parts[-1] = Part(last.key, last.start, last.count + 1)
+                parts[-1] = StackRange(last.key, last.start, last.count + 1)
             else:
-                parts.append(Part(place.stack, place.index, 1))
+                parts.append(StackRange(place.stack, place.index, 1))
         return parts
 
     def copies(self, keys: Sequence[Key]) -> bool:
@@ -171,15 +171,15 @@ class Draft:
         return len(parts) > 1 or parts[0].start < 0
 
 
-class Merge:
-    """What a kind's builder sees: the members' operands by slot, and how to add ops."""
+class Batch:
+    """What a batch rule sees: the members' operands by slot, and how to add ops."""
 
-    def __init__(self, draft: Draft, members: Sequence[Op]) -> None:
-        self._draft, self._members = draft, members
+    def __init__(self, builder: Builder, members: Sequence[Op]) -> None:
+        self._builder, self._members = builder, members
         self.op = members[0]
         self.count = len(members)
         self.slots = len(self.op.inputs)
-        self._shapes = draft.graph.shapes
+        self._shapes = builder.graph.shapes
 
     def column(self, slot: int) -> list[Key]:
         """Every member's operand."""
@@ -187,7 +187,7 @@ class Merge:
 
     def key(self, slot: int) -> Key:
         """A shared operand."""
-        return self._draft.plain(self.op.inputs[slot], self.op)
+        return self._builder.plain(self.op.inputs[slot], self.op)
 
     def shared(self, slot: int) -> bool:
         """Whether all members read the same value."""
@@ -195,11 +195,11 @@ class Merge:
 
     def constants(self, slot: int) -> bool:
         """Whether every member's operand is a constant."""
-        return all(key in self._draft.graph.constants for key in self.column(slot))
+        return all(key in self._builder.graph.constants for key in self.column(slot))
 
     def static(self, slot: int) -> NDArray[Any]:
         """A static operand, the same for all."""
-        return np.asarray(self._draft.graph.constants[self.op.inputs[slot]])
+        return np.asarray(self._builder.graph.constants[self.op.inputs[slot]])
 
     def shape(self, slot: int) -> tuple[int, ...]:
         """Shape of a member's operand."""
@@ -215,27 +215,27 @@ class Merge:
 
     def type_of(self, slot: int) -> str:
         """Dtype name of an operand."""
-        return self._draft.types[self.op.inputs[slot]]
+        return self._builder.types[self.op.inputs[slot]]
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A small constant."""
-        return self._draft.constant(value)
+        return self._builder.constant(value)
 
     def input(self, slot: int, rank: int) -> Key:
         """An operand that broadcasts: shared as it is, otherwise stacked, with axes of one so that members have `rank` axes."""
         if self.shared(slot):
             return self.key(slot)
-        key = self._draft.stack(self.column(slot), self.op)
+        key = self._builder.stack(self.column(slot), self.op)
         shape = self.shape(slot)
         wanted = (self.count, *(1,) * (rank - len(shape)), *shape)
-        if key in self._draft.graph.constants:
-            return self._draft.weights.shaped(key, wanted)
+        if key in self._builder.graph.constants:
+            return self._builder.weights.shaped(key, wanted)
         return self.reshape(key, wanted)
 
     def stacked(self, slot: int) -> Key:
         """An operand with the members' axis in front, repeated where it is shared."""
         if not self.shared(slot):
-            return self._draft.stack(self.column(slot), self.op)
+            return self._builder.stack(self.column(slot), self.op)
         shape = self.shape(slot)
         one = self.reshape(self.key(slot), (1, *shape))
         whole = (self.count, *shape)
@@ -244,7 +244,7 @@ class Merge:
     def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
         """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
         turned = bool(self.op.attrs.get("transpose_b"))
-        weights = self._draft.weights
+        weights = self._builder.weights
         found = weights.take(self.column(1), wide=self.shared(0) and not turned)
         if found is None:
             return None
@@ -263,7 +263,7 @@ class Merge:
 
     def tables(self, slot: int) -> tuple[Key, Key, Key] | None:
         """All tables below each other, the first row of each, and its number of rows; None where that would hold tables twice."""
-        found = self._draft.weights.take_rows(self.column(slot))
+        found = self._builder.weights.take_rows(self.column(slot))
         if found is None:
             return None
         key, starts, sizes = found
@@ -272,19 +272,19 @@ class Merge:
     def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> int:
         """Adds the op that does the members' work; its number."""
         source_nodes = [node for member in self._members for node in member.source_nodes]
-        number = self._draft.emit(self.op, op, dict(attrs), inputs, shapes, source_nodes)
-        self._draft.ops[number].batch = self.count
+        number = self._builder.emit(self.op, op, dict(attrs), inputs, shapes, source_nodes)
+        self._builder.ops[number].batch = self.count
         for port in range(len(shapes)):
-            self._draft.types[number, port] = self._draft.types[self.op.node, port]
+            self._builder.types[number, port] = self._builder.types[self.op.node, port]
         return number
 
     def reshape(self, key: Key, shape: tuple[int, ...]) -> Key:
         """The same elements in another shape."""
-        return self._draft.reshape(key, shape, self.op)
+        return self._builder.reshape(key, shape, self.op)
 
     def view(self, op: str, inputs: list[Key], shape: tuple[int, ...], attrs: dict[str, Any] | None = None) -> Key:
         """Adds a view; its value."""
-        number = self.emit(op, {"T": self._draft.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
+        number = self.emit(op, {"T": self._builder.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
         return number, 0
 
     def views(self, op: str, attrs: dict[str, Any], inputs: list[Key]) -> list[Key]:

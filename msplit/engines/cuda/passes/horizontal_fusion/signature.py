@@ -8,7 +8,7 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import JOINS, KINDS, weight_slot
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, JOINS, weight_slot
 from msplit.opset import schema
 
 FORWARD = 3
@@ -48,7 +48,7 @@ class Signatures:
         return self._numbers.setdefault(what, len(self._numbers))
 
     def _own(self, op: Op) -> tuple[Any, ...] | None:
-        kind = KINDS.get(op.op)
+        kind = BATCH_RULES.get(op.op)
         if kind is None or (op.node, 0) not in self._source.shapes:
             return None
         shapes, types = self._source.shapes, self.dtypes
@@ -103,7 +103,7 @@ class Signatures:
                     following[number] = 0.0
                     continue
                 ahead = max((current[reader] for _, _, reader in self._readers.get(number, ())), default=0.0)
-                following[number] = KINDS[op.op].kernels + ahead
+                following[number] = BATCH_RULES[op.op].kernels + ahead
             current = following
         return current
 

@@ -55,22 +55,6 @@ class Fused:
         return found
 
 
-def copy_of(graph: OpGraph) -> OpGraph:
-    """A source that can be changed without changing the other."""
-    ops = {
-        number: replace(op, inputs=list(op.inputs), source_nodes=list(op.source_nodes))
-        for number, op in graph.ops.items()
-    }
-    return replace(
-        graph,
-        ops=ops,
-        constants=dict(graph.constants),
-        feeds=dict(graph.feeds),
-        fetches=dict(graph.fetches),
-        shapes=dict(graph.shapes),
-    )
-
-
 def fuse(
     graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],

@@ -13,7 +13,7 @@ from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
-from msplit.engines.cuda.passes.pointwise_fusion.partition import Group
+from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
 
 FUSED = "_FusedPointwise"
 
@@ -30,14 +30,14 @@ class Outline:
         kept: Views among the members that something else reads: they stay in the graph, as views of an output.
     """
 
-    group: Group
+    group: FusionGroup
     body: Body
     inputs: tuple[Key, ...]
     outputs: tuple[Key, ...]
     kept: frozenset[int]
 
 
-def outline(graph: OpGraph, group: Group, readers: Mapping[Key, list[int]]) -> Outline:
+def outline(graph: OpGraph, group: FusionGroup, readers: Mapping[Key, list[int]]) -> Outline:
     """Works out what a group is as one op.
 
     Args:

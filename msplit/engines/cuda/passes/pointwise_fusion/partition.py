@@ -38,7 +38,7 @@ SEARCH = 64
 
 
 @dataclass(frozen=True)
-class Group:
+class FusionGroup:
     """Ops that are to be one kernel.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Unit:
 
 def find_groups(
     graph: OpGraph, dtypes: Mapping[Key, str], *, among: Container[int] | None = None, strict: bool = False
-) -> list[Group]:
+) -> list[FusionGroup]:
     """Groups of at least two ops that compute something.
 
     Args:
@@ -107,12 +107,12 @@ class _Finder:
         self.made_in: dict[Key, int] = {}  # value -> unit
         self.views: dict[Key, Key] = {}  # value of a view in no group -> what it is a view of
 
-    def run(self) -> list[Group]:
+    def run(self) -> list[FusionGroup]:
         place = {number: position for position, number in enumerate(self.graph.ops)}
         for number, op in self.graph.ops.items():
             self._visit(op, place[number])
         groups = [
-            Group(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching)
+            FusionGroup(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching)
             for index, unit in enumerate(self.units)
             if self.parent[index] == index and unit.launching > 1
         ]

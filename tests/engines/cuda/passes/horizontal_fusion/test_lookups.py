@@ -8,7 +8,7 @@ from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.passes.horizontal_fusion import group_branches
+from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.errors import EngineError
 
 
@@ -53,7 +53,8 @@ def run(graph, ids):
 def test_tables_of_unequal_length_are_one_table():
     graph, tables = lookups([5, 2, 9, 1, 3])
     ids = [[0, 4, 1, 3], [1, 0, 0, 1], [8, 0, 7, 2], [0, 0, 0, 0], [2, 1, 0, 2]]
-    groups = group_branches(graph)
+    assert batch_branches(graph)
+    groups = graph.merges
     assert [(group.op, group.members) for group in groups] == [("GatherV2", 5)]
     assert sorted(op.op for op in graph.ops.values()) == ["Pack", "Transpose", "_GroupedLookup"]
     expected = np.stack([values[rows] for values, rows in zip(tables, ids, strict=True)], 1)
@@ -65,14 +66,14 @@ def test_tables_of_unequal_length_are_one_table():
 @pytest.mark.parametrize("wrong", [-1, 2, 4])
 def test_an_id_outside_of_its_own_table_is_an_error_on_the_cpu(wrong):
     graph, _ = lookups([5, 2, 9, 1, 3])
-    group_branches(graph)
+    batch_branches(graph)
     with pytest.raises(EngineError, match="out of range"):
         run(graph, [[0, 4, 1, 3], [1, wrong, 0, 1], [8, 0, 7, 2], [0, 0, 0, 0], [2, 1, 0, 2]])
 
 
 def test_few_lookups_are_not_worth_the_copy_of_their_ids():
     graph, _ = lookups([5, 2])
-    assert not group_branches(graph)
+    assert not batch_branches(graph)
 
 
 def test_no_graph_can_hold_the_engines_own_ops():

@@ -15,7 +15,7 @@ from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.kernels import cache
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-from msplit.engines.cuda.passes.pointwise_fusion.fuse import copy_of, fuse
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout, longest_chain
 from msplit.engines.cuda.passes.specialize import trace
 from tests.engines.cuda.cases import CPU, bits, flat_of, kernels, run
@@ -105,7 +105,7 @@ def cell():
 
 
 def fused(flat, feeds, **options):
-    graph = copy_of(lower(flat, feeds, CPU).graph)
+    graph = lower(flat, feeds, CPU).graph
     done = fuse(graph, feeds, CPU, **options)
     return done, trace(graph, feeds, CPU)
 

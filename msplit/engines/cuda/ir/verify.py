@@ -1,0 +1,193 @@
+"""What a graph must be at each stage. A pass that leaves anything else is wrong, whatever its result happens to be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any
+
+from msplit.core.graph import FunctionRef
+from msplit.engines.cuda.ir.functions import FUNCTIONAL
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.lowering import table
+from msplit.opset import schema
+
+
+class Stage(IntEnum):
+    """How far a graph has come."""
+
+    IMPORTED = 0
+    """As the frontend makes it: loops, conds and lists are ops, and no shape is known."""
+
+    SPECIALIZED = 1
+    """For inputs of certain shapes: what loops and conds run, and every shape that is the same in every run."""
+
+    LAID_OUT = 2
+    """For one memory layout of convolutions."""
+
+    FUSED = 3
+    """Pointwise groups are one op each."""
+
+
+class IllegalGraph(Exception):
+    """A bug in a pass; the message names it."""
+
+
+Rule = Callable[[OpGraph, Stage, int], Iterator[str]]
+
+
+def verify(graph: OpGraph, stage: Stage, nodes: int, *, after: str, unchanged: tuple[Any, ...] | None = None) -> None:
+    """Looks at a graph.
+
+    Args:
+        graph: The graph.
+        stage: How far it has come.
+        nodes: How many nodes the flat graph has.
+        after: The pass that left it so.
+        unchanged: Its fingerprint before the pass, where that says it changed nothing.
+
+    Raises:
+        IllegalGraph: It is not legal.
+    """
+    if unchanged is not None and fingerprint(graph) != unchanged:
+        raise IllegalGraph(f"internal error after the pass {after}: it changed the graph and says that it did not")
+    for rule in RULES:
+        for problem in rule(graph, stage, nodes):
+            raise IllegalGraph(f"internal error after the pass {after}: {problem}")
+
+
+def fingerprint(graph: OpGraph) -> tuple[Any, ...]:
+    """Equal for graphs that run the same ops on the same values in the same order."""
+    ops = tuple(
+        (number, op.op, tuple(op.inputs), tuple(op.source_nodes), op.batch, tuple(sorted(op.attrs)))
+        for number, op in graph.ops.items()
+    )
+    return ops, tuple(sorted(graph.fetches.items())), tuple(sorted(graph.feeds.items()))
+
+
+def _numbered(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """An op stands under its own number, and numbers that are handed out next are free."""
+    for number, op in graph.ops.items():
+        if op.node != number:
+            yield f"{_said(op)} has number {op.node} and stands under {number}"
+        if number >= graph.numbers:
+            yield f"{_said(op)} has number {number}, which is not taken"
+
+
+def _one_maker(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """A value is fed, known or made, and two inputs are two values."""
+    for name, key in graph.feeds.items():
+        if key in graph.constants or key[0] in graph.ops:
+            yield f"input {name} is fed, and known or made as well"
+    if len(set(graph.feeds.values())) != len(graph.feeds):
+        yield "two inputs are one value"
+
+
+def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Every value that is read is fed, known, or made by an op in front that has such an output."""
+    fed, made = set(graph.feeds.values()), set[int]()
+    for op in graph.ops.values():
+        for slot, key in enumerate(op.inputs):
+            if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
+                yield f"input {slot} of {_said(op)}, {key}, is not there when it is read"
+        made.add(op.node)
+    for name, key in graph.fetches.items():
+        if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
+            yield f"output {name} is {key}, which nothing makes"
+
+
+def _has_output(graph: OpGraph, key: Key, made: set[int]) -> bool:
+    if key[0] not in made:
+        return False
+    op = graph.ops[key[0]]
+    count = schema.output_count(op.op, op.attrs)
+    return key[1] >= 0 and (count is None or key[1] < count)
+
+
+def _wanted(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Every op is needed by an output."""
+    read = {key[0] for op in graph.ops.values() for key in op.inputs} | {key[0] for key in graph.fetches.values()}
+    for number, op in graph.ops.items():
+        if number not in read:
+            yield f"nothing needs {_said(op)}"
+
+
+def _from_the_model(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Every op does the work of nodes of the flat graph."""
+    for op in graph.ops.values():
+        if not op.source_nodes:
+            yield f"{_said(op)} does the work of no node"
+        if any(not 0 <= node < nodes for node in (*op.source_nodes, *op.replaces)):
+            yield f"{_said(op)} does the work of a node that is not in the model"
+        if op.batch < 1:
+            yield f"{_said(op)} does {op.batch} ops side by side"
+
+
+def _runs(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Every op has a lowering; before specialization also what becomes other ops."""
+    lowerings = table()
+    for op in graph.ops.values():
+        if op.op not in lowerings and not (stage is Stage.IMPORTED and (op.op in FUNCTIONAL or _is_a_list(op))):
+            yield f"{_said(op)} has no lowering"
+
+
+def _is_a_list(op: Op) -> bool:
+    return op.op.startswith(("TensorList", "EmptyTensorList", "TensorArray"))
+
+
+def _plain(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Attributes are plain values; an op of the engine's own may have a description, a functional op names functions."""
+    for op in graph.ops.values():
+        for name, value in op.attrs.items():
+            if not _is_plain(value, own=op.op.startswith("_") or name.startswith("_"), names=op.op in FUNCTIONAL):
+                yield f"attribute {name} of {_said(op)} is a {type(value).__name__}"
+
+
+def _is_plain(value: Any, *, own: bool, names: bool) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one, own=own, names=names) for one in value)
+    if isinstance(value, dict):
+        return own and all(_is_plain(one, own=own, names=names) for one in value.values())
+    if isinstance(value, FunctionRef):
+        return names
+    if dataclasses.is_dataclass(value):
+        return own
+    return value is None or isinstance(value, bool | int | float | str | bytes)
+
+
+def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """Once specialized, every shape is known that does not depend on values."""
+    for key, value in graph.constants.items():
+        if graph.shapes.get(key, value.shape) != value.shape:
+            yield f"the constant {key} has the shape {value.shape} and not {graph.shapes[key]}"
+    if stage is Stage.IMPORTED:
+        return
+    lowerings, fed = table(), set(graph.feeds.values())
+    for key in fed:
+        if key not in graph.shapes:
+            yield f"an input, {key}, has no shape"
+    for op in graph.ops.values():
+        lowering = lowerings[op.op]
+        free = lowering.dynamic_with(op.attrs) or any(graph.shape(key) is None for key in op.inputs)
+        asks = any(op.inputs[slot] not in graph.constants for slot in positions(lowering, len(op.inputs)))
+        if not free and not asks and (op.node, 0) not in graph.shapes:
+            yield f"{_said(op)} has no shape"
+
+
+def _said(op: Op) -> str:
+    return f"{op.op} ({op.name}, {op.node})"
+
+
+RULES: tuple[Rule, ...] = (
+    _numbered,
+    _one_maker,
+    _made_before_read,
+    _wanted,
+    _from_the_model,
+    _runs,
+    _plain,
+    _shaped,
+)
+"""What is asked of every graph."""

@@ -1,0 +1,181 @@
+"""Every pass over the engine's graph, in order, and what runs them.
+
+A pass changes a graph in place and says whether it did. What it leaves is put in order behind it: ops that no output needs go, and the
+others stand in topological order again. Where `MSPLIT_VERIFY` is set, as in the tests, `ir.verify` looks at the graph after each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.functions import Bodies
+from msplit.engines.cuda.ir.graph import Key, OpGraph
+from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
+from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
+from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
+from msplit.engines.cuda.passes.embedding.densify import Densifier
+from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
+from msplit.engines.cuda.passes.embedding.unique import eliminate_unique
+from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
+from msplit.engines.cuda.passes.fold_affine import fold_affine
+from msplit.engines.cuda.passes.fold_dilation import fold_dilation
+from msplit.engines.cuda.passes.fold_padding import fold_padding
+from msplit.engines.cuda.passes.fold_partition import fold_partition
+from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
+from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
+from msplit.engines.cuda.passes.keep_boundaries import keep_boundaries
+from msplit.engines.cuda.passes.layer_norm import fuse_layer_norm
+from msplit.engines.cuda.passes.merge_convolutions import merge_siblings
+from msplit.engines.cuda.passes.merged_conv import decide_on
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
+from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
+from msplit.engines.cuda.passes.softmax import fuse_softmax
+from msplit.engines.cuda.passes.specialize import specialize
+
+VERIFY = "MSPLIT_VERIFY"
+"""Environment variable: set, every graph is verified after every pass."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What passes need beside the graph.
+
+    Attributes:
+        feeds: An array per input: they fix the shapes.
+        device: Where the graph will run.
+        nodes: How many nodes the flat graph has.
+        bodies: The model's functions, for what loops and conds become.
+        simplify: Whether constants' work is folded into its neighbours, and the libraries' epilogues are used.
+        group: Whether alike independent branches run as one.
+        fuse: Whether groups of pointwise ops run as one kernel each.
+        nchw: Memory layout of convolutions, from the stage `LAID_OUT` on.
+        compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
+        constants: Constants that are on the device already.
+    """
+
+    feeds: Mapping[str, NDArray[Any]]
+    device: torch.device
+    nodes: int
+    bodies: Bodies | None = None
+    simplify: bool = True
+    group: bool = False
+    fuse: bool = False
+    nchw: bool = False
+    compile: bool = False
+    constants: Mapping[Key, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One change of a graph.
+
+    Attributes:
+        name: For errors.
+        run: Changes a graph in place. Whether it did.
+        stage: What the graph is afterwards.
+        option: The option of the context that it belongs to; it always runs where there is none.
+    """
+
+    name: str
+    run: Callable[[OpGraph, Context], bool]
+    stage: Stage = Stage.SPECIALIZED
+    option: Literal["", "simplify", "group", "fuse"] = "simplify"
+
+
+def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], bool]:
+    """A pass that needs the graph alone."""
+    return lambda graph, _: function(graph)
+
+
+def _specialize(graph: OpGraph, context: Context) -> bool:
+    densifier = Densifier(graph) if context.simplify else None
+    specialize(graph, context.feeds, context.device, bodies=context.bodies, densifier=densifier)
+    return True
+
+
+def _fold_partition(graph: OpGraph, context: Context) -> bool:
+    """Shapes behind the lookups that were joined are known now."""
+    if not fold_partition(graph):
+        return False
+    tidy(graph)
+    return _specialize(graph, context)
+
+
+def _count_nodes_once(graph: OpGraph) -> bool:
+    """One kernel per op from here on: what rides on an op of a loop is the same flat node, and adds no kernel of it."""
+    changed = False
+    for op in graph.ops.values():
+        once = list(dict.fromkeys(op.source_nodes))
+        changed |= once != op.source_nodes
+        op.source_nodes = once
+    return changed
+
+
+def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
+    return not context.nchw and merge_siblings(graph, decide_on(context.device))
+
+
+def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
+    fused = fuse(
+        graph, context.feeds, context.device, nchw=context.nchw, compile=context.compile, held=context.constants
+    )
+    graph.facts |= fused.facts()
+    return fused.groups > 0
+
+
+PIPELINE = (
+    Pass("eliminate_unique", _pure(eliminate_unique), Stage.IMPORTED),
+    Pass("specialize", _specialize, option=""),
+    Pass("fold_partition", _fold_partition),
+    Pass("eliminate_identity", _pure(eliminate_identity)),
+    Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
+    Pass("fold_dilation", _pure(fold_dilation)),
+    Pass("fold_padding", _pure(fold_padding)),
+    Pass("reassociate_bias", _pure(reassociate_bias)),
+    Pass("fold_affine", _pure(fold_affine)),  # scales and offsets become weights and a bias
+    Pass("eliminate_identity", _pure(eliminate_identity)),
+    # Not before convolutions and products have taken along what only one of them reads.
+    Pass("eliminate_common_subexpressions", _pure(eliminate_common_subexpressions)),
+    Pass("fuse_layer_norm", _pure(fuse_layer_norm)),
+    Pass("fuse_softmax", _pure(fuse_softmax)),
+    Pass("fuse_epilogue", _pure(fuse_epilogue)),  # bias, sum and activation ride on the product
+    Pass("eliminate_identity", _pure(eliminate_identity)),
+    Pass("count_nodes_once", _pure(_count_nodes_once)),
+    Pass("fuse_lookups", _pure(fuse_lookups), option="group"),
+    Pass("batch_branches", _pure(batch_branches), option="group"),
+    Pass("keep_boundaries", _pure(keep_boundaries)),  # lookups are proved and fused by the attribute
+    Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group"),
+    Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse"),
+)
+"""Up to `SPECIALIZED`, once per graph and shapes; `LAID_OUT`, once per memory layout that is tried; `FUSED`, in the one that was taken."""
+
+
+def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple[Pass, ...] = PIPELINE) -> None:
+    """Runs the passes of some stages, as far as the context asks for them.
+
+    Raises:
+        EngineError: An op failed on these shapes; the message names the node.
+        IllegalGraph: A pass left what is no legal graph (only where `MSPLIT_VERIFY` is set).
+    """
+    checks = bool(os.environ.get(VERIFY))
+    for one in pipeline:
+        if one.stage not in stages or (one.option and not getattr(context, one.option)):
+            continue
+        before = fingerprint(graph) if checks else None
+        changed = one.run(graph, context)
+        if changed:
+            tidy(graph)
+        if checks:
+            verify(graph, one.stage, context.nodes, after=one.name, unchanged=None if changed else before)
+
+
+def tidy(graph: OpGraph) -> None:
+    """Drops what no output needs, and puts the rest in topological order."""
+    graph.prune()
+    graph.sort()
