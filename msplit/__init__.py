@@ -1,11 +1,14 @@
 """msplit: split TensorFlow graphs over GPU streams.
 
+A stream is a queue: the GPU runs what is in one queue in order, and what is in several side by side where it has room. Splitting a model
+means to give every node the number of a stream, so that parts which do not need each other can run at the same time:
+
     import msplit
 
-    flat = msplit.load("model.pb")
-    print(msplit.analyze(flat).suggestion)
-    assigned = msplit.assign(flat, "recsys", streams=4)
-    msplit.save(flat, assigned, "out.pb")
+    flat = msplit.load("model.pb")                             # the model as one graph, calls inlined
+    print(msplit.analyze(flat).suggestion)                     # can streams help it, and by which rules?
+    assigned = msplit.assign(flat, "recsys", streams=4)        # a stream id from 0 to 3 for every node
+    msplit.save(flat, assigned, "out.pb")                      # the same model with the ids in it
 
 Nothing heavy is imported until it is used: neither TensorFlow nor PyTorch nor networkx comes with `import msplit`.
 """

@@ -1,4 +1,9 @@
-"""What the commands do, as functions: the library's front door. The command line adds only options and printing."""
+"""What the commands do, as functions: the library's front door.
+
+`load` reads a model, `analyze` and `assign` decide without running it, `save` and `emit` write; `bench`, `compare` and `prepare` run
+it. The command line adds only options and printing. What runs a model is imported when it is asked for, so that the rest starts at
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""From a flat graph to the ops that run on the device, and what the host runs before and behind them."""
+"""From a flat graph to the ops that run on the device, and what the host runs before and behind them.
+
+Example: a model looks up words in a table, multiplies, and names the best class. The look-up of strings is for the host, which runs it
+with TensorFlow before the step; ``MatMul``, ``BiasAdd`` and ``Relu`` become one op for the device; the class's name is the host's
+again, afterwards.
+"""
 
 from __future__ import annotations
 
