@@ -203,7 +203,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _say(f"error: {problem}", 2)
     except MemoryError:
         return _say(_OUT_OF_MEMORY, 2)
-    except Exception as problem:
+    except Exception as problem:  # noqa: BLE001  a mistake of msplit's own is told as such, with how to report it
         return _say(_OUT_OF_MEMORY, 2) if _without_room(problem) else _internal(problem, debug)
 
 

@@ -124,7 +124,7 @@ class Checkpoint:
             ) from None
         try:
             self._tensorflow = tf.train.load_checkpoint(str(self.prefix))
-        except Exception as error:
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise LoadError(f"the checkpoint can not be read: {error}", where=str(self.prefix)) from None
 
     def _with_tensorflow(self, key: str) -> NDArray[Any]:

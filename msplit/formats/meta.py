@@ -75,6 +75,8 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     Raises:
         LoadError: A collection of variables is damaged.
     """
+    from google.protobuf.message import DecodeError
+
     from msplit.opset import proto
 
     found: list[str] = []
@@ -84,7 +86,7 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
             for data in collections[key].bytes_list.value if key in collections else ():
                 try:
                     variable = proto.variable_pb2.VariableDef.FromString(data)
-                except Exception as error:
+                except (DecodeError, RecursionError, UnicodeDecodeError) as error:
                     raise LoadError(f"collection {key!r} holds a damaged variable: {error}") from None
                 found.append(variable.initializer_name)
     for name in _INIT_SIGNATURES[:1]:

@@ -75,9 +75,7 @@ def _tensorflows() -> bool:
     """Whether TensorFlow's own modules are used. One answer for the life of the process: messages of two kinds do not mix."""
     try:
         _of_tensorflow(MODULES["saved_model_pb2"])
-    except (
-        Exception
-    ):  # a half-installed package, or one for another protobuf, fails in many ways, and none of them matters here
+    except Exception:  # noqa: BLE001  a half-installed package, or one for another protobuf, fails in many ways: none matters
         return False
     return True
 

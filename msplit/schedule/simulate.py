@@ -52,7 +52,7 @@ def plan_of(problem: Problem, stream: Ints, order: Ints | None = None) -> Plan:
     return make_plan(problem.dag, np.where(problem.joints, -1, stream).astype(np.int32), order)
 
 
-def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Simulation:
+def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Simulation:  # noqa: C901  one loop that every search runs in
     """Plays a plan. O(n log n) for n blocks and waits.
 
     Args:
