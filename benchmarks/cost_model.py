@@ -36,7 +36,7 @@ from msplit.cost import profile_file
 from msplit.cost.costs import Constants, Costs
 from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
-from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, plan_for
+from msplit.engines.cuda.build import ENGINE, Compiled, executable_for, plan_for
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps
 from msplit.flatten.flat import FlatGraph
@@ -98,9 +98,9 @@ def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, A
     feeds = make_inputs(flat, {}, batch=batch)
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions(arguments.device))
 
-    prepared = ENGINE.prepared(job)
+    compiled = ENGINE.compile(job)
     widths = [int(width) for width in arguments.streams.split(",")]
-    tried, of = assignments(job, prepared, flat, static, measured, widths, arguments.seconds)
+    tried, of = assignments(job, compiled, flat, static, measured, widths, arguments.seconds)
     return {
         "model": name,
         "batch": batch,
@@ -173,7 +173,7 @@ def kernels(found: Profile, flat: FlatGraph, static: Costs) -> dict[str, Any]:
 
 
 def assignments(
-    job: Job, prepared: Prepared, flat: FlatGraph, static: Costs, measured: Costs, widths: list[int], seconds: float
+    job: Job, compiled: Compiled, flat: FlatGraph, static: Costs, measured: Costs, widths: list[int], seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
     """Every candidate for every width, by either costs: simulated and measured, as long as there is time. And how many there are."""
     tie = groups(flat, handles=False).of
@@ -189,7 +189,7 @@ def assignments(
                 if candidate.skipped is not None:
                     continue
                 ids = np.maximum(problem.spread(candidate.stream), 0)
-                lanes, _ = prepared.program.lanes(ids)
+                lanes, _ = compiled.program.lanes(ids)
                 key = lanes.tobytes()
                 wanted.setdefault(key, (ids, []))[1].append(f"{candidate.name}@{width} ({label})")
                 if candidate is winner:
@@ -208,17 +208,17 @@ def assignments(
                 "names": names,
                 "ids": ids[np.argsort(np.asarray(flat.graph.names, dtype=object))],  # in the order of the nodes' names
                 "chosen": chosen.get(key, []),
-                **_predicted(prepared, flat, ids, static, "static"),
-                **_predicted(prepared, flat, ids, measured, "profile"),
-                "measured_us": _device_us(job, prepared, ids, measured),
+                **_predicted(compiled, flat, ids, static, "static"),
+                **_predicted(compiled, flat, ids, measured, "profile"),
+                "measured_us": _device_us(job, compiled, ids, measured),
             }
         )
     return rows, len(keys)
 
 
-def _predicted(prepared: Prepared, flat: FlatGraph, ids: Any, costs: Costs, label: str) -> dict[str, float]:
-    lanes, _ = prepared.program.lanes(ids)
-    problem = estimated_steps(prepared.program, costs).problem(prepared.program, lanes, machine=Machine.of_costs(costs))
+def _predicted(compiled: Compiled, flat: FlatGraph, ids: Any, costs: Costs, label: str) -> dict[str, float]:
+    lanes, _ = compiled.program.lanes(ids)
+    problem = estimated_steps(compiled.program, costs).problem(compiled.program, lanes, machine=Machine.of_costs(costs))
     simulated = evaluate(problem, problem.pin)
     return {
         f"{label}_us": simulated.simulation.makespan_us,
@@ -229,10 +229,10 @@ def _predicted(prepared: Prepared, flat: FlatGraph, ids: Any, costs: Costs, labe
     }
 
 
-def _device_us(job: Job, prepared: Prepared, ids: Any, costs: Costs) -> float:
+def _device_us(job: Job, compiled: Compiled, ids: Any, costs: Costs) -> float:
     """Median of back-to-back replays by the device's clock; on a CPU the time of a simulated step."""
-    program = prepared.program
-    executable = executable_for(job, prepared, plan_for(program, ids, costs), timing_only=job.options.on_gpu)
+    program = compiled.program
+    executable = executable_for(job, compiled, plan_for(program, ids, costs), timing_only=job.options.on_gpu)
     try:
         if not job.options.on_gpu:
             start = time.perf_counter()

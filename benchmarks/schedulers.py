@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     for (label, trial), (ours, theirs) in zip(plain, times, strict=True):
         ratio = statistics.ratio(theirs, ours, over=ONE, clock="device")
         us = median(value for build in ours for value in build) * 1e6
-        needed = needed_bytes(arms[trial.arm].prepared.program, arms[trial.arm].plan(trial))
+        needed = needed_bytes(arms[trial.arm].compiled.program, arms[trial.arm].plan(trial))
         results.append(
             {
                 "name": label,

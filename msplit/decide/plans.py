@@ -93,7 +93,7 @@ def planned(arm: Arm, trial: Candidate, batch: int | None = None) -> Planned:
         waits=plan.waits,
         stored=stored,
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
-        made_for=made_for(job, batch, layout=arm.prepared.layout),
+        made_for=made_for(job, batch, layout=arm.compiled.layout),
         node_ids=node_ids,
     )
 

@@ -169,4 +169,4 @@ def _uses_streams(job: Job) -> bool:
 
 
 def _program(job: Job) -> Any:
-    return ENGINE.prepared(job).program
+    return ENGINE.compile(job).program

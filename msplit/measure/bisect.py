@@ -236,7 +236,7 @@ class _Sides:
 
     def _group(self, node: int, kernels: KernelMode) -> tuple[str, ...]:
         """The nodes that one step of the program does the work of together with a node."""
-        program = CudaEngine().prepared(self._job(self._flat, self._feeds, kernels)).program
+        program = CudaEngine().compile(self._job(self._flat, self._feeds, kernels)).program
         for step in program.steps:
             if node in step.op.source_nodes and len(step.op.source_nodes) > 1:
                 return tuple(self._flat.graph.names[one] for one in step.op.source_nodes)

@@ -246,7 +246,7 @@ def _measured(
     """The rows with times: each in a heat of its own with one stream."""
     arms = cuda.arms(job, groups(job.flat).of, ("plain",))
     arm = arms["plain"]
-    if arm.prepared.program.dynamic:
+    if arm.compiled.program.dynamic:
         raise EngineError(_NO_GRAPH)
     runner = device(arms) if device is not None else cuda.make_runner(arms)
     one = single(arm.problem, "plain")

@@ -70,11 +70,11 @@ def _runs(variant: Variant) -> tuple[Hashable, int]:
     if variant.engine is not CUDA:
         streams = _numbered(job.ids[~job.flat.host])
         return (variant.engine.name, job.tensorflow, streams.tobytes()), int(streams.max(initial=0)) + 1
-    prepared = CUDA.prepared(job)
-    plan = plan_of_job(prepared.program, job)
-    kernels = tuple((step.op.op, tuple(step.op.source_nodes)) for step in prepared.program.steps)
+    compiled = CUDA.compile(job)
+    plan = plan_of_job(compiled.program, job)
+    kernels = tuple((step.op.op, tuple(step.op.source_nodes)) for step in compiled.program.steps)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
-    how = (job.options.capture, prepared.layout)
+    how = (job.options.capture, compiled.layout)
     return (variant.engine.name, how, kernels, order), max(plan.streams, 1)
 
 

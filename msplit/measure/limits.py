@@ -78,7 +78,7 @@ def limits(
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
             arm = cuda.arms(job, alone, ("plain",))["plain"]
-    if arm.prepared.program.dynamic:
+    if arm.compiled.program.dynamic:
         return None
     profiled = job.costs.constants is not None
     found = arm.bounds()
@@ -91,7 +91,7 @@ def limits(
 
 def _spent(arm: Arm, ids: Ints) -> Breakdown:
     """Where the time of kernels on given streams goes."""
-    program = arm.prepared.program
+    program = arm.compiled.program
     lanes, _ = program.lanes(ids)
     problem = arm.costs.problem(program, lanes, machine=arm.problem.machine)
     return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)

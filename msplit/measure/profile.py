@@ -104,15 +104,15 @@ def profile(
     )
     if progress is not None:
         progress("building the model", 0.0)
-    prepared = ENGINE.prepared(job)
-    found = profile_kernels(job, prepared, seconds=request.seconds, grids=request.grids, progress=progress)
+    compiled = ENGINE.compile(job)
+    found = profile_kernels(job, compiled, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
-    if device.type == "cuda" and not prepared.program.dynamic:
-        one_us = one_stream_seconds(job, prepared) * 1e6
+    if device.type == "cuda" and not compiled.program.dynamic:
+        one_us = one_stream_seconds(job, compiled) * 1e6
     names = flat.graph.names
     steps = tuple(
         Step(tuple(names[node] for node in step.op.source_nodes if node < len(flat)), kernel)
-        for step, kernel in zip(prepared.program.steps, found.kernel, strict=True)
+        for step, kernel in zip(compiled.program.steps, found.kernel, strict=True)
         if step.launches and step.op.source_nodes
     )
     made = Profile(
@@ -121,7 +121,7 @@ def profile(
         inputs={name: Shape(value.dtype.name, value.shape) for name, value in sorted(feeds.items())},
         device=_device(device),
         precision="ieee" if request.ieee else "tf32",
-        layout=prepared.layout,
+        layout=compiled.layout,
         constants=found.constants,
         kernels=found.kernels,
         steps=steps,

@@ -127,7 +127,7 @@ def tune(
         seconds=PROFILE_SECONDS,
         tell=tell,
     )
-    _refuse_dynamic(next(iter(arms.values())).prepared.program)
+    _refuse_dynamic(next(iter(arms.values())).compiled.program)
     device = device or cuda.make_runner(arms)
     limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(

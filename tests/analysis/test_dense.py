@@ -51,5 +51,5 @@ def test_whatever_is_called_dense_is_dense_to_the_engine() -> None:
         found = guesses(flat, estimate(flat, shapes), shapes)
         if not len(found.nodes):
             dense.add(name)
-            assert CudaEngine().prepared(job(flat, feeds_of(flat, {"x": feature}, 7, 0, 6))).program.dynamic == ()
+            assert CudaEngine().compile(job(flat, feeds_of(flat, {"x": feature}, 7, 0, 6))).program.dynamic == ()
     assert dense >= {"one bucket", "mean of buckets", "root of buckets", "sum of buckets", "buckets as they are"}

@@ -256,7 +256,7 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> No
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions("cpu"))
-    steps = ENGINE.prepared(job).program.steps
+    steps = ENGINE.compile(job).program.steps
     carried = [
         [node for node in set(step.op.source_nodes) if costs.time_us[node] > 0] for step in steps if step.launches
     ]

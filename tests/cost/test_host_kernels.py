@@ -89,7 +89,7 @@ def test_steps_of_the_hosts_nodes_run_where_what_reads_them_runs() -> None:
     ids = np.zeros(len(flat), np.int32)
     ids[gathers[1]] = ids[flat.graph.ops.index("SelectV2", gathers[0])] = 3
     feeds = {name: np.array([-1] * 16, np.int32) for name in "ab"}
-    program = ENGINE.prepared(Job(flat, ids, 4, feeds, options=EngineOptions("cpu"))).program
+    program = ENGINE.compile(Job(flat, ids, 4, feeds, options=EngineOptions("cpu"))).program
     lanes, count = program.lanes(ids)
     assert count == 2
     of = {

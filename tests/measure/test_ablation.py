@@ -60,6 +60,6 @@ def test_what_changes_nothing_is_told_and_not_measured() -> None:
 
 
 def test_nothing_asked_for_is_nothing_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ENGINE, "prepared", lambda *_: pytest.fail("lowered for nothing"))
+    monkeypatch.setattr(ENGINE, "compile", lambda *_: pytest.fail("lowered for nothing"))
     made = found(*graph(pointwise=True), fuse=False, group=False)
     assert (len(made.layers), made.variants, made.notes) == (2, (), ())

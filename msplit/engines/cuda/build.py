@@ -36,7 +36,7 @@ LAYOUT_RUNS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class Compiled:
     """A program with what is shared by all its executables.
 
     Attributes:
@@ -70,17 +70,17 @@ class CudaEngine:
         return None
 
     def build(self, job: Job) -> Executable:
-        """Prepares the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
+        """Compiles the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 
         Raises:
             EngineError: Something in the graph can not run; the message names it.
         """
         if job.options.on_gpu and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        prepared = self.prepared(job)
-        return _executable(job, prepared, plan_of_job(prepared.program, job))
+        compiled = self.compile(job)
+        return _executable(job, compiled, plan_of_job(compiled.program, job))
 
-    def prepared(self, job: Job) -> Prepared:
+    def compile(self, job: Job) -> Compiled:
         """The job's graph lowered and traced, once per device, graph, shapes and options."""
         import torch
 
@@ -89,17 +89,17 @@ class CudaEngine:
         device = torch.device(job.options.device)
         shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
         key = (shapes, job.ieee, job.options.for_program())
-        cache: dict[tuple[Any, ...], Prepared] = Device.of(device).compiled.setdefault(job.flat, {})
+        cache: dict[tuple[Any, ...], Compiled] = Device.of(device).compiled.setdefault(job.flat, {})
         if key not in cache:
             if job.options.mode.fuses:
                 unfused = replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups))
-                cache[key] = fused(self.prepared(replace(job, options=unfused)), job, device)
+                cache[key] = fused(self.compile(replace(job, options=unfused)), job, device)
             else:
                 cache[key] = _unfused(job, device)
         return cache[key]
 
     def forget(self, flat: FlatGraph) -> None:
-        """Lets go of what was prepared of a graph. Executables keep what they run."""
+        """Lets go of what was compiled of a graph. Executables keep what they run."""
         if "msplit.engines.cuda.device" in sys.modules:  # PyTorch is loaded, and something may have been made
             from msplit.engines.cuda.device.device import forget
 
@@ -109,7 +109,7 @@ class CudaEngine:
 ENGINE = CudaEngine()
 
 
-def _unfused(job: Job, device: torch.device) -> Prepared:
+def _unfused(job: Job, device: torch.device) -> Compiled:
     """Lowers a graph and traces it once, in the layout asked for or, for "auto", in the one that measures faster."""
     from msplit.engines.cuda.compile import lower
     from msplit.engines.cuda.ir.verify import Stage
@@ -139,14 +139,14 @@ def _unfused(job: Job, device: torch.device) -> Prepared:
             laid_out = lowered.at(Stage.LAID_OUT, nchw=nchw)
             program = trace(laid_out.graph, lowered.feeds, device, nchw=nchw)
             facts = merge_facts(laid_out.graph.merges) if job.options.mode.groups else {}
-            candidates.append(Prepared(program, "nchw" if nchw else "nhwc" if has_choice else "none", laid_out, facts))
+            candidates.append(Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", laid_out, facts))
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate))
 
 
-def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
-    """A prepared graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
+def fused(plain: Compiled, job: Job, device: torch.device) -> Compiled:
+    """A compiled graph with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
     from msplit.engines.cuda.ir.verify import Stage
     from msplit.engines.cuda.passes.specialize import trace
     from msplit.engines.cuda.runtime.executable import precision
@@ -156,14 +156,14 @@ def fused(plain: Prepared, job: Job, device: torch.device) -> Prepared:
     with precision(job.ieee):
         lowered = plain.lowered.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
         program = trace(lowered.graph, lowered.feeds, device, nchw=plain.layout == "nchw", held=held)
-    return Prepared(program, plain.layout, lowered, {**plain.facts, **lowered.graph.facts})
+    return Compiled(program, plain.layout, lowered, {**plain.facts, **lowered.graph.facts})
 
 
-def one_stream_seconds(job: Job, prepared: Prepared) -> float:
-    """A step of a prepared program on one stream, by the device's clock; captured, unless shapes depend on values."""
-    options = replace(job.options, capture=not prepared.program.dynamic)
-    plan = plan_for(prepared.program, np.zeros_like(job.ids), job.costs)
-    executable = _executable(replace(job, options=options), prepared, plan)
+def one_stream_seconds(job: Job, compiled: Compiled) -> float:
+    """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
+    options = replace(job.options, capture=not compiled.program.dynamic)
+    plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
+    executable = _executable(replace(job, options=options), compiled, plan)
     try:
         times = executable.device_times(LAYOUT_RUNS)
         assert times is not None
@@ -173,9 +173,9 @@ def one_stream_seconds(job: Job, prepared: Prepared) -> float:
 
 
 def profile_kernels(
-    job: Job, prepared: Prepared, *, seconds: float, grids: bool, progress: Callable[[str, float], None] | None = None
+    job: Job, compiled: Compiled, *, seconds: float, grids: bool, progress: Callable[[str, float], None] | None = None
 ) -> Measured:
-    """Times every kind of step of a prepared program alone, in the job's precision; see `kernel_profile.measure`."""
+    """Times every kind of step of a compiled graph alone, in the job's precision; see `kernel_profile.measure`."""
     import torch
 
     from msplit.engines.cuda.profiling.kernel_profile import measure
@@ -184,7 +184,7 @@ def profile_kernels(
     device = torch.device(job.options.device)
     with precision(job.ieee):
         return measure(
-            prepared.program, prepared.lowered.feeds, device, seconds=seconds, grids=grids, progress=progress
+            compiled.program, compiled.lowered.feeds, device, seconds=seconds, grids=grids, progress=progress
         )
 
 
@@ -202,7 +202,7 @@ def runs_as_stored(job: Job) -> bool:
     from msplit.engines.cuda.runtime.plan_binding import restore
 
     stored = job.options.plan
-    return stored is not None and restore(ENGINE.prepared(job).program, stored) is not None
+    return stored is not None and restore(ENGINE.compile(job).program, stored) is not None
 
 
 def prove(plan: Plan, program: Program) -> Plan:
@@ -233,25 +233,25 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     return prove(keep_lanes(plan), program)
 
 
-def _executable(job: Job, prepared: Prepared, plan: Plan) -> Executable:
+def _executable(job: Job, compiled: Compiled, plan: Plan) -> Executable:
     """The executable, its host part in front of it where there is one."""
     from msplit.engines.cuda.ir.graph import STEPS
     from msplit.engines.cuda.runtime.host import WithHost
     from msplit.engines.cuda.runtime.wrapped import Counting
 
-    executable = executable_for(job, prepared, plan)
-    if STEPS in prepared.program.feeds:
+    executable = executable_for(job, compiled, plan)
+    if STEPS in compiled.program.feeds:
         executable = Counting(executable)
-    host = prepared.lowered.host
+    host = compiled.lowered.host
     return executable if host is None else WithHost(host, executable)
 
 
-def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: bool = False) -> Executable:
-    """What runs a plan of a prepared program, without the host part in front of it.
+def executable_for(job: Job, compiled: Compiled, plan: Plan, *, timing_only: bool = False) -> Executable:
+    """What runs a plan of a compiled graph, without the host part in front of it.
 
     Args:
         job: For its options and precision.
-        prepared: The program.
+        compiled: The program.
         plan: Proved.
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
     """
@@ -261,7 +261,7 @@ def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: boo
     from msplit.engines.cuda.runtime.executable import CudaExecutable
     from msplit.engines.cuda.runtime.stream_program import arrange
 
-    program, capture = prepared.program, job.options.capture
+    program, capture = compiled.program, job.options.capture
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(
@@ -269,13 +269,13 @@ def executable_for(job: Job, prepared: Prepared, plan: Plan, *, timing_only: boo
             fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
         )
     stream_program = arrange(program, plan)
-    about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **prepared.facts}
-    facts = {**about, "layout": prepared.layout, "captured": capture}
+    about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
+    facts = {**about, "layout": compiled.layout, "captured": capture}
     if not job.options.on_gpu:
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     import torch
 
-    feeds = {name: to_torch(np.array(prepared.lowered.feeds[name]), torch.device("cpu")) for name in program.feeds}
+    feeds = {name: to_torch(np.array(compiled.lowered.feeds[name]), torch.device("cpu")) for name in program.feeds}
     return CudaExecutable(
         program,
         stream_program,

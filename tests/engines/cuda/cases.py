@@ -73,7 +73,7 @@ def run(flat, feeds, streams: int = 1, *, seed: int = 0, steps: int = 1, **optio
 
 def program_of(flat, feeds):
     """The program that the engine makes of a graph."""
-    return CudaEngine().prepared(job(flat, feeds)).program
+    return CudaEngine().compile(job(flat, feeds)).program
 
 
 def kernels(program) -> list[str]:

@@ -58,7 +58,7 @@ class Way:
     def peak_bytes(self, candidate: Proposal) -> int:
         """Memory for values at its highest, of a candidate that was tried."""
         trial = candidate_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
-        return arrange(self.arm.prepared.program, self.arm.plan(trial)).peak_bytes
+        return arrange(self.arm.compiled.program, self.arm.plan(trial)).peak_bytes
 
     @property
     def one(self) -> Proposal:
@@ -105,7 +105,7 @@ class Ways:
     @property
     def dynamic(self) -> bool:
         """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
-        return bool(self.plain.arm.prepared.program.dynamic)
+        return bool(self.plain.arm.compiled.program.dynamic)
 
     def gain(self, way: Way) -> float:
         """Of a way on its best streams, over plain kernels on one stream."""
@@ -157,7 +157,7 @@ def ways(
 
 def predicted_us(job: Job) -> float:
     """Simulated time of what the engine runs for a job: its kernels, its ids."""
-    program = ENGINE.prepared(job).program
+    program = ENGINE.compile(job).program
     lanes, _ = program.lanes(job.ids)
     machine = None if job.costs is None else Machine.of_costs(job.costs)
     problem = estimated(program, job.costs).problem(program, lanes, machine=machine)

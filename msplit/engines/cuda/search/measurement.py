@@ -1,4 +1,4 @@
-"""Measures schedules for `schedule.search`: builds them cheaply from programs that are prepared already, and runs them side by side."""
+"""Measures schedules for `schedule.search`: builds them cheaply from programs that are compiled already, and runs them side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
-from msplit.engines.cuda.build import ENGINE, Prepared, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.build import ENGINE, Compiled, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -45,24 +45,24 @@ class Arm:
     Attributes:
         name: Its `KernelMode`.
         job: With the options that make these kernels; on one stream.
-        prepared: The program.
+        compiled: The program.
         problem: Its steps.
         costs: What they cost.
     """
 
     name: str
     job: Job
-    prepared: Prepared
+    compiled: Compiled
     problem: Problem
     costs: StepCosts
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate over the program's steps."""
-        return candidate.schedule.plan(self.problem, self.prepared.program.dag)
+        return candidate.schedule.plan(self.problem, self.compiled.program.dag)
 
     def bind(self, candidate: Candidate) -> tuple[Plan, StoredPlan, Ints]:
         """The plan of a candidate, proved; the same in terms of the flat graph; and the stream per node, -1 for one without a kernel."""
-        program = self.prepared.program
+        program = self.compiled.program
         plan = prove(self.plan(candidate), program)
         return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
 
@@ -75,12 +75,12 @@ class Arm:
         if self.job.costs is None:
             raise ValueError("bounds need costs")
         static = bounds(self.job.flat, self.job.costs)
-        program, costs = self.prepared.program, self.costs
+        program, costs = self.compiled.program, self.costs
         return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
 
     def streams_of(self, ids: Ints) -> Ints:
         """Per block the stream that ids of the flat graph's nodes mean."""
-        lanes, _ = self.prepared.program.lanes(ids)
+        lanes, _ = self.compiled.program.lanes(ids)
         stream = np.zeros(len(self.problem), np.int32)
         inside = self.problem.block >= 0
         # Of the steps of a block the first decides: of several values for one place numpy keeps the last, hence backwards.
@@ -116,12 +116,12 @@ def arms(
             tell(f"lowering, {name} kernels", number / len(names))
         own = replace(job, options=replace(job.options, mode=KernelMode(name)))
         try:
-            prepared = ENGINE.prepared(own)
+            compiled = ENGINE.compile(own)
         except EngineError:
             if found:
                 continue  # larger kernels are an offer
             raise
-        program = prepared.program
+        program = compiled.program
         kernels = tuple((step.op.op, tuple(step.op.source_nodes), step.inputs) for step in program.steps)
         if kernels in seen:
             continue
@@ -132,11 +132,11 @@ def arms(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            costs = measured(prepared, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds)
+            costs = measured(compiled, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds)
             if costs.measured:
-                costs = replace(costs, one_us=one_stream_seconds(own, prepared) * 1e6)
+                costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
-        found[name] = Arm(name, own, prepared, problem, costs)
+        found[name] = Arm(name, own, compiled, problem, costs)
     return found
 
 
@@ -157,7 +157,7 @@ class _Memory:
     def peak_bytes(self, candidate: Candidate) -> int:
         """Memory for values at its highest."""
         arm = self.arms[candidate.arm]
-        return arrange(arm.prepared.program, arm.plan(candidate)).peak_bytes
+        return arrange(arm.compiled.program, arm.plan(candidate)).peak_bytes
 
     def memory(self, candidate: Candidate) -> float:
         """See `schedule.search.search.Device`."""
@@ -180,7 +180,7 @@ class GpuRunner(_Memory):
         self, arms: Mapping[str, Arm], seed: int = 0, build: Callable[[Arm, Plan], Executable] | None = None
     ) -> None:
         super().__init__(arms)
-        self._build = build or (lambda arm, plan: executable_for(arm.job, arm.prepared, plan, timing_only=True))
+        self._build = build or (lambda arm, plan: executable_for(arm.job, arm.compiled, plan, timing_only=True))
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(seed)
 
@@ -208,7 +208,7 @@ class GpuRunner(_Memory):
         key = candidate.key()
         if key not in self._built:
             arm = self.arms[candidate.arm]
-            plan = prove(arm.plan(candidate), arm.prepared.program)
+            plan = prove(arm.plan(candidate), arm.compiled.program)
             self._built[key] = self._build(arm, plan)
         return self._built[key]
 

@@ -116,7 +116,7 @@ def inception():
 
 def test_a_block_of_inception_begins_with_one_step(merges_everywhere):
     flat, feeds = inception(), data(1, 6, 6, 8)
-    plain, merged = (CudaEngine().prepared(job(flat, feeds, group=group)) for group in (False, True))
+    plain, merged = (CudaEngine().compile(job(flat, feeds, group=group)) for group in (False, True))
     assert kernels(merged.program) == ["AvgPool", *["_FusedConv2D"] * 4, "_SiblingConv2D"]
     assert len(kernels(plain.program)) == 8
     assert merged.facts["groups"] == 1

@@ -39,8 +39,8 @@ def model() -> Model:
     feeds = make_inputs(flat, {}, batch=4)
     engine = CudaEngine()
     job = Job(flat, scattered(flat, 1, 0), 1, feeds, options=EngineOptions("cpu"))
-    prepared = engine.prepared(job)
-    return Model(prepared.program, prepared.lowered.feeds, engine, job)
+    compiled = engine.compile(job)
+    return Model(compiled.program, compiled.lowered.feeds, engine, job)
 
 
 def test_equal_steps_are_measured_once(model):

@@ -26,7 +26,7 @@ def model():
 
     flat = api.load(SAMPLES / "mmoe_small.pb")
     job = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=4), options=EngineOptions("cpu"))
-    return flat, CudaEngine().prepared(job).program
+    return flat, CudaEngine().compile(job).program
 
 
 def test_a_step_takes_what_its_nodes_take_and_fills_what_its_product_fills(model):
@@ -74,7 +74,7 @@ def _pointwise(length: int, width: int):
     own = job(flat, {"x": np.ones((3, width), np.float32)})
     engine = CudaEngine()
     fused = replace(own, options=options_of(fuse=True))
-    return costs, [engine.prepared(one).program for one in (own, fused)]
+    return costs, [engine.compile(one).program for one in (own, fused)]
 
 
 def test_a_fused_chain_is_launched_once():
@@ -118,7 +118,7 @@ def test_merged_lookups_are_no_slower_than_a_single_one_and_move_what_all_do():
     _, costs = api.price(flat, batch=8)
     own = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=8), options=EngineOptions("cpu"))
     grouped = replace(own, options=options_of(group=True))
-    plain, merged = (CudaEngine().prepared(one).program for one in (own, grouped))
+    plain, merged = (CudaEngine().compile(one).program for one in (own, grouped))
     lookup = next(number for number, step in enumerate(merged.steps) if step.op.op == "_Columns")
     found = estimated(merged, costs)
     source_nodes = merged.steps[lookup].op.source_nodes
@@ -154,7 +154,7 @@ def _loops(functional: bool, count: int):
     own = job(flat, {f"x{number}": np.ones((4, 8), np.float32) for number in range(count)})
     engine, larger = CudaEngine(), ({}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True})
     jobs = [replace(own, options=options_of(**options)) for options in larger]
-    return estimate(flat, infer(flat)), [engine.prepared(one).program for one in jobs]
+    return estimate(flat, infer(flat)), [engine.compile(one).program for one in jobs]
 
 
 @pytest.mark.tf

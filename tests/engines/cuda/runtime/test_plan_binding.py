@@ -69,7 +69,7 @@ LARGER = [{"fuse": True}, {"group": True}, {"fuse": True, "group": True}]
 
 def larger(name, options):
     flat, feeds = load(name)
-    return flat, ENGINE.prepared(job(flat, feeds, **options)).program
+    return flat, ENGINE.compile(job(flat, feeds, **options)).program
 
 
 @pytest.mark.parametrize("options", LARGER, ids=lambda options: "+".join(options))

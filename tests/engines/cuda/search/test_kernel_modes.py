@@ -85,7 +85,7 @@ def test_dear_waits_leave_everything_on_one_stream():
 
 def kernels(way):
     """What launches, whatever it is called."""
-    steps = [step for step in way.arm.prepared.program.steps if step.launches]
+    steps = [step for step in way.arm.compiled.program.steps if step.launches]
     return tuple(sorted((step.op.op, step.op.batch, len(step.op.source_nodes), step.traffic) for step in steps))
 
 

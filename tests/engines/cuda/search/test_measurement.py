@@ -90,7 +90,7 @@ def test_bounds_of_the_steps_bound_the_simulator(arms):
     assert limits.lower_us <= limits.serial_us
     assert limits.serial_us == pytest.approx(arm.problem.work_us.sum())
     assert limits.measured == 0
-    assert limits.steps == sum(step.launches for step in arm.prepared.program.steps)
+    assert limits.steps == sum(step.launches for step in arm.compiled.program.steps)
     assert limits.limit == "critical path"
 
 
@@ -98,7 +98,7 @@ def test_ids_become_streams_of_blocks(arms):
     arm = arms["plain"]
     flat = arm.job.flat
     ids = (np.arange(len(flat)) % 4).astype(np.int32)
-    lanes, _ = arm.prepared.program.lanes(ids)
+    lanes, _ = arm.compiled.program.lanes(ids)
     stream = arm.streams_of(ids)
     for block in range(len(arm.problem)):
         members = np.flatnonzero(arm.problem.block == block)

@@ -47,7 +47,7 @@ def test_a_column_is_dense_and_equal_to_tensorflow(name):
     feeds = [feeds_of(flat, {"x": feature}, 7, seed, high) for seed in range(3)]
     expected = [reference(flat, values) for values in feeds]
     for group in (False, True):
-        program = CudaEngine().prepared(job(flat, feeds[0], group=group)).program
+        program = CudaEngine().compile(job(flat, feeds[0], group=group)).program
         assert program.dynamic == ()
         executable = ENGINE.build(job(flat, feeds[0], group=group))
         for values, outputs in zip(feeds, expected, strict=True):
@@ -250,7 +250,7 @@ def test_a_model_of_many_kinds_of_columns_next_to_each_other():
 
     flat = flat_columns(make)
     feeds = feeds_of(flat, features, 9, 0, 6)
-    program = CudaEngine().prepared(job(flat, feeds, group=True)).program
+    program = CudaEngine().compile(job(flat, feeds, group=True)).program
     assert kernels(program) == ["_Columns"]
     outputs = ENGINE.build(job(flat, feeds, group=True)).step(feeds)
     found = compare(outputs, reference(flat, feeds))

@@ -33,7 +33,7 @@ def grouped(build, feeds, *, streams=(1, 4), outputs=("out",)):
             found = compare(executable.step(feeds), expected)
             assert found.passed, found.describe()
         assert executable.facts()["weight_bytes"] <= ENGINE.build(job(flat, feeds)).facts()["weight_bytes"] + 64
-    program = CudaEngine().prepared(job(flat, feeds, group=True)).program
+    program = CudaEngine().compile(job(flat, feeds, group=True)).program
     for step in program.steps:
         if step.op.op == "_Columns":
             does = {flat.graph.ops[node] for node in step.op.source_nodes}

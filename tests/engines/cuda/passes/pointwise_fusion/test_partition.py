@@ -293,6 +293,6 @@ def test_many_readers_of_many_values_take_little_time():
 def test_weights_are_held_once(case):
     graph_def, feeds, outputs = case
     flat = flat_of(graph_def, outputs=outputs)
-    plain, fused = (ENGINE.prepared(job(flat, feeds, fuse=fuse)).program for fuse in (False, True))
+    plain, fused = (ENGINE.compile(job(flat, feeds, fuse=fuse)).program for fuse in (False, True))
     for key, tensor in fused.constants.items():
         assert key not in plain.constants or tensor is plain.constants[key]
