@@ -107,7 +107,7 @@ class OpGraph:
     def copy(self) -> OpGraph:
         """A graph that can be changed without changing this one. Constants are shared."""
         ops = {
-            number: replace(op, inputs=list(op.inputs), source_nodes=list(op.source_nodes))
+            number: replace(op, attrs=dict(op.attrs), inputs=list(op.inputs), source_nodes=list(op.source_nodes))
             for number, op in self.ops.items()
         }
         return replace(

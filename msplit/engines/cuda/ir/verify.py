@@ -88,11 +88,11 @@ def _one_maker(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
 def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every value that is read is fed, known, or made by an op in front that has such an output."""
     fed, made = set(graph.feeds.values()), set[int]()
-    for op in graph.ops.values():
+    for number, op in graph.ops.items():
         for slot, key in enumerate(op.inputs):
             if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
                 yield f"input {slot} of {_said(op)}, {key}, is not there when it is read"
-        made.add(op.node)
+        made.add(number)
     for name, key in graph.fetches.items():
         if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
             yield f"output {name} is {key}, which nothing makes"
@@ -169,7 +169,9 @@ def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
         if key not in graph.shapes:
             yield f"an input, {key}, has no shape"
     for op in graph.ops.values():
-        lowering = lowerings[op.op]
+        lowering = lowerings.get(op.op)
+        if lowering is None:
+            continue
         free = lowering.dynamic_with(op.attrs) or any(graph.shape(key) is None for key in op.inputs)
         asks = any(op.inputs[slot] not in graph.constants for slot in positions(lowering, len(op.inputs)))
         if not free and not asks and (op.node, 0) not in graph.shapes:
