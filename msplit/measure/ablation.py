@@ -1,4 +1,4 @@
-"""What larger kernels add to streams: the variants of bench that show it, each one layer more than the one before."""
+"""What larger kernels add to streams: the variants of bench that show it, each one step more than the one before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layer:
+class AblationStep:
     """One step from one stream to everything.
 
     Attributes:
@@ -36,95 +36,111 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
-    """What is to be measured for the layers, beside what is measured anyway.
+class Ablation:
+    """What is to be measured to show what each step adds, beside what is measured anyway.
 
     Attributes:
-        layers: In order.
+        steps: In order.
         variants: Those to add.
-        notes: Which layers change nothing, and are left out.
+        notes: Which steps change nothing, and are left out.
     """
 
-    layers: tuple[Layer, ...]
-    variants: tuple[Variant, ...]
-    notes: tuple[str, ...]
+    steps: tuple[AblationStep, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 AUTO = "auto"
-"""Name of the layer that the rule `auto` would choose of all."""
+"""Name of the step that the rule `auto` would choose of all."""
 
 
-def layers_of(one: Variant, most: tuple[int, Ints, str] | None, *, fuse: bool, group: bool, suffix: str = "") -> Layers:
-    """The layers above one stream: more streams, fused pointwise ops, grouped branches; and all of it on one stream.
-
-    Both graphs are lowered here, to see whether there is anything to fuse or to group.
+def list_steps(
+    one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence[KernelMode], *, suffix: str = ""
+) -> Ablation:
+    """The steps above one stream that are asked for: more streams, then larger kernels, whether they change anything or not.
 
     Args:
         one: The variant on one stream.
         most: The largest number of streams that is measured, its ids, and its label.
-        fuse: Whether to show fusion.
-        group: Whether to show grouping.
+        modes: The larger kernels, each with what those before it have.
         suffix: Ends the labels of what is added.
     """
-    found = [Layer("1 stream", one.label, None)]
+    steps = [AblationStep("1 stream", one.label, None)]
     job = one.job
     if most is not None:
         streams, ids, label = most
-        found.append(Layer(plural(streams, "stream"), label, one.label))
+        steps.append(AblationStep(plural(streams, "stream"), label, one.label))
         job = replace(job, ids=ids, streams=streams)
     added: list[Variant] = []
-    notes: list[str] = []
-    wanted: list[tuple[KernelMode, str]] = []
-    if fuse:
-        wanted.append((KernelMode.FUSED, "no pointwise ops can share a kernel"))
-    if group:
-        mode = KernelMode.of(fuses=fuse, groups=True)
-        wanted.append((mode, "running alike branches as one saves no kernels here"))
-    kernels = _kernels(job) if wanted else ()
-    for name, why in wanted:
-        own = replace(job, options=replace(job.options, mode=name))
-        try:
-            its = _kernels(own)
-        except EngineError as problem:
-            notes.append(f"{name} is left out: {problem.what}")
-            continue
-        if its == kernels:
-            notes.append(f"{name} is left out: {why}")
-            continue
-        kernels = its
-        label = _label(job.streams, name, suffix)
-        asked = (f"{plural(job.streams, 'stream')}, {name}",)
-        added.append(Variant(label, one.engine, own, one.label, over=(found[-1].label,), asked=asked))
-        found.append(Layer(name, label, found[-1].label))
-    if added and most is not None and _uses_streams(added[-1].job):
-        last = found[-1]
-        alone = replace(added[-1].job, ids=job.ids * 0, streams=1)
-        label = _label(1, last.name, suffix)
-        added.append(Variant(label, one.engine, alone, one.label))
-        found.append(Layer("the same, 1 stream", label, None))
-    return Layers(tuple(found), tuple(added), tuple(notes))
+    for mode in modes:
+        own = replace(job, options=replace(job.options, mode=mode))
+        label, asked = _label(job.streams, mode, suffix), (f"{plural(job.streams, 'stream')}, {mode}",)
+        added.append(Variant(label, one.engine, own, one.label, over=(steps[-1].label,), asked=asked))
+        steps.append(AblationStep(mode, label, steps[-1].label))
+    return Ablation(tuple(steps), tuple(added))
 
 
-def predicted(layers: Sequence[Layer], variants: Sequence[Variant]) -> tuple[Layer, ...]:
-    """The layers with simulated times; as they are where steps can not be captured, which the simulator knows nothing of.
+def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablation:
+    """The steps that change what runs, and the last of them on one stream, too. The graph is compiled for each.
 
     Args:
-        layers: The layers.
+        one: The variant on one stream.
+        listed: What `list_steps` gave for it.
+        suffix: As there.
+    """
+    larger = {variant.label: variant for variant in listed.variants}
+    steps = [step for step in listed.steps if step.label not in larger]
+    added: list[Variant] = []
+    notes: list[str] = []
+    kernels = _kernels(one.job) if larger else ()
+    for step in listed.steps[len(steps) :]:
+        variant = larger[step.label]
+        try:
+            its = _kernels(variant.job)
+        except EngineError as problem:
+            notes.append(f"{step.name} is left out: {problem.what}")
+            continue
+        if its == kernels:
+            notes.append(f"{step.name} is left out: {_NOTHING[variant.job.options.mode.groups]}")
+            continue
+        kernels = its
+        added.append(replace(variant, over=(steps[-1].label,)))
+        steps.append(replace(step, before=steps[-1].label))
+    if added and _uses_streams(added[-1].job):
+        alone = replace(added[-1].job, ids=one.job.ids, streams=1)
+        label = _label(1, steps[-1].name, suffix)
+        added.append(Variant(label, one.engine, alone, one.label))
+        steps.append(AblationStep("the same, 1 stream", label, None))
+    return Ablation(tuple(steps), tuple(added), tuple(notes))
+
+
+_NOTHING = {
+    False: "no pointwise ops can share a kernel",
+    True: "running alike branches as one saves no kernels here",
+}
+"""By whether branches are grouped: why larger kernels change nothing."""
+
+
+def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tuple[AblationStep, ...]:
+    """The steps with simulated times; as they are where steps can not be captured, which the simulator knows nothing of.
+
+    Args:
+        steps: The steps.
         variants: Those that they name, and perhaps more.
     """
-    if not layers:
+    if not steps:
         return ()
     jobs = {variant.label: variant.job for variant in variants}
     found = []
-    for layer in layers:
-        job = jobs[layer.label]
-        known = layer.predicted_us is not None or not job.options.capture or _program(job).dynamic
-        found.append(layer if known else replace(layer, predicted_us=cuda.predicted_us(job)))
+    for step in steps:
+        job = jobs[step.label]
+        known = step.predicted_us is not None or not job.options.capture or _program(job).dynamic
+        found.append(step if known else replace(step, predicted_us=cuda.predicted_us(job)))
     return tuple(found)
 
 
-def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Layers:
-    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `measure.distinct`.
+def auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
+    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `distinct`.
 
     Args:
         one: The variant on one stream.
@@ -133,7 +149,7 @@ def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> L
     """
     chosen, ways = chooser.chosen, chooser.ways
     if ways is None:
-        return Layers((), (), ())
+        return Ablation()
     best = ways.plain.best if chosen is None else ways.favourite.best
     where = f"on {plural(best.streams, 'stream')}"
     over = f"predicted {ways.one_us / best.makespan_us:.2f} times one stream of plain ones"
@@ -142,11 +158,11 @@ def auto_layer(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> L
     )
     if chosen is None:
         same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
-        return Layers((), (replace(same, label=f"msplit, {AUTO}", asked=(AUTO,), over=()),), (said,))
+        return Ablation((), (replace(same, label=f"msplit, {AUTO}", asked=(AUTO,), over=()),), (said,))
     made = chosen.planned
     label = f"msplit, {AUTO}: {plural(made.streams, 'stream')}, {made.kernels}"
-    layer = Layer(AUTO, label, None, chosen.predicted_us)
-    return Layers((layer,), (Variant(label, one.engine, made.on(one.job), one.label, asked=(AUTO,)),), (said,))
+    step = AblationStep(AUTO, label, None, chosen.predicted_us)
+    return Ablation((step,), (Variant(label, one.engine, made.on(one.job), one.label, asked=(AUTO,)),), (said,))
 
 
 def plural(count: int, unit: str) -> str:

@@ -17,7 +17,8 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits, hits
-from msplit.measure.ablation import Layer
+from msplit.measure.ablation import AblationStep
+from msplit.measure.compilation import compiled
 from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import Progress, Variant
@@ -72,7 +73,7 @@ class Bench(Shown):
     tuned: Tuned | None = None
     costs: Costs | None = None
     traced: tuple[Traced, ...] = ()
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[AblationStep, ...] = ()
     limits: Limits | None = None
     lookups: tuple[Hits, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -111,8 +112,9 @@ def bench(
     """
     flat = opened(flat)
     request, said = as_recorded(flat, request or BenchRequest())
-    setup = set_up(flat, request, progress=progress)
-    request, variants, tuned = setup.request, setup.variants, setup.tuned
+    setup = set_up(flat, request)
+    made = compiled(setup, progress)
+    request, variants, tuned = setup.request, made.variants, made.tuned
     result = measure(
         variants,
         fresh=setup.fresh,
@@ -130,14 +132,14 @@ def bench(
         result=result,
         engine=setup.engine.name,
         why=setup.why,
-        notes=(*said, *setup.notes, *setup.unverified),
-        tuned=None if tuned is None else confirmed(tuned, result, setup.tuned_label),
+        notes=(*said, *made.notes, *setup.unverified),
+        tuned=None if tuned is None else confirmed(tuned, result, made.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.decided),
-        layers=setup.layers,
+        layers=made.steps,
         limits=limited,
         lookups=hits(flat, setup.job.feeds),
-        labels=setup.labels,
+        labels=made.labels,
         workload=workload_of(request),
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
     )

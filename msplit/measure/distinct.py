@@ -10,7 +10,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.engine import plan_of_job
-from msplit.measure.ablation import Layer, plural
+from msplit.measure.ablation import AblationStep, plural
 from msplit.measure.measure import Variant
 
 
@@ -20,23 +20,23 @@ class Distinct:
 
     Attributes:
         variants: In their order, named after what they use.
-        layers: Those that still add something.
+        steps: Those that still add something.
         labels: The label that a variant was given before -> that of the variant that runs it.
         notes: Which variant stands for what else was asked for, in sentences.
     """
 
     variants: tuple[Variant, ...]
-    layers: tuple[Layer, ...]
+    steps: tuple[AblationStep, ...]
     labels: Mapping[str, str]
     notes: tuple[str, ...]
 
 
-def distinct(variants: Sequence[Variant], layers: Sequence[Layer] = ()) -> Distinct:
-    """Of variants that run the same kernels in the same order on the same streams, the first only.
+def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) -> Distinct:
+    """Of variants that run the same kernels in the same order on the same streams, the first only. Each is compiled to tell.
 
     Args:
         variants: Named after what was asked for.
-        layers: What they show.
+        steps: What they show.
     """
     first: dict[Hashable, int] = {}
     stands: dict[int, list[int]] = {}
@@ -61,7 +61,7 @@ def distinct(variants: Sequence[Variant], layers: Sequence[Layer] = ()) -> Disti
             notes.append(f"the row '{label}' is what runs for {_joined(others)}{too}")
         found[label] = replace(variant, label=label, asked=asked, used=used[kept])
     made = Distinct(tuple(_pointing(variant, labels) for variant in found.values()), (), labels, tuple(notes))
-    return replace(made, layers=_layers(layers, variants, made))
+    return replace(made, steps=_steps(steps, variants, made))
 
 
 def _runs(variant: Variant) -> tuple[Hashable, int]:
@@ -113,16 +113,16 @@ def _pointing(variant: Variant, labels: Mapping[str, str]) -> Variant:
     )
 
 
-def _layers(layers: Sequence[Layer], variants: Sequence[Variant], found: Distinct) -> tuple[Layer, ...]:
-    """The layers whose variant is measured, each variant in one layer, with names that say what is used."""
+def _steps(steps: Sequence[AblationStep], variants: Sequence[Variant], found: Distinct) -> tuple[AblationStep, ...]:
+    """The steps whose variant is measured, each variant in one step, with names that say what is used."""
     before = {variant.label: variant for variant in variants}
     now = {variant.label: variant for variant in found.variants}
-    kept: dict[str, Layer] = {}
-    for layer in layers:
-        label = found.labels[layer.label]
-        name = _with_used(layer.name, before[layer.label], now[label].used or 1)
-        below = None if layer.before is None else found.labels[layer.before]
-        kept.setdefault(label, replace(layer, name=name, label=label, before=below))
+    kept: dict[str, AblationStep] = {}
+    for step in steps:
+        label = found.labels[step.label]
+        name = _with_used(step.name, before[step.label], now[label].used or 1)
+        below = None if step.before is None else found.labels[step.before]
+        kept.setdefault(label, replace(step, name=name, label=label, before=below))
     return tuple(kept.values())
 
 

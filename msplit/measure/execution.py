@@ -19,6 +19,7 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.measure.compilation import Compiled, compiled
 from msplit.measure.measure import Progress, Variant
 from msplit.measure.measure import prepare as make_ready
 from msplit.measure.request import BenchRequest
@@ -122,12 +123,11 @@ def prepare(
     request = request or BenchRequest()
     if request.tune is not None:
         raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
-    setup = set_up(
-        flat, replace(request, compare_tensorflow=False, save_reference=None, timelines=False), progress=progress
-    )
-    chosen = _chosen(setup, variant)
+    setup = set_up(flat, replace(request, compare_tensorflow=False, save_reference=None, timelines=False))
+    made = compiled(setup, progress)
+    chosen = _chosen(setup, made, variant)
     # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
-    one = next(one for one in setup.variants if one.engine is chosen.engine and one.against is None)
+    one = next(one for one in made.variants if one.engine is chosen.engine and one.against is None)
     executable, checks = make_ready(
         [chosen] if chosen is one else [one, replace(chosen, against=one.label)],
         fresh=setup.fresh,
@@ -135,7 +135,7 @@ def prepare(
         reference=setup.reference,
         progress=progress,
     )
-    notes = setup.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
+    notes = made.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
     CUDA.forget(flat)  # weights of other kernels, and in another precision
     return Runner(
         label=chosen.label,
@@ -157,26 +157,26 @@ def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
     return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
 
 
-def _chosen(setup: Setup, label: str | None) -> Variant:
+def _chosen(setup: Setup, made: Compiled, label: str | None) -> Variant:
     """The variant to run.
 
     Raises:
         MsplitError: There is none of this label.
     """
     if label is not None:
-        label = setup.labels.get(label, label)
-        for one in setup.variants:
+        label = made.labels.get(label, label)
+        for one in made.variants:
             if one.label == label:
                 return one
-        labels = ", ".join(one.label for one in setup.variants)
+        labels = ", ".join(one.label for one in made.variants)
         raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
     if setup.engine is not CUDA:
-        return setup.variants[0]
+        return made.variants[0]
     if setup.request.plan is not None:
-        planned = setup.labels[plan_label(setup.request.plan)]
-        return next(one for one in setup.variants if one.label == planned)
-    known = [layer for layer in setup.layers if layer.predicted_us is not None]
+        planned = made.labels[plan_label(setup.request.plan)]
+        return next(one for one in made.variants if one.label == planned)
+    known = [step for step in made.steps if step.predicted_us is not None]
     if not known:
-        return max(setup.variants, key=lambda one: one.job.streams)
-    best = min(known, key=lambda layer: layer.predicted_us or 0.0).label
-    return next(one for one in setup.variants if one.label == best)
+        return max(made.variants, key=lambda one: one.job.streams)
+    best = min(known, key=lambda step: step.predicted_us or 0.0).label
+    return next(one for one in made.variants if one.label == best)

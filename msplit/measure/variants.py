@@ -16,7 +16,7 @@ from msplit.cost.costs import Costs
 from msplit.decide.assignment import assign, present_ids
 from msplit.decide.basis import anew
 from msplit.decide.export import check_places
-from msplit.decide.kernels import Chooser, ends_with_auto, with_kernels
+from msplit.decide.kernels import with_kernels
 from msplit.decide.model import priced as price_for
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Arrays, Engine, Job
@@ -31,16 +31,14 @@ from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, load_reference, save_reference
-from msplit.measure.ablation import Layer, Layers, auto_layer, layers_of, plural, predicted
-from msplit.measure.distinct import distinct
+from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.fold_ids import fold_ids
-from msplit.measure.measure import Progress, Variant
+from msplit.measure.measure import Variant
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest, workload_of
-from msplit.measure.tuning import TUNED, Tuned, tune
 from msplit.opset import schema
-from msplit.rules.auto import BEST, PLAIN, Auto
+from msplit.rules.auto import PLAIN
 from msplit.rules.options import MAX_STREAMS
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
@@ -62,36 +60,39 @@ class Setup:
         engine: What runs.
         why: Why this engine.
         job: The model on one stream.
-        variants: What is compared.
-        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        priced: Shapes of its tensors and costs of its nodes.
+        assignments: The numbers of streams above one, with their ids.
+        variants: What is compared, before larger kernels.
+        ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
+        planned: What runs the plan file, if there is one.
         reference: What outputs are held against; None where there is nothing.
         fresh: Makes a set of inputs from a seed.
         notes: What was done to the assignment.
         unverified: What can not be verified.
+        plan_notes: What does not fit the plan file.
         decided: Ids that rules gave, with the rules that decided.
-        tuned: What tuning found, if it was asked for.
-        labels: What variants were called after what was asked for -> label of the variant that runs that; see `measure.distinct`.
-        tuned_label: Label of the variant that runs what tuning found; "" where there is none.
     """
 
     request: BenchRequest
     engine: Engine
     why: str
     job: Job
+    priced: tuple[Shapes, Costs]
+    assignments: tuple[tuple[int, Ints], ...]
     variants: tuple[Variant, ...]
-    layers: tuple[Layer, ...]
+    ablation: Ablation
+    planned: Variant | None
     reference: Reference | None
     fresh: Callable[[int], Arrays]
     notes: tuple[str, ...]
+    plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
     decided: tuple[tuple[Ints, Assignment], ...]
-    tuned: Tuned | None
-    labels: Mapping[str, str]
-    tuned_label: str
 
 
-def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None = None) -> Setup:
-    """Chooses engine, streams and kernels, and makes inputs and reference outputs. TensorFlow runs the model once for these.
+def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
+    """Chooses engine and streams, lists what is asked for, and makes inputs and reference outputs. TensorFlow runs the model once for
+    these; the cuda engine compiles nothing: see `compilation`.
 
     Raises:
         EngineError: The engine can not run the model; the message names what and the way out.
@@ -150,45 +151,26 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, progress: Progress | None 
         if engine is TENSORFLOW
         else _cuda_variants(job, assignments, request, engine)
     )
-    shown = _layers(variants, assignments, request) if engine is CUDA else None
-    if shown is not None:
-        more = _auto(flat, (sizes, costs), request, [*variants, *shown.variants], progress)
-        shown = Layers(shown.layers + more.layers, shown.variants + more.variants, shown.notes + more.notes)
-        variants += shown.variants
-        notes += shown.notes
-    tuned, tuned_variants = None, list[Variant]()
-    if stored is not None or request.tune is not None:
-        base = replace(job, options=cuda_options(request))
-        if stored is not None and request.plan is not None:
-            planned, said = stored_job(base, stored)
-            notes += said
-            if not cuda.runs_as_stored(planned):
-                notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
-            label = plan_label(request.plan)
-            variants.append(Variant(label, engine, planned, _one(variants)))
-        if request.tune is not None:
-            given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in assignments]
-            most = max(request.streams, default=1)
-            how = replace(request.tune, kernels=_kernels(request, request.tune.kernels))
-            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
-            tuned_variants = _tuned_variants(base, tuned, _one(variants), engine)
-            variants += tuned_variants
-    settled = distinct(variants, () if shown is None else shown.layers)
+    planned, said = None, list[str]()
+    if stored is not None and request.plan is not None:
+        own, said = stored_job(replace(job, options=cuda_options(request)), stored)
+        planned = Variant(plan_label(request.plan), engine, own, one_stream(variants).label)
     return Setup(
         request=request,
         engine=engine,
         why=why,
         job=job,
-        variants=settled.variants,
-        layers=predicted(settled.layers, settled.variants),
+        priced=(sizes, costs),
+        assignments=tuple(assignments),
+        variants=tuple(variants),
+        ablation=_ablation(variants, assignments, request) if engine is CUDA else Ablation(),
+        planned=planned,
         reference=reference,
         fresh=feeds_of,
-        notes=(*notes, *settled.notes),
+        notes=tuple(notes),
+        plan_notes=tuple(said),
         unverified=(*unverified, *own_data(flat)),
         decided=tuple(decided),
-        tuned=tuned,
-        labels=settled.labels,
-        tuned_label=settled.labels[tuned_variants[-1].label] if tuned_variants else "",
     )
 
 
@@ -319,54 +301,21 @@ def _cuda_variants(
     return variants
 
 
-def _layers(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Layers:
-    """The layers above one stream, for the largest number of streams."""
-    one = next(variant for variant in variants if variant.label == _one(variants))
+def _ablation(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Ablation:
+    """The steps above one stream, for the largest number of streams."""
     most = None
     if assignments:
         streams, ids = max(assignments, key=lambda found: found[0])
         most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
-    suffix = "" if request.capture else ", eager"
-    return layers_of(one, most, fuse=request.fuse, group=request.group, suffix=suffix)
+    larger = [KernelMode.FUSED] if request.fuse else []
+    if request.group:
+        larger.append(KernelMode.of(fuses=request.fuse, groups=True))
+    return list_steps(one_stream(variants), most, larger, suffix=suffix(request))
 
 
-def _auto(
-    flat: FlatGraph,
-    priced: tuple[Shapes, Costs],
-    request: BenchRequest,
-    variants: Sequence[Variant],
-    progress: Progress | None,
-) -> Layers:
-    """What the rule `auto` would run, where it has the last word and the user has asked for it."""
-    nothing = Layers((), (), ())
-    if request.ruleset is None:
-        return nothing
-    most = max(request.streams, default=1)
-    ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
-    names = _kernels(request, tuple(KernelMode))
-    if not ends_with_auto(ruleset) or len(names) < 2:
-        return nothing
-    if not request.capture:
-        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
-    ruleset = anew(ruleset, flat)
-    one = next(variant for variant in variants if variant.label == _one(variants))
-    chooser = Chooser(lambda: one.job, batch=request.batch, names=names, tell=progress)
-    assigned = assign(flat, ruleset, streams=most, priced=priced, kernels=chooser)
-    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
-        said = (
-            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
-        )
-        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
-    return auto_layer(one, chooser, variants)
-
-
-def _kernels(request: BenchRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:
-    """The ways to make kernels that may be tried."""
-    return tuple(
-        mode
-        for mode in map(KernelMode, wanted)
-        if (request.fuse or not mode.fuses) and (request.group or not mode.groups)
-    )
+def suffix(request: BenchRequest) -> str:
+    """Ends labels of variants that are no CUDA graph."""
+    return "" if request.capture else ", eager"
 
 
 def cuda_options(request: BenchRequest) -> EngineOptions:
@@ -379,22 +328,10 @@ def plan_label(plan: Path) -> str:
     return f"msplit, {plan}"
 
 
-def _one(variants: Sequence[Variant]) -> str:
+def one_stream(variants: Sequence[Variant]) -> Variant:
     """What plans are compared with: one stream, as the others run."""
     alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
-    return next((variant.label for variant in alone if variant.against is None), alone[0].label)
-
-
-def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Variant]:
-    """The tuned plan, and one stream of its kernels if these are not what the others have."""
-    if tuned.gain is None:
-        return []  # one stream it stays, and that is measured
-    own = tuned.on(job)
-    found = []
-    if tuned.kernels is not KernelMode.PLAIN and tuned.streams > 1:
-        alone = replace(own.options, plan=None)
-        found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
-    return [*found, Variant(f"{TUNED}, {plural(tuned.streams, 'stream')}", engine, own, one)]
+    return next((variant for variant in alone if variant.against is None), alone[0])
 
 
 def own_data(flat: FlatGraph) -> tuple[str, ...]:

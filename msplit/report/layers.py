@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msplit.measure.ablation import Layer
+from msplit.measure.ablation import AblationStep
 from msplit.measure.benchmark import Bench
 from msplit.measure.results import VariantResult
 from msplit.measure.statistics import Ratio
@@ -52,7 +52,7 @@ def table(found: Bench) -> Table | None:
     return Table("What each layer adds", columns, rows, "; ".join(notes))
 
 
-def _gains(found: Bench, layer: Layer) -> tuple[float | None, float | None]:
+def _gains(found: Bench, layer: AblationStep) -> tuple[float | None, float | None]:
     """Simulated gains: over the layer before, and over the first; None where there is none."""
     times = {other.label: other.predicted_us for other in found.layers}
     first = found.layers[0]

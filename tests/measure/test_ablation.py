@@ -1,18 +1,24 @@
-"""Layers: larger kernels are measured where there are any, and only there."""
+"""Ablation: larger kernels are measured where there are any, and only there."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.engine import ENGINE
+from msplit import api
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import KernelMode
-from msplit.measure.ablation import layers_of
+from msplit.measure import variants
+from msplit.measure.ablation import compile_steps, list_steps
 from msplit.measure.measure import Variant
+from msplit.measure.request import BenchRequest
 from tests.engines.cuda.cases import flat_of, job, scattered
 from tests.engines.cuda.random_graphs import _Graph
 
 FLOAT = 1
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
 
 class _First:
@@ -34,14 +40,14 @@ def graph(*, pointwise: bool):
     return flat, {"x": np.ones((3, 4), np.float32)}
 
 
-def found(flat, feeds, **options):
+def found(flat, feeds, *modes):
     one = Variant("one", ENGINE, job(flat, feeds))
-    return layers_of(one, (2, scattered(flat, 2), "two"), **{"fuse": True, "group": True, **options})
+    return compile_steps(one, list_steps(one, (2, scattered(flat, 2), "two"), modes))
 
 
-def test_each_layer_runs_beside_the_one_before() -> None:
-    made = found(*graph(pointwise=True), group=False)
-    assert [(layer.name, layer.before) for layer in made.layers][:3] == [
+def test_each_step_runs_beside_the_one_before() -> None:
+    made = found(*graph(pointwise=True), KernelMode.FUSED)
+    assert [(step.name, step.before) for step in made.steps][:3] == [
         ("1 stream", None),
         ("2 streams", "one"),
         ("fused", "two"),
@@ -53,13 +59,22 @@ def test_each_layer_runs_beside_the_one_before() -> None:
 
 
 def test_what_changes_nothing_is_told_and_not_measured() -> None:
-    made = found(*graph(pointwise=False), group=False)
-    assert [layer.label for layer in made.layers] == ["one", "two"]
+    made = found(*graph(pointwise=False), KernelMode.FUSED)
+    assert [step.label for step in made.steps] == ["one", "two"]
     assert made.variants == ()
     assert made.notes == ("fused is left out: no pointwise ops can share a kernel",)
 
 
 def test_nothing_asked_for_is_nothing_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENGINE, "compile", lambda *_: pytest.fail("lowered for nothing"))
-    made = found(*graph(pointwise=True), fuse=False, group=False)
-    assert (len(made.layers), made.variants, made.notes) == (2, (), ())
+    made = found(*graph(pointwise=True))
+    assert (len(made.steps), made.variants, made.notes) == (2, (), ())
+
+
+def test_a_bench_is_listed_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaEngine, "compile", lambda *_: pytest.fail("compiled to be listed"))
+    monkeypatch.setattr(variants, "_reference", lambda *_: (None, ()))
+    request = BenchRequest(engine="cuda", device="cpu", streams=(1, 2))
+    setup = variants.set_up(api.load(SAMPLES / "mmoe_small.pb"), request)
+    assert [variant.job.streams for variant in setup.variants] == [1, 2]
+    assert [variant.job.options.mode for variant in setup.ablation.variants] == ["fused", "fused and grouped"]

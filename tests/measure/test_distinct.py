@@ -14,7 +14,7 @@ from msplit import api
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.measure.ablation import Layer
+from msplit.measure.ablation import AblationStep
 from msplit.measure.distinct import distinct
 from msplit.measure.measure import Variant
 from msplit.measure.request import BenchRequest
@@ -127,10 +127,15 @@ def test_what_points_at_a_row_that_is_left_out_points_at_the_one_that_stays() ->
     )
     found = distinct(
         [one, same, more],
-        [Layer("1", "one", None), Layer("2", "same", "one"), Layer("3", "more", "same"), Layer("4", "one", None)],
+        [
+            AblationStep("1", "one", None),
+            AblationStep("2", "same", "one"),
+            AblationStep("3", "more", "same"),
+            AblationStep("4", "one", None),
+        ],
     )
     assert [(v.label, v.against, v.over) for v in found.variants] == [("one", None, ()), ("more", "one", ())]
-    assert [(layer.name, layer.label, layer.before) for layer in found.layers] == [
+    assert [(step.name, step.label, step.before) for step in found.steps] == [
         ("1", "one", None),
         ("3", "more", "one"),
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msplit.measure.ablation import Layer
+from msplit.measure.ablation import AblationStep
 from msplit.measure.benchmark import Bench
 from msplit.measure.results import BenchResult, Check, Settings, VariantResult
 from msplit.measure.statistics import Ratio, Summary
@@ -120,7 +120,11 @@ FUSED = replace(
     facts={"fused_groups": 2, "fused_ops": 9, "fused_kernels": 1, "compile_seconds": 0.51, "compiled_from_cache": 1},
     ratios=(ratio(ONE, "device", 4.0, 3.9, 4.1), ratio(TWO, "device", 1.02, 0.9, 1.1)),
 )
-LAYERS = (Layer("1 stream", ONE, None), Layer("2 streams", TWO, ONE), Layer("fused", FUSED.label, TWO))
+LAYERS = (
+    AblationStep("1 stream", ONE, None),
+    AblationStep("2 streams", TWO, ONE),
+    AblationStep("fused", FUSED.label, TWO),
+)
 
 
 def test_every_layer_is_told_over_the_one_before_and_over_one_stream() -> None:

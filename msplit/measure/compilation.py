@@ -1,0 +1,125 @@
+"""The stage that compiles: of what was asked for, which variants differ in what they run, and what `auto` and tuning choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from msplit import rules
+from msplit.decide.assignment import assign
+from msplit.decide.basis import anew
+from msplit.decide.kernels import Chooser, ends_with_auto, with_kernels
+from msplit.engines.base import Engine, Job
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.options import KernelMode
+from msplit.measure.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
+from msplit.measure.distinct import distinct
+from msplit.measure.measure import Progress, Variant
+from msplit.measure.request import BenchRequest
+from msplit.measure.tuning import TUNED, Tuned, tune
+from msplit.measure.variants import Setup, cuda_options, one_stream, suffix
+from msplit.rules.auto import BEST, Auto
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """What is measured.
+
+    Attributes:
+        variants: Each plan once, named after what it uses.
+        steps: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
+        tuned: What tuning found, if it was asked for.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `distinct`.
+        tuned_label: Label of the variant that runs what tuning found; "" where there is none.
+        notes: All that is to be told, that of the setup first.
+    """
+
+    variants: tuple[Variant, ...]
+    steps: tuple[AblationStep, ...]
+    tuned: Tuned | None
+    labels: Mapping[str, str]
+    tuned_label: str
+    notes: tuple[str, ...]
+
+
+def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
+    """Compiles what is listed, and leaves out what is no other than what is there already. Tuning, where it is asked for, measures.
+
+    Raises:
+        EngineError: The engine can not run or not capture the model.
+    """
+    request, variants, notes, steps = setup.request, list(setup.variants), list(setup.notes), tuple[AblationStep, ...]()
+    if setup.ablation.steps:
+        shown = compile_steps(one_stream(variants), setup.ablation, suffix=suffix(request))
+        auto = _auto(setup, [*variants, *shown.variants], progress)
+        variants += [*shown.variants, *auto.variants]
+        steps = shown.steps + auto.steps
+        notes += [*shown.notes, *auto.notes]
+    if setup.planned is not None:
+        variants.append(setup.planned)
+        notes += setup.plan_notes
+        if not cuda.runs_as_stored(setup.planned.job):
+            notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
+    tuned, found = None, list[Variant]()
+    if request.tune is not None:
+        base = replace(setup.job, options=cuda_options(request))
+        given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in setup.assignments]
+        how = replace(request.tune, kernels=_modes(request, request.tune.kernels))
+        most = max(request.streams, default=1)
+        tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
+        found = _tuned_variants(base, tuned, one_stream(variants).label, setup.engine)
+        variants += found
+    settled = distinct(variants, steps)
+    return Compiled(
+        variants=settled.variants,
+        steps=predicted(settled.steps, settled.variants),
+        tuned=tuned,
+        labels=settled.labels,
+        tuned_label=settled.labels[found[-1].label] if found else "",
+        notes=(*notes, *settled.notes),
+    )
+
+
+def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) -> Ablation:
+    """What the rule `auto` would run, where it has the last word and the user has asked for it."""
+    request, job, nothing = setup.request, setup.job, Ablation()
+    if request.ruleset is None:
+        return nothing
+    most = max(request.streams, default=1)
+    ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
+    modes = _modes(request, tuple(KernelMode))
+    if not ends_with_auto(ruleset) or len(modes) < 2:
+        return nothing
+    if not request.capture:
+        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
+    ruleset = anew(ruleset, job.flat)
+    one = one_stream(variants)
+    chooser = Chooser(lambda: one.job, batch=request.batch, names=modes, tell=progress)
+    assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=chooser)
+    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
+        said = (
+            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
+        )
+        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
+    return auto_step(one, chooser, variants)
+
+
+def _modes(request: BenchRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:
+    """The kernels that may be tried."""
+    return tuple(
+        mode
+        for mode in map(KernelMode, wanted)
+        if (request.fuse or not mode.fuses) and (request.group or not mode.groups)
+    )
+
+
+def _tuned_variants(job: Job, tuned: Tuned, one: str, engine: Engine) -> list[Variant]:
+    """The tuned plan, and one stream of its kernels if these are not what the others have."""
+    if tuned.gain is None:
+        return []  # one stream it stays, and that is measured
+    own = tuned.on(job)
+    found = []
+    if tuned.kernels is not KernelMode.PLAIN and tuned.streams > 1:
+        alone = replace(own.options, plan=None)
+        found.append(Variant(f"msplit, 1 stream, {tuned.kernels}", engine, replace(job, options=alone), one))
+    return [*found, Variant(f"{TUNED}, {plural(tuned.streams, 'stream')}", engine, own, one)]
