@@ -1,7 +1,9 @@
-"""Calls lowerings: one op on given values."""
+"""Calls lowerings: one op on values that are known, and a program step by step."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.errors import EngineError
 
 LARGEST_FOLDED = 1 << 28
@@ -59,6 +62,37 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
             where=f"node {op.name}",
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem
+
+
+def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:
+    """Calls one step and files its results under their keys."""
+    step = program.steps[number]
+    results = step.call(*_arguments(program, step, values))
+    for port, result in enumerate(results):
+        values[step.op.node, port] = result
+
+
+def walk(
+    program: Program, feeds: Mapping[str, NDArray[Any]], device: torch.device
+) -> Iterator[tuple[KernelCall, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
+    """Runs a program step by step. Before each step runs, it is given out with its inputs and the call that will run."""
+    values = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()}
+    last = {key: number for number, step in enumerate(program.steps) for key in step.inputs}
+    with torch.no_grad():
+        for number, step in enumerate(program.steps):
+            arguments = _arguments(program, step, values)
+            call = functools.partial(step.call, *arguments)
+            yield step, arguments, call
+            for port, result in enumerate(call()):
+                if (step.op.node, port) in last:
+                    values[step.op.node, port] = result
+            for key in step.inputs:
+                if last[key] == number:
+                    values.pop(key, None)
+
+
+def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
+    return [values[key] if key in values else program.constants[key] for key in step.inputs]
 
 
 def positions(lowering: Lowering, count: int) -> set[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from msplit.engines.base import Arrays
 from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.profiling import cupti
 from msplit.engines.cuda.profiling.microbench import constants
@@ -105,29 +104,6 @@ def measure(
         tell("grids", 0.0)
         kernels, recorded = _with_grids(program, feeds, device, run.first, kernels)
     return Measured(tuple(kernels), tuple(run.kernel), found, run.unmeasured, recorded)
-
-
-def walk(
-    program: Program, feeds: Arrays, device: torch.device
-) -> Iterator[tuple[KernelCall, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
-    """Runs a program step by step. Before each step runs, it is given out with its inputs and the call that will run."""
-    values: dict[Key, torch.Tensor] = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()}
-    last: dict[Key, int] = {}
-    for number, step in enumerate(program.steps):
-        for key in step.inputs:
-            last[key] = number
-    constants = program.constants
-    with torch.no_grad():
-        for number, step in enumerate(program.steps):
-            arguments = [values[key] if key in values else constants[key] for key in step.inputs]
-            call = functools.partial(step.call, *arguments)
-            yield step, arguments, call
-            for port, result in enumerate(call()):
-                if (step.op.node, port) in last:
-                    values[step.op.node, port] = result
-            for key in step.inputs:
-                if last[key] == number:
-                    values.pop(key, None)
 
 
 class _Steps:

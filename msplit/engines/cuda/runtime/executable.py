@@ -17,12 +17,13 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
-from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory, run_step
+from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
 from msplit.engines.cuda.runtime.timeline import EventTap, timeline
 from msplit.errors import EngineError
 

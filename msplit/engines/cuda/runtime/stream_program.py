@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.schedule.plan.plan import Plan
 
@@ -308,15 +309,6 @@ def _run_views(program: Program, views: tuple[int, ...], values: dict[Key, torch
         else:
             postponed.append(view)
     return tuple(postponed)
-
-
-def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:
-    """Calls one step and files its results under their keys."""
-    step = program.steps[number]
-    constants = program.constants
-    results = step.call(*[values[key] if key in values else constants[key] for key in step.inputs])
-    for port, result in enumerate(results):
-        values[step.op.node, port] = result
 
 
 def poison_memory(value: torch.Tensor) -> None:

@@ -12,9 +12,10 @@ from msplit import api
 from msplit.cost.costs import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling import cupti, kernel_profile
-from msplit.engines.cuda.profiling.kernel_profile import kind_of, measure, resident, share_of, walk
+from msplit.engines.cuda.profiling.kernel_profile import kind_of, measure, resident, share_of
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
 from tests.cli.runner import SAMPLES
