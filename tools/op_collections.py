@@ -1,0 +1,85 @@
+"""Counts the collections of op names that stand outside of the table of traits (`msplit/opset/traits.py`).
+
+    python tools/op_collections.py [--show]         --show prints each collection
+
+A collection is a tuple, list, set or dict that names two or more ops of TensorFlow; one inside of another counts once. What is registered
+by a decorator, ``@lowering("Add", "AddV2")``, is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "msplit" / "opset"
+
+
+@cache
+def _ops() -> frozenset[str]:
+    return frozenset(json.loads((TABLE / "data" / "ops.json").read_bytes())["ops"])
+
+
+def _members(node: ast.AST) -> list[ast.expr]:
+    """What a collection holds: its elements, or its keys."""
+    match node:
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            return list(elements)
+        case ast.Dict(keys=keys):
+            return [key for key in keys if key is not None]
+    return []
+
+
+def _names(node: ast.expr) -> int:
+    """How many op names a collection holds, those of collections inside of it with them."""
+    found = 0
+    for member in _members(node):
+        inner = member.value if isinstance(member, ast.Starred) else member
+        if isinstance(inner, ast.Constant):
+            found += isinstance(inner.value, str) and inner.value in _ops()
+        else:
+            found += _names(inner)
+    return found
+
+
+def collections_in(source: str) -> Iterator[ast.expr]:
+    """The outermost collections of two op names or more in a module's source."""
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr) and _names(node) > 1:
+            yield node
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def op_name_collections() -> dict[str, int]:
+    """Per file of the package that has any, outside of the table: how many."""
+    found = {}
+    for path in sorted((ROOT / "msplit").rglob("*.py")):
+        if path.is_relative_to(TABLE):
+            continue
+        count = sum(1 for _ in collections_in(path.read_text()))
+        if count:
+            found[str(path.relative_to(ROOT))] = count
+    return found
+
+
+def main() -> None:
+    """See the module."""
+    counts = op_name_collections()
+    for file, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        print(f"{count:4} {file}")
+        if "--show" in sys.argv[1:]:
+            found = sorted(collections_in((ROOT / file).read_text()), key=lambda node: node.lineno)
+            for node in found:
+                print(f"{node.lineno:9}  {ast.unparse(node)}")
+    print(f"{sum(counts.values()):4} collections of op names in {len(counts)} files")
+
+
+if __name__ == "__main__":
+    main()
