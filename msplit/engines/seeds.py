@@ -7,26 +7,7 @@ from collections.abc import Sequence
 
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import original
-
-DRAWN_ON_DEVICE = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal")
-"""Random ops with a state that the cuda engine runs, where they run once in every step."""
-
-DRAWS = frozenset(
-    {
-        *(
-            "RandomUniform",
-            "RandomUniformInt",
-            "RandomStandardNormal",
-            "TruncatedNormal",
-            "ParameterizedTruncatedNormal",
-        ),
-        *("RandomShuffle", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomCrop", "Multinomial"),
-        *("AllCandidateSampler", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
-        *("LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"),
-        *("SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"),
-    }
-)
-"""Random ops with a state: what one draws depends on how often it has run."""
+from msplit.opset.traits import DRAWN_ON_DEVICE
 
 
 def seeds(function: str, name: str, seed: int, seed2: int) -> tuple[int, int]:

@@ -16,10 +16,11 @@ import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Ints
 from msplit.core.union_find import DisjointSets
-from msplit.engines.seeds import DRAWS, seeds
+from msplit.engines.seeds import seeds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema
+from msplit.opset.traits import DRAWS, VARIABLES
 
 CLONE_LIMIT = 1 << 20
 """Bytes up to which a constant is copied to every stream that reads it."""
@@ -288,7 +289,7 @@ def _storage(op: str, name: str, attrs: Mapping[str, Any]) -> tuple[str, str, st
 def _variables(flat: FlatGraph) -> tuple[str, ...]:
     found: dict[Any, str] = {}
     for v, op in enumerate(flat.graph.ops):
-        if op in ("VarHandleOp", "VariableV2", "Variable") and flat.origin_function[v] < 0:
+        if op in VARIABLES and flat.origin_function[v] < 0:
             name = flat.model.graph_def.node[int(flat.origin_node[v])].name
             found.setdefault(_storage(op, name, flat.graph.attrs[v]) or name, name)
     return tuple(found.values())

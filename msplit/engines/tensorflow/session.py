@@ -17,6 +17,7 @@ from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorfl
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
 from msplit.formats.model import Format, Model
+from msplit.opset.traits import ops_with
 
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
@@ -194,7 +195,7 @@ def _is_for_tables(graph: Any, name: str) -> bool:
     waiting = [graph.get_operation_by_name(name)]
     while waiting:
         operation = waiting.pop()
-        if operation.type.startswith(("InitializeTable", "LookupTableImport")):
+        if operation.type in ops_with("fills a table"):
             return True
         if operation.type == "NoOp":
             for before in operation.control_inputs:

@@ -11,9 +11,9 @@ from typing import Any
 
 from msplit.engines.base import Span, Timeline
 from msplit.errors import EngineError
+from msplit.opset.traits import ops_with
 
-_SILENT = frozenset({"NoOp", "Const", "_Arg", "_Retval", "_Send", "_Recv", "_HostSend", "_HostRecv"})
-"""Ops that are no work of the model."""
+_SILENT = ops_with("silent")
 
 CLOCK = (
     "TensorFlow's step statistics (RunMetadata, FULL_TRACE) on CPU devices: these times say nothing about GPU streams"

@@ -17,8 +17,7 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
 from msplit.opset import schema
-
-_HOLDERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+from msplit.opset.traits import VARIABLES
 
 
 def build(job: Job, facts: Mapping[str, Any]) -> Executable:
@@ -120,7 +119,7 @@ def _closed(*_: Any) -> list[Any]:
 
 def _graph(model: Model) -> tuple[Callable[..., list[Any]], list[Any]]:
     tf = runtime.tensorflow()
-    if any(node.op in _HOLDERS for node in model.graph_def.node):
+    if any(node.op in VARIABLES for node in model.graph_def.node):
         raise EngineError("the graph has variables, which only a SavedModel brings into a compiled function")
     wrapped = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(model.graph_def, name=""), [])
     inputs = [wrapped.graph.get_tensor_by_name(endpoint.tensor) for endpoint in model.inputs]

@@ -18,6 +18,7 @@ from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.opset.traits import EPILOGUE_STEPS
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.matmul import Tile
@@ -117,7 +118,7 @@ def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Te
     """
     biased = tuple(steps[:1]) == ("BiasAdd",)
     follow = steps[1:] if biased else steps
-    if len(rest) != biased or len(follow) > 1 or any(step in ("BiasAdd", "Add", "FusedBatchNorm") for step in follow):
+    if len(rest) != biased or len(follow) > 1 or any(step in EPILOGUE_STEPS for step in follow):
         return None
     return Work(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
 

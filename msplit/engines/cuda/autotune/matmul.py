@@ -23,14 +23,14 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, differ
 from msplit.engines.cuda.ir.graph import Op
+from msplit.opset.traits import BATCH_MATMULS, MATMULS
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.matmul import Tile
 
-BATCHED = ("BatchMatMul", "BatchMatMulV2")
 GROUPED = "_GroupedMatMul"
-ANY_WEIGHTS = (*BATCHED, GROUPED)
-WITH_WEIGHTS = ("MatMul", "_FusedMatMul")
+ANY_WEIGHTS = BATCH_MATMULS | {GROUPED}
+WITH_WEIGHTS = MATMULS
 """Ops whose kernel is chosen; the latter only where their weights are constant."""
 
 _ALIGNED = 4
@@ -102,7 +102,7 @@ def _tiled(op: Op, tile: Tile) -> Op:
 def _inner_axis(op: Op) -> int | None:
     """The axis of the constant weights that the product sums over; None where they lie transposed and are left so."""
     if op.op != GROUPED:
-        return None if op.op in BATCHED or op.attrs.get("transpose_b") else 0
+        return None if op.op in BATCH_MATMULS or op.attrs.get("transpose_b") else 0
     layers = op.attrs["layers"]
     if len(layers) > 1 or layers[0].get("transpose"):
         return None
@@ -179,7 +179,7 @@ def _bound(function: Callable[..., Any], arguments: list[torch.Tensor]) -> Calla
 def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:
     """Tiles of our own kernel that may compute this product."""
     data, weights, *rest = arguments
-    if op.op in BATCHED:
+    if op.op in BATCH_MATMULS:
         work = batched_matmul.members(
             data.mT if op.attrs.get("adj_x") else data, weights.mT if op.attrs.get("adj_y") else weights
         )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from msplit.engines.cuda.frontend.functionalize_cond import known
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import CONDS, FUNCTIONAL, Bodies, functions_of, names_all, taken
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import CONDS
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.engines.cuda.frontend.rewire import Changes, rewired
 from msplit.engines.cuda.ir.functions import Body
 from msplit.engines.cuda.ir.graph import Key
-from msplit.engines.seeds import DRAWN_ON_DEVICE
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
 
+_BEFORE_SWITCHES = ops_with("hands on a condition")
 _NO, _YES = "Merge/no", "Merge/yes"
 _CHOICE = {
     _NO: Body([(0, 0), (1, 0)], (), {}, [(0, 0)], ()),
@@ -110,7 +111,7 @@ def known(graph: Graph, key: Key, fed: Set[Key]) -> NDArray[np.generic] | None:
             except LoadError:  # whoever runs it is told
                 return None
             return np.logical_not(found) if negated else found
-        if op not in ("Identity", "PlaceholderWithDefault", "LogicalNot") or not inputs:
+        if op not in _BEFORE_SWITCHES or not inputs:
             return None
         negated ^= op == "LogicalNot"
         key = inputs[0]

@@ -112,7 +112,7 @@ def _loop(flat: FlatGraph, nodes: Sequence[int]) -> _Loop | None:
     of_op: dict[str, list[int]] = {}
     for node in nodes:
         of_op.setdefault(graph.ops[node].removeprefix("Ref"), []).append(node)
-    enters, exits, conditions = (of_op.get(op, []) for op in ("Enter", "Exit", "LoopCond"))
+    enters, exits, conditions = of_op.get("Enter", []), of_op.get("Exit", []), of_op.get("LoopCond", [])
     if len(conditions) != 1 or not exits or not all(map(graph.inputs, [*enters, *exits, *conditions])):
         return None
     goes_back = dict(zip(flat.back_edges.dst.tolist(), flat.back_edges.src.tolist(), strict=True))

@@ -19,10 +19,11 @@ from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.reachable import reachable
 from msplit.engines.cuda.ops import identity
-from msplit.engines.seeds import DRAWN_ON_DEVICE, seeds_of
+from msplit.engines.seeds import seeds_of
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
+from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
 
 _HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)
 """Lowerings that give their inputs back: such ops vanish."""
@@ -60,7 +61,7 @@ def build(
         inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
         if stand_ins is not None and (found := _stand_in(op, flat.graph.attrs[node])):
             stand_ins[node, 0] = found
-        elif op in formats.VARIABLE_OPS:
+        elif op in VARIABLES:
             variables.append(node)
         elif op == "Const":
             graph.constants[node, 0] = _constant(flat, node)
@@ -92,7 +93,7 @@ def build(
 
 def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
     """What is known of a variable or a large constant without reading it; None for all else."""
-    if op in formats.VARIABLE_OPS:
+    if op in VARIABLES:
         shape, dtype = attrs.get("shape"), attrs.get("dtype")
         full = tuple(shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else None
         return StandIn(full, dtype if isinstance(dtype, str) else "float32")

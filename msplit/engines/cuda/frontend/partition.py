@@ -18,15 +18,14 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.engines.cuda.ir.reachable import reachable
-from msplit.engines.seeds import DRAWN_ON_DEVICE, DRAWS
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
-from msplit.formats import VARIABLE_OPS
 from msplit.opset import schema
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, VARIABLES, ops_with
 
 READS_A_VARIABLE = ("ReadVariableOp",)
 BY_THE_ENGINE = frozenset(
-    {"Placeholder", "PlaceholderV2", "Const", *VARIABLE_OPS, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
+    {"Const", *ops_with("fed"), *VARIABLES, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
 )
 """Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
 
@@ -169,7 +168,7 @@ class _Kinds:
         """Says of a node what it is."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
         covered = (op in BY_THE_ENGINE or op in self._listed) and not within.missing
-        heavy = op in VARIABLE_OPS or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
+        heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
         made = [key for key in self._inputs[node] if key not in self._outside]
         late = any(key[0] in self._after_work for key in made)
         follows = any(key[0] in self._behind for key in made)

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
-from msplit.engines.cuda.ir.functions import CALLS, CONDS, FUNCTIONAL, LOOPS, Bodies, Body, functions_of, taken
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
+from msplit.opset.traits import CALLS, CONDS, IF, LOOPS
 
 MOST_OPS = 100_000
 """Ops and turns that all loops of a model may become."""
@@ -207,7 +208,7 @@ class Unroller:
         if predicate is not None:
             found = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
             return found
-        if op.op not in ("If", "StatelessIf") or self.shape(op.inputs[0]) != ():
+        if op.op not in IF or self.shape(op.inputs[0]) != ():
             raise Unsupported("which branch is taken depends on values that only the run knows")
         condition = op.inputs[0]
         if self.dtype(condition) != "bool":

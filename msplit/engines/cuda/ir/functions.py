@@ -15,13 +15,10 @@ from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
+from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS
 
-LOOPS = ("While", "StatelessWhile")
-CONDS = ("If", "StatelessIf", "Case", "StatelessCase")
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-"""Only those come here that XLA compiles as a whole: all others are inlined in the flat graph."""
-FUNCTIONAL = frozenset({*LOOPS, *CONDS, *CALLS})
-"""Ops that run functions of the library."""
+FUNCTIONAL = LOOPS | CONDS | CALLS
+"""Ops that run functions of the library. Of calls only those come here that XLA compiles: all others are inlined in the flat graph."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
     """
     if op in LOOPS:
         found = [attrs.get("cond"), attrs.get("body")]
-    elif op in ("If", "StatelessIf"):
+    elif op in IF:
         found = [attrs.get("else_branch"), attrs.get("then_branch")]
     elif op in CONDS:
         branches = attrs.get("branches")
@@ -156,7 +153,7 @@ def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
 
 def names_all(op: str, functions: Sequence[FunctionRef]) -> bool:
     """Whether these are all functions that a functional op needs: a damaged one may lack some."""
-    return len(functions) == 2 if op in (*LOOPS, "If", "StatelessIf") else bool(functions)
+    return len(functions) == 2 if op in LOOPS | IF else bool(functions)
 
 
 def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
@@ -165,7 +162,7 @@ def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
     An `If` takes its second where the predicate is a scalar that is not zero, or a tensor that is not empty. A `Case` takes the last
     one for a number that no branch has.
     """
-    if op in ("Case", "StatelessCase"):
+    if op in CASE:
         number = int(predicate) if predicate.ndim == 0 and predicate.dtype.kind in "iu" else -1
         return number if 0 <= number < branches else branches - 1
     return int(bool(predicate) if predicate.ndim == 0 else predicate.size > 0)

@@ -17,30 +17,11 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
-_SAME_BITS = frozenset(
-    {
-        "AccumulateNV2", "Add", "AddN", "AddV2", "BiasAdd", "Cross", "Cumprod", "Cumsum", "DynamicStitch", "Invert", "MatrixBandPart",
-        "Prod", "ScatterNd", "ScatterNdNonAliasingAdd", "SegmentProd", "SegmentSum", "SparseToDense", "Square", "Sub", "Sum",
-        "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2",
-        "UnsortedSegmentProd", "UnsortedSegmentSum",
-    }
-)  # fmt: skip
-_ORDERED = frozenset(
-    {
-        "ArgMax", "ArgMin", "Greater", "GreaterEqual", "Less", "LessEqual", "LowerBound", "Max", "Maximum", "Min", "Minimum",
-        "TensorScatterMax", "TensorScatterMin", "TopK", "TopKV2", "UnsortedSegmentMax", "UnsortedSegmentMin", "UpperBound",
-    }
-)  # fmt: skip
-_EXACT = frozenset(
-    {
-        "Bucketize", "ClipByValue", "Div", "FloorDiv", "FloorMod", "Mod", "Relu6", "Relu6Grad", "ReluGrad", "SegmentMax", "SegmentMin",
-        "TruncateDiv", "TruncateMod",
-    }
-)  # fmt: skip
-"""What neither wraps around nor has an order that a shift keeps: right in a wider type."""
+_SAME_BITS, _ORDERED, _EXACT = ops_with("wraps"), ops_with("ordered"), ops_with("exact when widened")
 
 
 def in_signed(function: Callable[..., Any], node: Node, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.ops.conv import convolve
 from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.norm import normalize
+from msplit.opset.traits import EPILOGUE_STEPS
 
 # Defaults of attributes, as the float32 numbers that they are.
 _EPSILON = 9.999999747378752e-05
@@ -105,7 +106,7 @@ def _steps(node: Node) -> tuple[str, ...]:
     """
     steps = tuple(str(step) for step in node.get("fused_ops", ()))
     for step in steps:
-        if step in ("BiasAdd", "Add", "FusedBatchNorm"):
+        if step in EPILOGUE_STEPS:
             continue
         try:
             activate(step)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
+from msplit.opset.traits import ops_with, traits
 
-_BY_SHAPE = RESHAPES | {"BroadcastTo", "EnsureShape", "Tile", "Slice", "Pad", "PadV2", "MirrorPad"}
-"""Ops that change nothing where they do not change the shape."""
-
-_NEUTRAL = {"Mul": 1, "RealDiv": 1, "Div": 1, "Sub": 0}
-"""Second operands that change no bit of the first one: x - 0 is x for both zeros, x + 0 is not."""
+_BY_SHAPE = ops_with("unchanged by shape")
 
 
 def eliminate_identity(graph: OpGraph) -> bool:
@@ -37,7 +33,7 @@ def _hands_on(graph: OpGraph, op: Op) -> bool:
     if op.op == "Transpose":
         order = graph.constants.get(op.inputs[1])
         return order is not None and order.tolist() == list(range(order.size))
-    if op.op in _NEUTRAL:
+    if (neutral := traits(op.op).neutral) is not None:
         value = graph.constants.get(op.inputs[1])
-        return value is not None and value.size > 0 and bool(np.all(value == _NEUTRAL[op.op]))
+        return value is not None and value.size > 0 and bool(np.all(value == neutral))
     return False

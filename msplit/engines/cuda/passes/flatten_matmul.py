@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.opset.traits import BATCH_MATMULS
 
-_BATCHED = ("BatchMatMul", "BatchMatMulV2")
 _COMPLEX = ("complex64", "complex128")
 
 
@@ -23,7 +23,7 @@ def flatten_matmul(graph: OpGraph) -> bool:
         left, right = op.inputs
         if left not in graph.shapes or right not in graph.shapes or (op.node, 0) not in graph.shapes:
             continue
-        if op.op in _BATCHED:
+        if op.op in BATCH_MATMULS:
             changed |= _flatten_batched(graph, op, left, right)
         elif op.op == "Einsum" and right in graph.constants:
             changed |= _flatten_einsum(graph, op, left, right)

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input, per_channel, trailing
+from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, RESHAPES, ops_with
 
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv3D")
-_HEADS = (*CONVOLUTIONS, "MatMul")
-_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_HEADS = CONVOLUTIONS | {"MatMul"}
+_DIVISIONS = ops_with("divide")
 _EPSILON = 9.999999747378752e-05
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 Doubles = NDArray[np.float64]
@@ -95,9 +94,9 @@ def _affine(
     graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[Doubles | float, Doubles | float] | None:
     """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
-    if op.op in _BATCH_NORMS:
+    if op.op in BATCH_NORMS:
         return _batch_norm(graph, readers, head, op, key)
-    if op.op in ("BiasAdd", "BiasAddV1"):
+    if op.op in BIASES:
         if op.inputs[0] != key or (len(shape) > 2 and channels_last(op) != (axes[-1] == len(shape) - 1)):
             return None
         value = graph.constants.get(op.inputs[1])
@@ -116,11 +115,11 @@ def _affine(
     first = op.inputs[0] == key
     if op.op == "Mul":
         return value, 0.0
-    if op.op in ("Add", "AddV2"):
+    if op.op in ADD:
         return 1.0, value
     if op.op == "Sub":
         return (1.0, -value) if first else (-1.0, value)
-    if op.op in ("RealDiv", "Div") and first and (value != 0).all():
+    if op.op in _DIVISIONS and first and (value != 0).all():
         return 1.0 / value, 0.0
     return None
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.passes.pattern import CONVOLUTIONS, Readers, channels_last, inserted_axis
+from msplit.engines.cuda.passes.pattern import Readers, channels_last, inserted_axis
+from msplit.opset.traits import IMAGE_CONVOLUTIONS, RESHAPES
 
 _PLAIN = (1, 1, 1, 1)
 _RANK = 4
@@ -57,14 +57,18 @@ def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
         key = (chain[-1].node, 0)
         reader = readers.only(key)
-        if reader is None or reader.inputs[0] != key or reader.op not in (*RESHAPES, *CONVOLUTIONS, "BatchToSpaceND"):
+        if (
+            reader is None
+            or reader.inputs[0] != key
+            or reader.op not in (*RESHAPES, *IMAGE_CONVOLUTIONS, "BatchToSpaceND")
+        ):
             return None
         chain.append(reader)
     convolution = chain[len(chain) // 2]
     if (
         chain[-1].op != "BatchToSpaceND"
         or len(chain) not in (3, 5)
-        or [op for op in chain if op.op in CONVOLUTIONS] != [convolution]
+        or [op for op in chain if op.op in IMAGE_CONVOLUTIONS] != [convolution]
     ):
         return None
     plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))

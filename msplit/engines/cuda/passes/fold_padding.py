@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
-from msplit.engines.cuda.passes.pattern import CONVOLUTIONS, Readers, channels_last, inserted_axis
+from msplit.engines.cuda.passes.pattern import Readers, channels_last, inserted_axis
+from msplit.opset.traits import IMAGE_CONVOLUTIONS, PADS, RESHAPES
 
 _RANK = 4
 
@@ -17,14 +17,14 @@ def fold_padding(graph: OpGraph) -> bool:
     names: dict[Key, Key] = {}
     before = len(graph.ops)
     for pad in list(graph.ops.values()):
-        if pad.op not in ("Pad", "PadV2"):
+        if pad.op not in PADS:
             continue
         view, last = None, pad
         reader = readers.only((pad.node, 0))
         if reader is not None and reader.op in RESHAPES:
             view = last = reader
             reader = readers.only((view.node, 0))
-        if reader is None or reader.op not in CONVOLUTIONS or reader.inputs[0] != (last.node, 0):
+        if reader is None or reader.op not in IMAGE_CONVOLUTIONS or reader.inputs[0] != (last.node, 0):
             continue
         axis = None if view is None else _added_axis(graph, pad, view, reader)
         pairs = None if view is not None and axis is None else _zeros_around(graph, pad, reader, axis)

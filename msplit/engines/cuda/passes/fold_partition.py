@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.opset.traits import GATHERS, ops_with
 
-_STITCHES = ("ParallelDynamicStitch", "DynamicStitch")
-_GATHERS = ("GatherV2", "Gather", "ResourceGather")
+_STITCHES = ops_with("stitch")
 _VECTOR = 1
 
 
@@ -65,7 +65,7 @@ def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
 
 def _is_lookup(graph: OpGraph, op: Op) -> bool:
     """Whether an op takes rows of a constant table."""
-    if op.op not in _GATHERS or op.inputs[0] not in graph.constants or op.attrs.get("batch_dims", 0):
+    if op.op not in GATHERS or op.inputs[0] not in graph.constants or op.attrs.get("batch_dims", 0):
         return False
     axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     return axis is not None and int(axis) == 0 and graph.constants[op.inputs[0]].ndim > 0

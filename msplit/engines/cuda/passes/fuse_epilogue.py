@@ -8,12 +8,12 @@ import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
 from msplit.engines.cuda.passes.gelu import match_gelu
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input
+from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 
-_FUSED = {"Conv2D": "_FusedConv2D", "DepthwiseConv2dNative": "_FusedDepthwiseConv2dNative", "MatMul": "_FusedMatMul"}
-_ACTIVATIONS = ("Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid")
+_HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
+_ACTIVATIONS = ops_with("activation")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 _ALPHA = 0.20000000298023224
@@ -24,7 +24,7 @@ def fuse_epilogue(graph: OpGraph) -> bool:
     changed = False
     readers = Readers(graph)
     for head in list(graph.ops.values()):
-        if head.op not in _FUSED or head.attrs.get("T") not in _FLOATS:
+        if head.op not in _HEADS or head.attrs.get("T") not in _FLOATS:
             continue  # libraries have no fused kernels of integers
         bias_op = readers.only((head.node, 0))
         if bias_op is not None and _takes_bias(head, bias_op):
@@ -35,7 +35,7 @@ def fuse_epilogue(graph: OpGraph) -> bool:
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
-    if op.op not in ("BiasAdd", "BiasAddV1") or op.inputs[0] != (head.node, 0):
+    if op.op not in BIASES or op.inputs[0] != (head.node, 0):
         return False
     return head.op == "MatMul" or channels_last(op) == channels_last(head)
 
@@ -69,7 +69,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     reshaped = activation is not None and bool(reshapes)
     last = absorbed[-1]
     source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
-    fused, name = _FUSED[head.op], head.name
+    fused, name = f"_Fused{head.op}", head.name
     for op in [head, *absorbed[:-1]]:
         del graph.ops[op.node]
     if reshaped:
@@ -97,7 +97,7 @@ def _zeros(graph: OpGraph, head: Op) -> Key:
 def _side_input(graph: OpGraph, readers: Readers, head: Op, key: Key) -> tuple[Op, Key] | None:
     """The sum of a convolution with something of its own shape, where a ReLU follows: libraries have that as one kernel."""
     op = readers.only(key)
-    if head.op != "Conv2D" or op is None or op.op not in ("Add", "AddV2"):
+    if head.op != "Conv2D" or op is None or op.op not in ADD:
         return None
     other = other_input(op, key)
     after = readers.only((op.node, 0))

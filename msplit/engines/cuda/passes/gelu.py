@@ -18,9 +18,10 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.pattern import Readers
+from msplit.opset.traits import ops_with
 
-_CURVED = frozenset({"Erf", "Erfc", "Tanh", "Sigmoid"})
-_ELEMENTWISE = _CURVED | {"Mul", "Add", "AddV2", "Sub", "RealDiv", "Div", "Pow", "Square", "Neg"}
+_CURVED = ops_with("gelu curve")
+_ELEMENTWISE = ops_with("gelu part")
 _LARGEST = 16
 """Ops that a GELU is made of at most."""
 

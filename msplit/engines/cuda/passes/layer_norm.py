@@ -14,8 +14,10 @@ import torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes import match_rows
 from msplit.engines.cuda.passes.pattern import Readers
+from msplit.opset.traits import ops_with
 
 _FLOATS = ("float32", "float64")
+_OF_SOFTMAX = ops_with("softmax part")
 _TOLERANCE = 1e-6
 _NEAR = 1e-3
 _WIDEST = 1 << 16
@@ -40,7 +42,7 @@ def fuse_layer_norm(graph: OpGraph) -> bool:
 def _fuse(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> bool:
     found = match_rows.region(graph, readers, key)
     for part in match_rows.functions(graph, readers, key, found):
-        if sum(op.op == "Mean" for op in part) != 2 or any(op.op in ("Exp", "Max", "Sum") for op in part):
+        if sum(op.op == "Mean" for op in part) != 2 or any(op.op in _OF_SOFTMAX for op in part):
             continue
         made = _parameters(graph, key, part)
         if made is not None:

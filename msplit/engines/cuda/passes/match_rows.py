@@ -16,12 +16,10 @@ from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.pattern import Readers, per_channel
+from msplit.opset.traits import ops_with
 
-REDUCTIONS = frozenset({"Mean", "Sum", "Max"})
-_ELEMENTWISE = frozenset({
-    "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt", "Reciprocal", "Inv",
-    "Exp",
-})  # fmt: skip
+REDUCTIONS = ops_with("row reduction")
+_ELEMENTWISE = ops_with("row part")
 LARGEST = 24
 """Ops that such a function is made of at most."""
 

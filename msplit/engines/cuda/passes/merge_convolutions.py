@@ -16,6 +16,7 @@ import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.opset.traits import CONV2D
 
 MOST = 4
 """Convolutions that one step does."""
@@ -68,7 +69,7 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
 
 def _kind(graph: OpGraph, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, ...] | None:
     """What siblings have in common; None for what can have none."""
-    if op.op not in ("Conv2D", "_FusedConv2D") or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
+    if op.op not in CONV2D or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
         return None
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
     data, *rest = op.inputs
@@ -94,7 +95,7 @@ def _behind(graph: OpGraph, readers: dict[Key, list[int]]) -> dict[int, int]:
         follow.setdefault(producer, []).extend(users)
     for number, op in reversed(graph.ops.items()):
         longest = max((behind[user] for user in follow.get(number, ())), default=0)
-        behind[number] = longest + (op.op in ("Conv2D", "_FusedConv2D"))
+        behind[number] = longest + (op.op in CONV2D)
     return behind
 
 

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
-"""Of images: four axes."""
-
 
 class Readers:
     """Who reads each value of a source, as it was when this was made.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.pattern import Readers, per_channel
+from msplit.opset.traits import ADD, BIASES
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -18,7 +19,7 @@ def reassociate_bias(graph: OpGraph) -> bool:
     changed = False
     place = {number: position for position, number in enumerate(graph.ops)}
     for sum_op in list(graph.ops.values()):
-        if sum_op.op not in ("Add", "AddV2") or sum_op.attrs.get("T") not in _FLOATS:
+        if sum_op.op not in ADD or sum_op.attrs.get("T") not in _FLOATS:
             continue
         shape = graph.shapes.get((sum_op.node, 0))
         bias_op = readers.only((sum_op.node, 0))
@@ -49,9 +50,9 @@ def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | Non
     """The vector along the last axis that an op adds to a value, if that is all it does."""
     if graph.shapes.get((op.node, 0)) != shape or len(op.inputs) != 2:
         return None
-    if op.op in ("BiasAdd", "BiasAddV1") and op.inputs[0] == key and len(shape) == 2:
+    if op.op in BIASES and op.inputs[0] == key and len(shape) == 2:
         return op.inputs[1] if op.inputs[1] in graph.constants else None
-    if op.op not in ("Add", "AddV2") or (op.inputs[0] == key) == (op.inputs[1] == key):
+    if op.op not in ADD or (op.inputs[0] == key) == (op.inputs[1] == key):
         return None
     other = op.inputs[1] if op.inputs[0] == key else op.inputs[0]
     value = graph.constants.get(other)

@@ -31,6 +31,7 @@ from msplit.engines.cuda.passes.embedding.densify import Densifier
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import Proof
 from msplit.errors import EngineError
+from msplit.opset.traits import CONV2D
 
 
 class Tracer:
@@ -195,9 +196,7 @@ class Tracer:
         return op
 
     def _is_nhwc_convolution(self, op: Op) -> bool:
-        return (
-            not self.nchw and op.op in ("Conv2D", "_FusedConv2D") and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
-        )
+        return not self.nchw and op.op in CONV2D and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
 
     def dtypes(self, op: Op) -> dict[Key, str]:
         """Types of what an op made."""

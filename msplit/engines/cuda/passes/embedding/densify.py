@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.embedding import intervals, masked
 from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
+from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
 _LARGEST = 1 << 28
 """Bytes of a constant that is worth keeping, as in `interpret.LARGEST_FOLDED`."""
-
-_SPARSE_SEGMENTS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-_SEGMENTS = {"SegmentSum": "Sum", "SegmentMean": "Mean", "SegmentProd": "Prod"}
-_UNSORTED = {"SegmentSum": "UnsortedSegmentSum", "SegmentProd": "UnsortedSegmentProd"}
 
 
 class Densifier:
@@ -219,11 +216,11 @@ def _segment(densifier: Densifier, op: Op) -> Proof | None:
         return None
     count, length = int(ids[-1]) + 1, run_length(ids)
     if length:
-        return _grouped(densifier, op, [], (count, length, *shape[1:]), _SEGMENTS[op.op])
-    if op.op not in _UNSORTED:
+        return _grouped(densifier, op, [], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
+    if op.op == "SegmentMean":  # has no unsorted kind
         return None
     fixed = densifier.new(
-        _UNSORTED[op.op], op, [*op.inputs, densifier.constant(np.array(count, np.int32))], dict(op.attrs)
+        f"Unsorted{op.op}", op, [*op.inputs, densifier.constant(np.array(count, np.int32))], dict(op.attrs)
     )
     return Proof({0: (fixed.node, 0)}, [fixed])
 
@@ -300,13 +297,13 @@ def _stitch(densifier: Densifier, op: Op) -> Proof | None:
 
 
 _RULES: dict[str, Callable[[Densifier, Op], Proof | None]] = {
-    **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), _gather),
+    **dict.fromkeys(GATHERS, _gather),
     "GatherNd": _gather_nd,
     "SparseFillEmptyRows": _fill_empty_rows,
-    **dict.fromkeys(_SPARSE_SEGMENTS, _sparse_segment),
-    **dict.fromkeys(_SEGMENTS, _segment),
-    **dict.fromkeys(("Select", "SelectV2"), _select),
+    **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
+    **dict.fromkeys(ops_with("dense segment"), _segment),
+    **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
     "DynamicPartition": _partition,
-    **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), _stitch),
+    **dict.fromkeys(ops_with("stitch"), _stitch),
 }

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
+from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 
-_GATHERS = ("GatherV2", "Gather", "ResourceGather")
-_CONCATS = {"ConcatV2": -1, "Concat": 0}
+_COMBINES = ops_with("combines")
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _VALUES = ("int32", "int64", "float32", "float64")
 _MOST_ROWS = 1 << 30
@@ -187,21 +186,21 @@ class _Parts:
         shape = graph.shapes.get((op.node, 0))
         if shape is None or not math.prod(shape):
             return None
-        if op.op in _GATHERS:
+        if op.op in GATHERS:
             return self._lookup(op, stage, shape)
         if op.op == "_Columns":
             return self._joined_before(op, stage)
         first = self.of.get(op.inputs[0]) if op.inputs else None
         if op.op in RESHAPES and first is not None:
             return replace(first, shape=shape)
-        if op.op in ("Sum", "Mean") and first is not None:
+        if op.op in _COMBINES and first is not None:
             return self._combined(op, first, shape)
         if op.op == "RealDiv" and first is not None:
             return self._divided(op, first, shape)
         if op.op == "Mul":
             return self._scaled(op, shape)
-        if op.op in _CONCATS:
-            slot = _CONCATS[op.op] % len(op.inputs)
+        if (slot := traits(op.op).axis) is not None:
+            slot %= len(op.inputs)
             axis = graph.constants.get(op.inputs[slot])
             keys = [key for number, key in enumerate(op.inputs) if number != slot]
             return None if axis is None else self._beside(keys, int(axis) % len(shape), shape, packed=False)
@@ -209,7 +208,7 @@ class _Parts:
             return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
         if op.op == "AddN":
             self._split(op, shape)
-        if op.op in ("AddN", "AddV2", "Add"):
+        if op.op == "AddN" or op.op in ADD:
             return self._added(op.inputs, shape)
         return None
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import RESHAPES
 from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Term
+from msplit.opset.traits import ADD, RESHAPES, ops_with
 
-_LIMITS = ("Minimum", "Maximum", "ClipByValue")
+_LIMITS = ops_with("limit")
 _LONGEST = 16
 _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
@@ -75,7 +75,7 @@ class Chain:
             boundaries = tuple(float(np.float32(boundary)) for boundary in op.attrs.get("boundaries", ()))
             self._term = replace(term, boundaries=boundaries)
             return True
-        if op.op in ("AddV2", "Add", "Sub") and not clipped and not term.modulo:
+        if (op.op in ADD or op.op == "Sub") and not clipped and not term.modulo:
             added = _addend(graph, op, self._per_row)
             if added is None:
                 return False

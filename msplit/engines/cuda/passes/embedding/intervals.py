@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.opset.traits import GATHERS, ops_with
 
 Range = tuple[int, int]
 
@@ -215,29 +216,11 @@ def _all_of(facts: Facts, op: Op) -> Range:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        [
-            "Identity",
-            "Reshape",
-            "Squeeze",
-            "ExpandDims",
-            "Tile",
-            "BroadcastTo",
-            "Transpose",
-            "Slice",
-            "StridedSlice",
-            "Reverse",
-            "ReverseV2",
-            "Cast",
-            "Unique",
-            "Snapshot",
-            "StopGradient",
-            "EnsureShape",
-        ],
-        _same,
-    ),
-    **dict.fromkeys(["Gather", "GatherV2", "ResourceGather", "GatherNd"], _rows),
-    **dict.fromkeys(("Max", "Min"), _some_of),
+    **dict.fromkeys(ops_with("picks values"), _same),
+    **dict.fromkeys(GATHERS, _rows),
+    "GatherNd": _rows,
+    "Max": _some_of,
+    "Min": _some_of,
     "Pack": lambda facts, op: _union(facts, op.inputs),
     "ConcatV2": lambda facts, op: _union(facts, op.inputs[:-1]),
     "Concat": lambda facts, op: _union(facts, op.inputs[1:]),

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
-from msplit.engines.cuda.ir.op_classes import COMPARISONS, LOGIC, RESHAPES
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
+from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_with
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.passes.embedding.densify import Densifier
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 _ABSENT = -(2**62)
 """The id of what is not there. No id that a model has can be below it."""
 
-_ELEMENTWISE = frozenset([
-    "Cast", "AddV2", "Add", "Sub", "Mul", "Neg", "Abs", "Minimum", "Maximum", "Select", "SelectV2", "ZerosLike", "OnesLike",
-    "LogicalNot", *LOGIC, *COMPARISONS,
-])  # fmt: skip
+_ELEMENTWISE = ops_with("masks elementwise")
+_TESTS = ops_with("mask test")
 _LONGEST = 16
 
 
@@ -100,7 +98,7 @@ def prove(densifier: Densifier, op: Op) -> Proof | None:
         key in known.kept or key in known.places or key in known.counts or key in known.flags for key in op.inputs
     ):
         return None
-    if op.op in _ELEMENTWISE and (op.op not in ("Select", "SelectV2") or op.inputs[0] in known.kept):
+    if op.op in _ELEMENTWISE and (op.op not in SELECT or op.inputs[0] in known.kept):
         return _elementwise(densifier, op)
     rule = _RULES.get(op.op)
     return rule(densifier, op) if rule is not None else None
@@ -133,7 +131,7 @@ def _where(densifier: Densifier, op: Op) -> Proof | None:
 def _narrowed(densifier: Densifier, mask: Mask, condition: Key, key: Key) -> Mask:
     """A mask that holds where another and a condition do."""
     op = densifier.made.get(root(densifier, condition)[0])
-    if op is None or op.op not in ("NotEqual", "GreaterEqual") or len(op.inputs) != 2:
+    if op is None or op.op not in _TESTS or len(op.inputs) != 2:
         return Mask(key)
     bound = densifier.range(op.inputs[1])
     base = root(densifier, op.inputs[0])
@@ -396,15 +394,15 @@ def _sparse_to_dense(densifier: Densifier, op: Op) -> Proof | None:
 
 _RULES: dict[str, Callable[[Densifier, Op], Proof | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),
-    **dict.fromkeys(("Tile", "BroadcastTo"), _repeat),
+    **dict.fromkeys(ops_with("repeat"), _repeat),
     "Shape": _shape,
     "Fill": _fill,
-    **dict.fromkeys(("Gather", "GatherV2"), _gather),
+    **dict.fromkeys(GATHERS - ops_with("reads by handle"), _gather),
     "GatherNd": _gather_nd,
     "SparseReshape": _sparse_reshape,
     "StridedSlice": _strided_slice,
     "SparseFillEmptyRows": _fill_empty_rows,
-    **dict.fromkeys(("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"), _sparse_segment),
-    **dict.fromkeys(("Select", "SelectV2"), _select),
+    **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
+    **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
 }

@@ -11,10 +11,10 @@ import numpy as np
 
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.passes.pattern import Readers
+from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with
 
-_GATHERS = ("GatherV2", "Gather", "ResourceGather")
-_BY_PLACES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-_BY_PLACES_AND_COUNT = tuple(f"{op}WithNumSegments" for op in _BY_PLACES)
+_UNIQUES = ops_with("unique")
+_BY_PLACES = GATHERS | SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}
 
 
 def eliminate_unique(graph: OpGraph) -> bool:
@@ -22,14 +22,14 @@ def eliminate_unique(graph: OpGraph) -> bool:
     readers = Readers(graph)
     found = False
     for lookup in list(graph.ops.values()):
-        if lookup.op not in _GATHERS or not _takes_rows(graph, lookup):
+        if lookup.op not in GATHERS or not _takes_rows(graph, lookup):
             continue
         unique = graph.ops.get(lookup.inputs[1][0])
-        if unique is None or unique.op not in ("Unique", "UniqueWithCounts") or lookup.inputs[1][1] != 0:
+        if unique is None or unique.op not in _UNIQUES or lookup.inputs[1][1] != 0:
             continue
         for number in readers.of.get((lookup.node, 0), []):
             user = graph.ops[number]
-            by_places = user.op in (*_GATHERS, *_BY_PLACES, *_BY_PLACES_AND_COUNT) and _takes_rows(graph, user)
+            by_places = user.op in _BY_PLACES and _takes_rows(graph, user)
             if by_places and user.inputs[:2] == [(lookup.node, 0), (unique.node, 1)]:
                 user.inputs[:2] = [lookup.inputs[0], unique.inputs[0]]
                 user.source_nodes = list(
@@ -41,7 +41,7 @@ def eliminate_unique(graph: OpGraph) -> bool:
 
 def _takes_rows(graph: OpGraph, op: Op) -> bool:
     """Whether a gather takes whole rows; the other ops here do so always."""
-    if op.op not in _GATHERS:
+    if op.op not in GATHERS:
         return True
     axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     return axis is not None and int(axis) == 0 and not op.attrs.get("batch_dims", 0)

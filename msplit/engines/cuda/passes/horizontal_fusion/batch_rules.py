@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import (
-    ARITHMETIC,
-    COMPARISONS,
-    CURVES,
-    EXACT_BINARY,
-    EXACT_UNARY,
-    RESHAPES,
-    STEPS,
-)
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
+from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS, GATHERS, MATMULS, RESHAPES, ops_with
 
 Build = Callable[[Batch], list[Key] | None]
 """Makes the ops of a merge; the stacked value per output port, or None where these members can not be merged."""
@@ -43,10 +35,6 @@ class BatchRule:
     kernels: float = _POINTWISE
     weights: int | None = None
     lookup: bool = False
-
-
-JOINS = frozenset({"Pack", "ConcatV2", "AddN"})
-"""Ops in which branches meet."""
 
 
 def weight_slot(graph: OpGraph, op: Op) -> int | None:
@@ -167,7 +155,9 @@ def product(m: Batch) -> list[Key] | None:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
-    simple = not steps or (steps[0] == "BiasAdd" and steps[1:] not in _NO_ACTIVATIONS and len(steps) <= 2)
+    simple = not steps or (
+        steps[0] == "BiasAdd" and (len(steps) == 1 or steps[1] not in EPILOGUE_STEPS) and len(steps) <= 2
+    )
     if attrs.get("transpose_a") or not simple or m.slots != 2 + bool(steps):
         return None
     if m.shared(1):
@@ -243,16 +233,13 @@ _LARGE_PRODUCT = 1 << 31
 _LARGE_VALUE = 1 << 22
 """Elements: likewise, in reading and writing."""
 
-_UNARY = (*EXACT_UNARY, *STEPS, *CURVES, "Lgamma", "Cast")
-_BINARY = (*EXACT_BINARY, *COMPARISONS, *ARITHMETIC, "Div", "FloorDiv", "FloorMod", "Mod")
-
 BATCH_RULES: dict[str, BatchRule] = {
-    **{name: BatchRule(pointwise) for name in (*_UNARY, *_BINARY, "SelectV2", "ClipByValue")},
+    **dict.fromkeys(sorted(ops_with("stacks")), BatchRule(pointwise)),
     "BiasAdd": BatchRule(bias_add),
     "AddN": BatchRule(add_n, 1.0),
-    **{name: BatchRule(last_axis, 1.0) for name in ("Softmax", "LogSoftmax")},
-    **{name: BatchRule(reduction, 1.0) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")},
-    **{name: BatchRule(reshape, 0.0) for name in sorted(RESHAPES)},
+    **dict.fromkeys(sorted(ops_with("softmax")), BatchRule(last_axis, 1.0)),
+    **dict.fromkeys(sorted(ops_with("reduction")), BatchRule(reduction, 1.0)),
+    **dict.fromkeys(sorted(RESHAPES), BatchRule(reshape, 0.0)),
     "Transpose": BatchRule(transpose, 0.0),
     "Split": BatchRule(split, 0.0),
     "SplitV": BatchRule(split_v, 0.0),
@@ -261,7 +248,7 @@ BATCH_RULES: dict[str, BatchRule] = {
     "StridedSlice": BatchRule(strided_slice, 0.0),
     "ConcatV2": BatchRule(concat, 1.0),
     "Pack": BatchRule(pack, 1.0),
-    **{name: BatchRule(batched_product, 1.0) for name in ("BatchMatMul", "BatchMatMulV2")},
-    **{name: BatchRule(product, 1.0, weights=1) for name in ("MatMul", "_FusedMatMul")},
-    **{name: BatchRule(lookup, 1.0, weights=0, lookup=True) for name in ("GatherV2", "Gather", "ResourceGather")},
+    **dict.fromkeys(sorted(BATCH_MATMULS), BatchRule(batched_product, 1.0)),
+    **dict.fromkeys(sorted(MATMULS), BatchRule(product, 1.0, weights=1)),
+    **dict.fromkeys(sorted(GATHERS), BatchRule(lookup, 1.0, weights=0, lookup=True)),
 }

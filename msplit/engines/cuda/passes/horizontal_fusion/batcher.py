@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
 from msplit.engines.cuda.passes.horizontal_fusion.joins import join
 from msplit.engines.cuda.passes.horizontal_fusion.signature import Signatures
+from msplit.opset.traits import VIEWS
 
 KERNEL_US = 1.3
 """What one kernel less saves inside a CUDA graph."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Builder, StackSlot
+from msplit.opset.traits import JOINS
 
 _CHAIN_OF_ADDITIONS = 4
 
@@ -15,7 +16,7 @@ def join(builder: Builder, op: Op) -> bool:
     if op.op == "Unpack":
         return _unpack(builder, op)
     data = op.inputs[:-1] if op.op == "ConcatV2" else op.inputs
-    if op.op not in ("Pack", "ConcatV2", "AddN") or len(data) < 2 or (op.node, 0) not in builder.graph.shapes:
+    if op.op not in JOINS or len(data) < 2 or (op.node, 0) not in builder.graph.shapes:
         return False
     parts = builder.parts(data)
     if len(parts) != 1 or parts[0].start < 0:

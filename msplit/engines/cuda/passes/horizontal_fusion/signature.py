@@ -7,9 +7,9 @@ from typing import Any
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.op_classes import VIEWS
-from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, JOINS, weight_slot
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, weight_slot
 from msplit.opset import schema
+from msplit.opset.traits import JOINS, VIEWS, ops_with
 
 FORWARD = 3
 """How far ahead two ops must be read alike for a merge that costs something."""
@@ -133,4 +133,4 @@ def value_types(graph: OpGraph) -> dict[Key, str]:
     return types
 
 
-_SAME_TYPE = frozenset(["GatherV2", "AddV2", "BiasAdd", "MatMul", "_FusedMatMul", "Mul", "Sub", "Identity"])
+_SAME_TYPE = ops_with("one type")

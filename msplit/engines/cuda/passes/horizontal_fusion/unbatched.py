@@ -6,12 +6,13 @@ import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES, Weights
+from msplit.opset.traits import traits
 
 
 def read_from_stacks(graph: OpGraph, weights: Weights) -> None:
     """Turns such products and lookups into merged ones with one member."""
     for op in graph.ops.values():
-        slot = {"MatMul": 1, "_FusedMatMul": 1, "GatherV2": 0, "Gather": 0, "ResourceGather": 0}.get(op.op)
+        slot = traits(op.op).weights
         if slot is None or op.inputs[slot] not in graph.constants:
             continue
         key = op.inputs[slot]

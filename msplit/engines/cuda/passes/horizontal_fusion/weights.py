@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, OpGraph
+from msplit.opset.traits import GATHERS, MATMULS
 
 SMALL_BYTES = 1 << 15
 """A constant up to this size (a bias) may be held more than once."""
@@ -98,7 +99,7 @@ class Weights:
         return self._known[key, below]
 
     def _find_movable(self, key: Key, below: bool) -> bool:
-        wanted = _LOOKUPS if below else _PRODUCTS
+        wanted = GATHERS if below else MATMULS
         slot = 0 if below else 1
         value = self._source.constants[key]
         if value.nbytes <= SMALL_BYTES:
@@ -161,7 +162,3 @@ class Weights:
             values = [constants[key] for key in held.keys]
             constants[stack] = np.stack(values, int(held.wide)) if held.rows is None else np.concatenate(values)
             self._source.shapes[stack] = constants[stack].shape
-
-
-_PRODUCTS = ("MatMul", "_FusedMatMul")
-_LOOKUPS = ("GatherV2", "Gather", "ResourceGather")

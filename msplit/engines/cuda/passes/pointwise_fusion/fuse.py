@@ -14,12 +14,12 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
 from msplit.engines.cuda.passes.specialize import trace
+from msplit.opset.traits import VIEWS
 
 
 @dataclass(frozen=True)

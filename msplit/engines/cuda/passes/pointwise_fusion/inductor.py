@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.kernels import cache
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
+from msplit.opset.traits import VIEWS
 
 SECONDS = 30.0
 """Time for compiling the groups of one graph; what is left then stays as it is."""

@@ -12,7 +12,7 @@ import enum
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.op_classes import ARITHMETIC, COMPARISONS, CURVES, EXACT_BINARY, EXACT_UNARY, STEPS, VIEWS
+from msplit.opset.traits import BATCH_NORMS, VIEWS, ops_with
 
 
 class Role(enum.Enum):
@@ -24,38 +24,23 @@ class Role(enum.Enum):
     VIEW = "view"
 
 
-_EXACT = frozenset([*EXACT_UNARY, *EXACT_BINARY, "Select", "SelectV2", "ClipByValue"])
-"""Ops of one correct result: no rounding, so that what reads them may be sensitive to the last bit."""
-
-_STEPS = frozenset([*STEPS, *COMPARISONS])
-"""Ops whose result jumps: a last bit more or less in front of them shows."""
-
-_BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-_SMOOTH = (
-    frozenset([*CURVES, *ARITHMETIC, "Xlog1py", "AddN", "BiasAdd", "BiasAddV1"])
-    | {
-        "SqrtGrad",
-        "RsqrtGrad",
-        "InvGrad",
-        "ReciprocalGrad",
-        "ReluGrad",
-        "Relu6Grad",
-        "LeakyReluGrad",
-        "TanhGrad",
-        "SigmoidGrad",
-    }
-    | {"EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad"}
-    | _BATCH_NORMS
+_STEPS = ops_with("step") | ops_with("comparison")
+_POINTWISE = (
+    (ops_with("exact") - ops_with("reduction"))
+    | _STEPS
+    | ops_with("curve")
+    | ops_with("arithmetic")
+    | ops_with("rounds smoothly")
 )
-_FLOAT_ONLY = frozenset({"Div"})  # of integers it rounds
-_REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Softmax", "LogSoftmax", "All", "Any", "_LayerNorm"])
+_ONE_RESULT = ops_with("exact") | _STEPS | VIEWS | ops_with("parts")
+_REDUCTIONS = ops_with("row kernel")
 
 _COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
 """Dtypes that a kernel computes as PyTorch does, to the bit where there is only one result."""
 
 _CAST_FROM = _COMPUTED | {"uint8", "int8", "int16", "float16", "bfloat16"}
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-_JOINS = frozenset({"ConcatV2", "Pack"})
+_JOINS = ops_with("parts")
 _MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
 _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 
@@ -89,18 +74,18 @@ def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
     if op.op in _JOINS:
         return Role.JOIN if len(read) <= _MOST_JOINED else None
     floats = all(dtype in _FLOATS for dtype in read)
-    if op.op in _BATCH_NORMS:
+    if op.op in BATCH_NORMS:
         return Role.POINTWISE if floats and not op.attrs.get("is_training", True) else None
     if op.op == "AddN" and len(op.inputs) > _ADD_N_CHAIN:
         return None
-    if op.op in _FLOAT_ONLY:
+    if op.op == "Div":  # of integers it rounds
         return Role.POINTWISE if floats else None
-    return Role.POINTWISE if op.op in _EXACT or op.op in _STEPS or op.op in _SMOOTH else None
+    return Role.POINTWISE if op.op in _POINTWISE else None
 
 
 def is_exact(op: Op, dtypes: dict[Key, str]) -> bool:
     """Whether an op's result is the same in every correct implementation, given the same inputs."""
-    if op.op in _EXACT or op.op in _STEPS or op.op in VIEWS or op.op in _JOINS or op.op in ("Max", "Min", "All", "Any"):
+    if op.op in _ONE_RESULT:
         return True
     if op.op == "Cast":
         return True

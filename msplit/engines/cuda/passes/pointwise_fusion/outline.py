@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import positions
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
 from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
+from msplit.opset.traits import VIEWS
 
 FUSED = "_FusedPointwise"
 

@@ -11,10 +11,10 @@ from msplit.engines.cuda.compile import lower
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.op_classes import VIEWS
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
+from msplit.opset.traits import VIEWS
 from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, bits, flat_of, job, run
