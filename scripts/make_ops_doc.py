@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msplit.engines.cuda.frontend.partition import BY_THE_ENGINE
 from msplit.engines.cuda.ir.lowering import Lowering, table
-from msplit.engines.seeds import DRAWN_ON_DEVICE
+from msplit.opset.traits import DRAWN_ON_DEVICE
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "ops.md"
@@ -51,7 +51,7 @@ def page(lowerings: Mapping[str, Lowering]) -> str:
     """The whole file. Ops that the engine makes itself are left out: no model has them."""
     lowerings = {op: lowering for op, lowering in lowerings.items() if not lowering.own}
     head = HEAD.format(
-        random=", ".join(f"`{op}`" for op in DRAWN_ON_DEVICE),
+        random=", ".join(f"`{op}`" for op in sorted(DRAWN_ON_DEVICE)),
         count=len(lowerings),
         own=len(BY_THE_ENGINE),
         engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE)),

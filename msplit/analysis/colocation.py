@@ -8,11 +8,12 @@ import numpy as np
 
 from msplit.core.graph import CONTROL, Ints
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import ops_with
 
 CLASS = "_class"
 LOCATION = "loc:@"
-_HANDLES = frozenset({"VarHandleOp", "KvVarHandleOp"})
-_FORWARDS = frozenset({"Identity", "Enter", "Switch"})
+_HANDLES = ops_with("handle")
+_FORWARDS = ops_with("colocated")
 
 
 @dataclass(frozen=True, eq=False)

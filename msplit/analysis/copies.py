@@ -24,17 +24,11 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
 from msplit.opset import schema
+from msplit.opset.traits import CONSTANTS, ops_with
 
-_CONSTANTS = ("Const", "HostConst")
-_COMMUTATIVE = frozenset(
-    {"Add", "AddN", "AddV2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "LogicalAnd", "LogicalOr", "Mul"}
-    | {"NotEqual", "SquaredDifference"}
-)
-_ALWAYS = frozenset({"Assert", "Print", "PrintV2"})
-"""Stateful ops that are merged all the same."""
-_NEVER = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "Enter", "RefEnter", "Exit"}) | {
-    "RefExit"
-}
+_COMMUTATIVE = ops_with("commutative")
+_ALWAYS = ops_with("repeatable")
+_NEVER = ops_with("never merged")
 _HANDED_ON = "Identity"
 """What gives its input: the optimizer takes it out before it compares."""
 LITTLE = 0.01
@@ -158,7 +152,7 @@ def _kind(op: str, attrs: Mapping[str, Any], node: int) -> Hashable | None:
         return None
     if op not in _ALWAYS and (info.stateful or any(argument.is_ref for argument in info.inputs)):
         return None
-    names = sorted(name for name in attrs if name != STREAM_ID and not (op in _CONSTANTS and name == "value"))
+    names = sorted(name for name in attrs if name != STREAM_ID and not (op in CONSTANTS and name == "value"))
     return (op, *((name, _plain(attrs.get(name), node)) for name in names))
 
 
@@ -176,7 +170,7 @@ def _plain(value: Any, node: int) -> Hashable:
 def _tell_constants_apart(flat: FlatGraph, own: list[Hashable | None]) -> None:
     """Adds its value to what a constant is, as far as it takes: where another is like it otherwise."""
     graph = flat.graph
-    constants = [node for node, op in enumerate(graph.ops) if op in _CONSTANTS and own[node] is not None]
+    constants = [node for node, op in enumerate(graph.ops) if op in CONSTANTS and own[node] is not None]
     for most in (0, _SMALL, None):
         alike = Counter(own[node] for node in constants)
         constants = [node for node in constants if alike[own[node]] > 1]

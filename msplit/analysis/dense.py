@@ -16,55 +16,18 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Graph, TensorValue
 from msplit.errors import LoadError
+from msplit.opset.traits import ops_with
 from msplit.shapes import Shapes
 from msplit.shapes.registry import known
 
 Mask = NDArray[np.bool_]
 
-_FROM_SHAPE = frozenset(("Shape", "ShapeN", "Size", "Rank"))
-_PASS = frozenset(
-    (
-        "Identity",
-        "Reshape",
-        "Cast",
-        "ExpandDims",
-        "Squeeze",
-        "Tile",
-        "StridedSlice",
-        "Slice",
-        "Transpose",
-        "Snapshot",
-        "StopGradient",
-    )
-)
-_GATHERS = frozenset(("Gather", "GatherV2", "GatherNd"))
-_SUMS = frozenset(("Add", "AddV2", "Mul", "Pack", "ConcatV2", "Range", "Prod", "Sum", "Maximum"))
-_BY_VALUE = frozenset(
-    (
-        *(
-            "Where",
-            "Unique",
-            "UniqueV2",
-            "UniqueWithCounts",
-            "UniqueWithCountsV2",
-            "SparseFillEmptyRows",
-            "DynamicPartition",
-        ),
-        *(
-            "SparseSegmentSum",
-            "SparseSegmentMean",
-            "SparseSegmentSqrtN",
-            "SegmentSum",
-            "SegmentMean",
-            "SegmentMax",
-            "SegmentMin",
-        ),
-    )
-)
-"""Ops whose result has a shape that depends on values, whatever is known of their inputs' shapes."""
-
-_FOLLOWING = frozenset(("Unique", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"))
-"""Of these, ops that are dense where what they work on is: each row's ids one behind the other."""
+_SHAPE_OF = ops_with("shape of")
+_PASS = ops_with("keeps coordinates")
+_GATHERS = (ops_with("gather") | ops_with("gather nd")) - ops_with("reads by handle")
+_NOT_NEGATIVE = ops_with("not negative")
+_BY_VALUE, _FOLLOWING = ops_with("dynamic"), ops_with("dense if its input is")
+_LOWER_BOUNDS = ops_with("lower bound")
 
 
 def proved(graph: Graph, shapes: Shapes) -> Mask:
@@ -108,7 +71,7 @@ def _fixed(graph: Graph) -> Mask:
     result = np.zeros(len(graph), np.bool_)
     for node in graph.topological.tolist():
         op = graph.ops[node]
-        if op in _FROM_SHAPE:
+        if op in _SHAPE_OF:
             result[node] = True
             continue
         first, last = int(graph.in_start[node]), int(graph.in_start[node + 1])
@@ -128,10 +91,10 @@ def _not_negative(graph: Graph) -> Mask:
             result[node] = constant is not None and bool((constant >= 0).all())
         elif op in _PASS or op in _GATHERS:
             result[node] = bool(sources) and result[sources[0]]
-        elif op in _SUMS:
+        elif op in _NOT_NEGATIVE:
             result[node] = bool(sources) and all(result[source] for source in sources)
         else:
-            result[node] = op == "Bucketize" or op in _FROM_SHAPE
+            result[node] = op == "Bucketize" or op in _SHAPE_OF
     return result
 
 
@@ -160,7 +123,7 @@ def _always(graph: Graph, node: int, positive: Mask) -> bool:
         op, sources = graph.ops[at], [source for source, _ in graph.inputs(at)]
         if op == "LogicalAnd" or op in _PASS:
             waiting += sources if op == "LogicalAnd" else sources[:1]
-        elif op in ("GreaterEqual", "Greater") and len(sources) == 2 and positive[sources[0]]:
+        elif op in _LOWER_BOUNDS and len(sources) == 2 and positive[sources[0]]:
             limit = _constant(graph, sources[1])
             if limit is None or not bool((limit <= 0 if op == "GreaterEqual" else limit < 0).all()):
                 return False

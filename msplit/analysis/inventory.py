@@ -16,8 +16,9 @@ from msplit.core.graph import Graph, Ints, TensorValue
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph, Region
 from msplit.formats.model import Model
+from msplit.opset.traits import VARIABLES, ops_with
 
-_VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "KvVarHandleOp"})
+_VARIABLES = VARIABLES | ops_with("handle")
 _BITS = {"bool": 8, "half": 16, "bfloat16": 16, "resource": 0, "variant": 0, "string": 0}
 _SIZE_OF_TYPE = re.compile(r"[a-z]+([0-9]{1,3})(?![0-9])")
 

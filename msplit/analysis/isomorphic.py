@@ -19,6 +19,7 @@ import numpy as np
 from msplit.analysis.blocks import Blocks
 from msplit.core.graph import TensorValue
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import GATHERS, ops_with
 from msplit.shapes import Shapes
 
 KERNEL_US = 1.1
@@ -30,12 +31,8 @@ LONGEST = 256
 SHORTEST = 3
 """Kernels of a branch that may be called nearly isomorphic: two ops that differ in one have nothing in common."""
 
-_ALONE = frozenset(
-    {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D"}
-)
-"""Ops that the engine does not do for several branches at once: branches with one of them are not compared."""
-
-_LOOKUPS = ("Gather", "GatherV2", "ResourceGather", "EmbeddingLookupSparse")
+_ALONE = ops_with("runs alone")
+_LOOKUPS = GATHERS | {"EmbeddingLookupSparse"}
 Signature = tuple[Any, ...]
 
 

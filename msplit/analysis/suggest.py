@@ -9,15 +9,13 @@ import numpy as np
 from msplit.analysis.embedding_columns import Column
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import VARIABLES, ops_with
 
 _SHARE = 0.25
 _MOST = 0.5
-_CONVOLUTIONS = frozenset(
-    {"Conv2D", "DepthwiseConv2dNative", "Conv3D", "_FusedConv2D", "FusedBatchNormV3", "FusedBatchNorm"}
-)
-_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedMatMul"})
-_WEIGHTS = frozenset({"Const", "VarHandleOp", "Variable", "VariableV2"})
-_READS = frozenset({"Identity", "ReadVariableOp", "Cast"})
+_VISION, _PRODUCTS = ops_with("vision"), ops_with("product")
+_WEIGHTS = VARIABLES | {"Const"}
+_READS = ops_with("reads weights")
 _STEPS = 8
 
 
@@ -54,7 +52,7 @@ def _kind(flat: FlatGraph, times: np.ndarray, columns: tuple[Column, ...], work:
     if len(columns) > 1 and lookups >= _SHARE * work:
         return "recsys", f"{len(columns)} embedding columns take {100 * lookups / work:.0f} % of the work."
     ops = flat.graph.ops
-    convolutions = sum(time for op, time in zip(ops, times.tolist(), strict=True) if op in _CONVOLUTIONS)
+    convolutions = sum(time for op, time in zip(ops, times.tolist(), strict=True) if op in _VISION)
     if convolutions >= _SHARE * work:
         return "vision", f"Convolutions take {100 * convolutions / work:.0f} % of the work."
     steps = _unrolled(flat)

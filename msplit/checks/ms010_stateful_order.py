@@ -12,18 +12,9 @@ from msplit.checks.words import listed
 from msplit.core.graph import CONTROL
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
-READERS = frozenset({
-    "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "KvResourceGather",
-    "KvResourceGatherV1", "LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "TensorArrayReadV3",
-    "TensorArrayGatherV3", "TensorArrayConcatV3", "TensorArraySizeV3", "IsVariableInitialized",
-})  # fmt: skip
-"""Ops that take a handle or a reference and change nothing. What is not here, custom ops included, may write."""
-
-_PASSING = frozenset(
-    {"Identity", "Enter", "Exit", "Switch", "Merge", "NextIteration", "RefIdentity", "RefSwitch", "RefEnter"}
-)
-"""Ops that hand a handle or a reference on."""
+_READERS, _PASSING = ops_with("reads state"), ops_with("hands on a handle")
 
 
 def find(subject: Subject) -> Iterator[Finding]:
@@ -109,7 +100,7 @@ def _kind(op: str) -> str | None:
 
 def _writes(flat: FlatGraph, user: int, slot: int, kind: str) -> bool:
     op = flat.graph.ops[user]
-    if op in READERS:
+    if op in _READERS:
         return False
     info = schema.lookup(op)
     if kind == "ref" and info is not None:

@@ -8,12 +8,12 @@ import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.flatten.control_flow import Frames, all_frames
+from msplit.opset.traits import EXIT, ops_with
 
 _AT_ONCE = 512
 """Nodes whose ancestors are found in one pass over the graph: a set of them is an integer of so many bits."""
 
-_EXITS = frozenset({"Exit", "RefExit"})
-_SWITCHES = frozenset({"Switch", "RefSwitch"})
+_SWITCHES = ops_with("switch")
 
 
 class Paths:
@@ -125,7 +125,7 @@ def _leaving(graph: Graph, back_edges: Edges) -> tuple[list[tuple[int, int, int]
         for last, merge, frame in pairs
         if merge in made_of[last]
         for switch in _consumers(graph, merge, _SWITCHES)
-        for end in _consumers(graph, switch, _EXITS)
+        for end in _consumers(graph, switch, EXIT)
     ]
     return carried, frames
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.opset import schema
+from msplit.opset.traits import MERGE, NEXT
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*(?:>[A-Za-z0-9.][A-Za-z0-9_.\-/]*)*")
 """Names that TensorFlow's graph importer accepts."""
@@ -22,8 +23,6 @@ _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*(?:>[A-Za-z0-9.][A-Za-z0-9_.\-
 _BODY_NAME = re.compile(r"[^\^:\s][^:\s]*")
 """Names that an input inside a function body can refer to; TensorFlow checks no more there."""
 
-_LOOP_BACK = ("NextIteration", "RefNextIteration")
-_LOOP_ENTRY = ("Merge", "RefMerge")
 _NAMES_SHOWN = 6
 _UNKNOWN = -1
 
@@ -222,8 +221,8 @@ def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
     local[stuck] = np.arange(len(stuck))
     edges = graph.edges
     ops, number = _op_numbers(graph)
-    back = np.array([op in _LOOP_BACK for op in ops])[number[edges.src]]
-    back &= np.array([op in _LOOP_ENTRY for op in ops])[number[edges.dst]]
+    back = np.array([op in NEXT for op in ops])[number[edges.src]]
+    back &= np.array([op in MERGE for op in ops])[number[edges.dst]]
     kept = (local[edges.src] >= 0) & (local[edges.dst] >= 0) & ~back
     src, dst = local[edges.src[kept]], local[edges.dst[kept]]
     ordered = Edges.of(src, np.zeros_like(src), dst, np.zeros_like(src))

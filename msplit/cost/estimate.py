@@ -8,7 +8,7 @@ Kernels are taken as msplit's cuda engine launches them on one stream, without l
 
 - none for what rides on another node's kernel (`fused_into`: bias, batch norm and activation of a product or convolution, as in
   TensorFlow's own optimizer); `Costs.inside` says which nodes these are,
-- none for views (`classes.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
+- none for views (`traits.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
 
 What depends on constants, on variables that nothing assigns and on static shapes only costs nothing: it is computed once, before the
@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.core.graph import Floats, Graph, Ints
-from msplit.cost.classes import CHOICES, CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES, RESHAPES, VIEWS
 from msplit.cost.costs import Costs, Mask
 from msplit.cost.duplicates import duplicates
-from msplit.cost.formulas import FORMULAS, PRODUCTS, Case, Work, work
+from msplit.cost.formulas import FORMULAS, Case, Work, work
 from msplit.cost.fused_into import find_fused_nodes
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
 from msplit.cost.host_kernels import carry, on_device
@@ -35,10 +34,13 @@ from msplit.cost.tensors import Tensors, tensors_of
 from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.placement import host_nodes, stateful_nodes
+from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits
 from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.infer import Shapes
 from msplit.shapes.registry import Node
 from msplit.shapes.walk import FUNCTIONAL
+
+_BRANCHES = ops_with("branch")
 
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
@@ -250,15 +252,16 @@ class _Classes:
         def mask(names: frozenset[str]) -> Mask:
             return np.fromiter((op in names for op in numbers), np.bool_, len(numbers))[which]
 
-        self.views = mask(VIEWS)
-        self.free = self.views | mask(FREE)
+        self.views = mask(VIEWS - RESHAPES)
+        self.free = self.views | mask(ops_with("free"))
         self.reshapes, self.transposes = mask(RESHAPES), mask(frozenset({"Transpose"}))
-        self.reduces = mask(REDUCES)
-        self.makes = mask(MAKES)
-        self.cuts = mask(CUTS)
+        self.reduces = mask(ops_with("reduces"))
+        self.makes = mask(ops_with("makes"))
+        moves, cuts = ops_with("moves"), ops_with("cuts")
+        self.cuts = mask(cuts)
         self.formula = mask(frozenset(FORMULAS))
-        self.elementwise = ~(self.free | self.reduces | self.makes | self.cuts | self.formula | mask(MOVES - CHOICES))
-        factors = [0.0 if op in MOVES or op in CUTS else float(PER_ELEMENT.get(op, 1)) for op in numbers]
+        self.elementwise = ~(self.free | self.reduces | self.makes | self.cuts | self.formula | mask(moves - SELECT))
+        factors = [0.0 if op in moves or op in cuts else float(traits(op).flops) for op in numbers]
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
 
 
@@ -309,7 +312,8 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     given = [output_dtypes(graph.ops[node], graph.attrs[node], 1) for node in first.tolist()]
     numbers = [names.setdefault(types[0] if types else "", len(names)) for types in given]
     which = np.array(numbers, dtype=np.int32)[of]
-    product = np.fromiter((op in PRODUCTS for op in graph.ops), np.bool_, len(graph))
+    products = ops_with("tensor cores")
+    product = np.fromiter((op in products for op in graph.ops), np.bool_, len(graph))
     result = _lookup(list(names), which, product, sheet)
     # A loop or a branch holds kernels of many kinds: the fastest keeps the bound a bound.
     mixed = np.fromiter((op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
@@ -347,7 +351,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
         if nothing[node] or not bodies:
             continue
         op = shapes.graph.ops[node]
-        first = 1 if op.endswith(("If", "Case")) else 0
+        first = 1 if op in _BRANCHES else 0
         sources = shapes.graph.inputs(node)[first:]
         given = frozenset(number for number, (source, _) in enumerate(sources) if constant[source])
         loops = "While" in op

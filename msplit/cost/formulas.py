@@ -26,6 +26,7 @@ from msplit.cost.timing import (
     WINDOW_STEP,
     halvings,
 )
+from msplit.opset.traits import ops_with
 from msplit.shapes.dtypes import is_float, itemsize
 from msplit.shapes.matmul import einsum_sizes, matrix_sizes
 from msplit.shapes.nn import layout
@@ -401,7 +402,7 @@ def scatter_in_place(case: Case) -> Work:
 def cell(case: Case) -> Work:
     """The gates as one product [batch, in + cells] x [in + cells, gates * cells], per step."""
     node = case.node
-    first = 0 if node.op in ("LSTMBlockCell", "GRUBlockCell") else 1
+    first = 0 if node.op in ops_with("single cell") else 1
     x, state = node.shape(first) or (1, 1), node.shape(first + 1) or (1, 1)
     steps = _size(x[0]) if len(x) == 3 else 1
     cells, batch = _size(state[-1]), _size(x[-2])
@@ -421,15 +422,6 @@ def cudnn(case: Case) -> Work:
     blocks = math.ceil(batch / 64) * math.ceil(4 * units / 64)
     chain = float(steps * units * _size(hidden[0])) / STEP * TILE_STEP
     return Work(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
-
-
-_ON_TENSOR_CORES = (
-    "MatMul", "BatchMatMul", "FusedMatMul", "FusedBatchMatMul", "SparseMatMul", "Einsum", "XlaEinsum", "Conv", "FusedConv", "LSTM",
-    "BlockLSTM", "GRU", "CudnnRNN",
-)  # fmt: skip
-
-PRODUCTS = frozenset(op for op in FORMULAS if op.strip("_").startswith(_ON_TENSOR_CORES))
-"""Ops that tensor cores run."""
 
 
 def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:

@@ -15,39 +15,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.core.graph import CONTROL, Graph, Ints
-from msplit.cost.classes import RESHAPES
 from msplit.cost.costs import Mask
 from msplit.cost.tensors import Tensors
+from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, IMAGE_CONVOLUTIONS, PADS, RESHAPES, ops_with
 from msplit.shapes.infer import Shapes
 
-CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv3D"})
 HEADS = CONVOLUTIONS | {"MatMul"}
 """Ops that take along what follows them."""
 
-IDENTITIES = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "GuaranteeConst"})
-"""Ops that give what they take: who reads them reads what they read."""
-
-SUMS = frozenset({"Add", "AddV2"})
-SCALES = SUMS | {"Mul", "Sub", "RealDiv", "Div"}
-NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-BIASES = frozenset({"BiasAdd", "BiasAddV1"})
+IDENTITIES = ops_with("identity")
+MULTIPLIES = ops_with("multiply")
+SCALES = ADD | MULTIPLIES | {"Sub"}
 EPILOGUES = frozenset({"Relu"})
 """Activations that the libraries have as an epilogue, beside the approximate GELU of a product."""
 
-ACTIVATIONS = EPILOGUES | {"Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
+ACTIVATIONS = ops_with("activation")
 """Activations that a bias takes along. Only an epilogue saves their kernel."""
 
-CURVES = frozenset({"Erf", "Erfc", "Tanh"})
-"""A GELU has one of them."""
+CURVES = ops_with("gelu curve") - {"Sigmoid"}
+"""A GELU has one of them. One with a sigmoid is not looked for: its factor would be taken along as an activation."""
 
-_GELU = CURVES | SCALES | {"Pow", "Square", "Neg"}
-"""What a GELU is made with."""
-
-_ROWS = SCALES | {
-    "Mean", "Sum", "Max", "Neg", "Square", "SquaredDifference", "Sqrt", "Rsqrt", "Reciprocal", "Inv", "Exp",
-}  # fmt: skip
-"""What a layer norm or a softmax is made with."""
-
+_GELU = ops_with("gelu part") - {"Sigmoid"}
+_ROWS, _ROW_STARTS = ops_with("row part") | ops_with("row reduction"), ops_with("row start")
 _SHORTEST_GELU = 4
 _LARGEST = 24
 """Ops of a function that is spelled out, and readers of a value that one is looked for behind."""
@@ -88,10 +77,10 @@ def find_fused_nodes(
     for node in alone:
         if ops[node] in HEADS:
             walk.follow(node)
-        elif ops[node] in ("Mean", "Max") and not walk.inside[node]:
+        elif ops[node] in _ROW_STARTS and not walk.inside[node]:
             walk.rows(node)
     for node in alone:
-        if ops[node] in ("Pad", "PadV2"):
+        if ops[node] in PADS:
             walk.pad(node)
     return FusedNodes(np.array(walk.inside, dtype=np.bool_)[same], tuple(walk.sums), tuple(walk.behind))
 
@@ -157,7 +146,7 @@ class _Walk:
                 biased = True
             elif not (constant and self._scales(head, reader, slot)):
                 break
-            added = added or self.ops[reader] not in ("Mul", "RealDiv", "Div")
+            added = added or self.ops[reader] not in MULTIPLIES
             self.inside[reader] = True
             node = reader
         if node == head and self.ops[head] == "MatMul":
@@ -176,7 +165,7 @@ class _Walk:
     def _dilation(self, head: int) -> int:
         """The BatchToSpaceND behind a convolution that is dilated so, whose pixels it then skips itself; otherwise the convolution."""
         attrs = self.graph.attrs[head]
-        if self.ops[head] not in ("Conv2D", "DepthwiseConv2dNative") or attrs.get("padding") != "VALID":
+        if self.ops[head] not in IMAGE_CONVOLUTIONS or attrs.get("padding") != "VALID":
             return head
         before, reader = next(iter(self._inputs(head)), head), self.only[head]
         if self.ops[before] in RESHAPES and self.only[before] == head:
@@ -245,16 +234,16 @@ class _Walk:
         op, others = self.ops[reader], self._others(reader, slot)
         if not others or not all(self.prepared[other] for other in others):
             return False
-        if op in NORMS:
+        if op in BATCH_NORMS:
             return slot == 0 and self.ops[head] != "MatMul" and not self.graph.attrs[reader].get("is_training", True)
         return op in SCALES and len(others) == 1 and self.size[others[0]] in (1.0, self._channels(head))
 
     def _behind_sum(self, head: int) -> None:
         """Takes a constant bias of the sum that alone reads a product: ``(p + q) + b = (p + b) + q``."""
         reader, behind = self.only[head], -1
-        if reader >= 0 and self.ops[reader] in SUMS and self.launches[reader]:
+        if reader >= 0 and self.ops[reader] in ADD and self.launches[reader]:
             behind = self.only[reader]
-        if behind < 0 or self.ops[behind] not in BIASES | SUMS or not self.launches[behind]:
+        if behind < 0 or self.ops[behind] not in BIASES | ADD or not self.launches[behind]:
             return
         others = self._others(behind, self.slot[reader])
         constant = len(others) == 1 and self.prepared[others[0]]
@@ -264,12 +253,12 @@ class _Walk:
     def _shortcut(self, head: int, node: int) -> int:
         """Takes the sum of a convolution with something as large, if a ReLU follows."""
         found = self._reader(node) if self.ops[head] == "Conv2D" else None
-        if found is None or self.ops[found[0]] not in SUMS:
+        if found is None or self.ops[found[0]] not in ADD:
             return node
         others, after = self._others(*found), self._reader(found[0])
         if len(others) != 1 or after is None or self.ops[after[0]] != "Relu" or self.size[others[0]] != self.size[node]:
             return node
-        beside = self.ops[others[0]] in HEADS | BIASES | NORMS | SCALES and self.only[others[0]] == found[0]
+        beside = self.ops[others[0]] in HEADS | BIASES | BATCH_NORMS | SCALES and self.only[others[0]] == found[0]
         if found[1] and beside:
             return node  # the other convolution takes the sum
         self.sums.append((head, others[0]))

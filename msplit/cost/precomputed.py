@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Graph
+from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
 from msplit.shapes.infer import Shapes
 
-_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
-_REF_READS = frozenset({"Gather", "GatherV2", "IsVariableInitialized", "Shape"})
-"""What only reads a variable by its handle, and one that is a reference."""
+_READS, _REF_READS = ops_with("reads by handle"), ops_with("reads by reference")
 
 
 def prepared(
@@ -39,7 +37,7 @@ def prepared(
     count = len(graph)
     edges = graph.edges
     data_inputs = np.bincount(edges.dst[edges.port != CONTROL], minlength=count)
-    constant = np.fromiter((op in ("Const", "HostConst") for op in graph.ops), np.bool_, count)
+    constant = np.fromiter((op in CONSTANTS for op in graph.ops), np.bool_, count)
     fixed, reads = _fixed(graph)
     constant |= fixed
     constant[list(given)] = True
@@ -75,7 +73,7 @@ def _fixed(graph: Graph) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     nodes: dict[tuple[str, str], list[int]] = {}
     changed: set[tuple[str, str]] = set()
     for node, op in enumerate(graph.ops):
-        if op not in _VARIABLES:
+        if op not in VARIABLES:
             continue
         attrs = graph.attrs[node]
         key = (str(attrs.get("container", "")), str(attrs.get("shared_name", "") or graph.names[node]))

@@ -12,6 +12,7 @@ from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.reachable import has_effect, is_stateful
 from msplit.opset import schema
+from msplit.opset.traits import CALLS
 
 MAX_NODES = 20_000_000
 """Most nodes that a flat graph may have. Functions that call each other twice over grow exponentially."""
@@ -31,7 +32,6 @@ MAX_NAME = 1_000
 FREE_CHARACTERS = 1 << 24
 """.. how many characters all of them may have in any case."""
 
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _COMPILED = "_XlaMustCompile"
 
 
@@ -74,7 +74,7 @@ def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, Fun
     """
     ops = set(graph.ops)
     direct = {op for op in ops if op in functions}
-    wanted = direct | (ops & _CALLS)
+    wanted = direct | (ops & CALLS)
     found: dict[int, FunctionRef] = {}
     if not wanted:
         return found

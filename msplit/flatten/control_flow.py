@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.core.union_find import DisjointSets
 from msplit.errors import GraphError
+from msplit.opset.traits import ENTER, EXIT, MERGE, NEXT, SWITCH, ops_with
 
-_NEXT = frozenset({"NextIteration", "RefNextIteration"})
-_MERGE = frozenset({"Merge", "RefMerge", "_XlaMerge"})
-_ENTER = frozenset({"Enter", "RefEnter"})
-_EXIT = frozenset({"Exit", "RefExit"})
-_SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+_MERGE = MERGE | ops_with("xla merge")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +37,9 @@ def with_op(graph: Graph, ops: frozenset[str]) -> NDArray[np.bool_]:
 def cut_back_edges(edges: Edges, ops: Sequence[str]) -> tuple[Edges, Edges]:
     """Splits edges into those of a graph without loops and the back edges of while loops (NextIteration -> Merge)."""
     none = Edges(*(np.empty(0, np.int32) for _ in range(4)))
-    if not any(op in _NEXT for op in ops):
+    if not any(op in NEXT for op in ops):
         return edges, none
-    leaves = np.fromiter((op in _NEXT for op in ops), np.bool_, len(ops))
+    leaves = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))
     enters = np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))
     back = leaves[edges.src] & enters[edges.dst] & (edges.port != CONTROL)
     columns = (edges.src, edges.port, edges.dst, edges.slot)
@@ -104,12 +101,12 @@ def all_frames(graph: Graph) -> Frames:
     known: dict[tuple[int, str], int] = {}
     within: dict[int, int] = {}
     after: dict[int, int] = {}
-    for node in _downstream(graph, np.flatnonzero(with_op(graph, _ENTER)).tolist()):
+    for node in _downstream(graph, np.flatnonzero(with_op(graph, ENTER)).tolist()):
         around = [after.get(source, 0) for source in graph.predecessors(node).tolist()]
         # Inputs from frames of equal depth are nothing that runs: the first counts, wherever the file has the frames.
         inside = max(around, key=depth.__getitem__, default=0)
         op = graph.ops[node]
-        if op in _ENTER:
+        if op in ENTER:
             key = inside, str(graph.attrs[node].get("frame_name", ""))
             if key not in known:
                 known[key] = len(parent)
@@ -119,7 +116,7 @@ def all_frames(graph: Graph) -> Frames:
             inside = known[key]
         if inside:
             within[node] = inside
-            after[node] = parent[inside] if op in _EXIT else inside
+            after[node] = parent[inside] if op in EXIT else inside
     return Frames(within, parent, depth, names)
 
 
@@ -155,7 +152,7 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
     """
     names: list[str] = []
     outermost = np.full(len(graph), -1, np.int32)
-    switches = np.flatnonzero(with_op(graph, _SWITCH) & (in_frame < 0)).tolist()
+    switches = np.flatnonzero(with_op(graph, SWITCH) & (in_frame < 0)).tolist()
     if not switches:
         return Nested(outermost, names)
     parent, top, depth = [0], [-1], [0]
@@ -167,7 +164,7 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
         context = max(around, key=depth.__getitem__, default=0)
         op = graph.ops[node]
         after = context
-        if in_frame[node] < 0 and op in _SWITCH and len(inputs := graph.inputs(node)) > 1:
+        if in_frame[node] < 0 and op in SWITCH and len(inputs := graph.inputs(node)) > 1:
             predicate = context, _named(graph, inputs[1])
             if predicate not in known:
                 known[predicate] = len(parent)

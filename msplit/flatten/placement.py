@@ -27,13 +27,10 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL, Graph, Ints
 from msplit.flatten.reachable import is_stateful
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
-_MAKERS = frozenset({"Const", "HostConst", "Placeholder", "PlaceholderV2", "VarHandleOp", "_Arg", "_DeviceArg"})
-_PASSERS = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault"})
-_FUNCTIONAL = frozenset(
-    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "For", "PartitionedCall", "RemoteCall"}
-    | {"StatefulPartitionedCall", "SymbolicGradient", "BatchFunction", "_If", "_While"}
-)
+_MAKERS, _PASSERS = ops_with("runs where it is read"), ops_with("host passes")
+_FUNCTIONAL = ops_with("functional")
 _STRINGS = ("string", "string_ref")
 _MANY = 64
 """Tensors of one argument that are taken at their word: a damaged file may claim millions."""

@@ -9,57 +9,16 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Edges, Graph, Ints
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
-_NO_EFFECT = frozenset(
-    {
-        "AnonymousHashTable",
-        "AnonymousMutableDenseHashTable",
-        "AnonymousMutableHashTable",
-        "AnonymousMutableHashTableOfTensors",
-        "FakeQueue",
-        "HashTable",
-        "HashTableV2",
-        "IsVariableInitialized",
-        "LookupTableExport",
-        "LookupTableExportV2",
-        "LookupTableFind",
-        "LookupTableFindV2",
-        "LookupTableSize",
-        "LookupTableSizeV2",
-        "MutableDenseHashTable",
-        "MutableDenseHashTableV2",
-        "MutableHashTable",
-        "MutableHashTableOfTensors",
-        "MutableHashTableOfTensorsV2",
-        "MutableHashTableV2",
-        "ParameterizedTruncatedNormal",
-        "Placeholder",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "TruncatedNormal",
-        "VarHandleOp",
-        "VarIsInitializedOp",
-        "VariableShape",
-        "VariableV2",
-        "Variable",
-    }
-)
-"""Stateful ops that only make or read something: nobody misses them when nobody uses what they give."""
+_NO_EFFECT, _PARAMETERS = ops_with("no effect"), ops_with("parameter")
 
 
 def is_stateful(op: str) -> bool:
     """Whether TensorFlow calls an op stateful. Unknown ops are not, nor are calls of functions by their name."""
     info = schema.lookup(op)
     # TensorFlow says so of parameters and results only to keep them from being merged.
-    return info is not None and info.stateful and op not in ("_Arg", "_DeviceArg", "_Retval", "_DeviceRetval")
+    return info is not None and info.stateful and op not in _PARAMETERS
 
 
 def has_effect(op: str) -> bool:

@@ -11,8 +11,9 @@ from msplit.core.union_find import DisjointSets
 from msplit.flatten.control_flow import conds, frames
 from msplit.flatten.flat import Region
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
-_VARIABLES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
+_VARIABLES = ops_with("reference variable") | ops_with("temporary variable")
 
 
 def find_regions(graph: Graph) -> tuple[Ints, tuple[Region, ...]]:

@@ -8,13 +8,12 @@ from msplit.formats.digest import graph_hash, structure_hash
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.reader import read
-from msplit.formats.restore import VARIABLE_OPS, variables
+from msplit.formats.restore import variables
 from msplit.formats.sniffer import sniff
 from msplit.formats.writer import STREAM_ID, WriteReport, write
 
 __all__ = [
     "STREAM_ID",
-    "VARIABLE_OPS",
     "Contents",
     "Endpoint",
     "Format",

@@ -12,8 +12,7 @@ from msplit.errors import LoadError
 from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
 from msplit.opset import schema
-
-PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
+from msplit.opset.traits import PLACEHOLDERS
 
 
 @dataclass(frozen=True)

@@ -12,56 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, TensorValue
-from msplit.formats.endpoints import PLACEHOLDERS, Endpoints, endpoint, endpoints_of, has_outputs
+from msplit.formats.endpoints import Endpoints, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
 from msplit.opset import schema
+from msplit.opset.traits import ADD, CONSTANTS, ENTER, EXIT, LOOPS, MERGE, NEXT, PLACEHOLDERS, SWITCH, ops_with
 
 MAX_PORTS = 128
 """Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
 
-_SOURCES = frozenset(
-    {"IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2"}
-)
-"""Ops that give a graph its data where it has no placeholders."""
-
-_SAVERS = frozenset(
-    {"SaveV2", "RestoreV2", "Save", "SaveSlices", "Restore", "RestoreSlice", "ShardedFilename", "MergeV2Checkpoints"}
-)
-_NOISE = frozenset(
-    {"NoOp", "Assert", "PrintV2", "Switch", "RefSwitch", "Assign", "AssignVariableOp", "VarIsInitializedOp"}
-    | {"IsVariableInitialized", "ControlTrigger"}
-    | _SAVERS
-)
-"""Ops that are no result of a model though nothing consumes them."""
-
-_SUMMARIES = frozenset(
-    {"MergeSummary", "ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2"}
-    | {"TensorSummary", "TensorSummaryV2"}
-)
-"""Ops that make an entry of a log. What only they read, such as a loss, is a result all the same."""
-
-_LEFT_OVER = _SUMMARIES | {"ReadVariableOp", "BroadcastGradientArgs", "Print"}
-"""And ops that read a variable back, look at shapes for gradients, or print: results only where there are no others."""
-
+_SOURCES, _SAVERS = ops_with("data source"), ops_with("checkpoint")
+_NOISE, _SUMMARIES, _LEFT_OVER = ops_with("no result"), ops_with("summary"), ops_with("left over")
+_NOT_FETCHED = PLACEHOLDERS | CONSTANTS | _NOISE | {"LoopCond"}
+_ARRAY_VALUES, _FIRST_PORT_ONLY = ops_with("array value"), ops_with("first port counts")
+_SAME, _FILE_NAMES = ops_with("hands on"), ops_with("hands on file names")
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
 _GUARD = re.compile(r"(^|/)AssertGuard(_\d+)?/")
 """Name scopes of tf.gradients and of assertions. Nobody needs what is not used of them."""
-
-_ARRAY_VALUES = ("TensorArrayConcat", "TensorArrayGather", "TensorArrayRead", "TensorArraySize", "TensorArrayPack")
-"""Ops of tensor arrays that give values; the others give handles, and numbers that only order them."""
-
-_FIRST_PORT_ONLY = (
-    *("FusedBatchNorm", "_FusedBatchNorm", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
-    *("Merge", "RefMerge"),
-)
-"""Ops whose further outputs only serve their gradients, or say which side a Merge took."""
-
-_ENTER, _EXIT = ("Enter", "RefEnter"), ("Exit", "RefExit")
-_SWITCH, _MERGE = ("Switch", "RefSwitch", "_SwitchN"), ("Merge", "RefMerge")
-_BACK = ("NextIteration", "RefNextIteration")
-_WHILE = ("While", "StatelessWhile")
-_SAME = ("Identity", "StopGradient", "PreventGradient", "EnsureShape")
-"""Ops that hand their input on."""
 
 _RESULT = 2
 _FEW = 8
@@ -143,7 +109,7 @@ def _shown(graph: Graph, node: int) -> list[Endpoint]:
 
 
 def _ports_shown(graph: Graph, node: int) -> int:
-    if graph.ops[node].startswith(_FIRST_PORT_ONLY):
+    if graph.ops[node] in _FIRST_PORT_ONLY:
         return 1
     return min(schema.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
 
@@ -159,7 +125,7 @@ def _before(graph: Graph, sinks: Sequence[int], conditional: frozenset[int]) -> 
     found = {
         node: ends
         for node in np.flatnonzero(inside).tolist()
-        if node not in conditional and graph.ops[node] not in (*PLACEHOLDERS, *_NOISE, "Const", "LoopCond")
+        if node not in conditional and graph.ops[node] not in _NOT_FETCHED
         if (ends := [end for end in _shown(graph, node) if not _is_handle(end)]) and has_outputs(graph, node)
     }
     followed = graph.ancestors(int(source) for node in found for source in graph.predecessors(node))
@@ -169,12 +135,12 @@ def _before(graph: Graph, sinks: Sequence[int], conditional: frozenset[int]) -> 
 def _conditional(graph: Graph) -> frozenset[int]:
     """Nodes that TensorFlow 1's control flow may run never or many times: in a loop, or on one side of a Switch."""
     ops = graph.ops
-    roots = [node for node, op in enumerate(ops) if op in _ENTER or op in _SWITCH]
+    roots = [node for node, op in enumerate(ops) if op in ENTER or op in SWITCH]
     if not roots:
         return frozenset()
     edges = graph.edges
-    back = np.fromiter((op in _BACK for op in ops), np.bool_, len(ops))[edges.src]
-    back &= np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))[edges.dst]
+    back = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))[edges.src]
+    back &= np.fromiter((op in MERGE for op in ops), np.bool_, len(ops))[edges.dst]
     forward = Graph(graph.names, ops, graph.devices, graph.attrs, Edges(*(c[~back] for c in _columns(edges))))
     of_loop = set(edges.dst[back].tolist())
     depth: dict[
@@ -186,13 +152,13 @@ def _conditional(graph: Graph) -> frozenset[int]:
         op = ops[node]
         around = [depth.get(source, 0) for source in sources[starts[node] : starts[node + 1]]]
         inside = max(around, default=0)
-        if op in _ENTER:
+        if op in ENTER:
             inside += 1
-        elif op in _EXIT:
+        elif op in EXIT:
             inside -= 1
-        elif op in _MERGE and node not in of_loop:
+        elif op in MERGE and node not in of_loop:
             inside = min(around, default=0) - 1  # what joins branches of unequal depth ends with the outermost
-        elif op in _SWITCH:
+        elif op in SWITCH:
             inputs = forward.inputs(node)
             inside += len(inputs) < 2 or ops[inputs[1][0]] != "LoopCond"
         if inside > 0:
@@ -211,7 +177,7 @@ def _worth(graph: Graph, end: Endpoint) -> int:
     if _GUARD.search(end.node):
         return 0
     left_over = op in _LEFT_OVER or _GRADIENTS.search(end.node) is not None
-    left_over = left_over or (op.startswith("TensorArray") and not op.startswith(_ARRAY_VALUES))
+    left_over = left_over or (op.startswith("TensorArray") and op not in _ARRAY_VALUES)
     return 1 if left_over or _only_turns(graph, *_through(graph, node, end.port)) else _RESULT
 
 
@@ -226,17 +192,17 @@ def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
 
 def _only_turns(graph: Graph, node: int, port: int) -> bool:
     """Whether a tensor is a loop variable that counts turns, or that no turn changes."""
-    if graph.ops[node] in _WHILE:
+    if graph.ops[node] in LOOPS:
         called = graph.attrs[node].get("body")
         body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
         return body is not None and port < min(len(body.results), len(body.parameters)) and _turns_in(body, port)
-    if graph.ops[node] not in _EXIT or not (switch := graph.inputs(node)):
+    if graph.ops[node] not in EXIT or not (switch := graph.inputs(node)):
         return False
     merge = next(iter(graph.inputs(switch[0][0])), (node, 0))[0]
-    if graph.ops[merge] not in _MERGE:
+    if graph.ops[merge] not in MERGE:
         return False
     for source, _ in graph.inputs(merge)[:2]:
-        if graph.ops[source] in _BACK and (turned := graph.inputs(source)):
+        if graph.ops[source] in NEXT and (turned := graph.inputs(source)):
             return _is_step(graph, turned[0], switch[0][0])
     return False
 
@@ -251,7 +217,7 @@ def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
     node, port = _through(graph, *value)
     if node == variable:
         return True
-    if graph.ops[node] not in ("Add", "AddV2") or port:
+    if graph.ops[node] not in ADD or port:
         return False
     sides = [_through(graph, *side)[0] for side in graph.inputs(node)[:2]]
     whole = graph.attrs[node].get("T") in ("int32", "int64")
@@ -278,9 +244,5 @@ def _only_feeds_saver(graph: Graph, node: int) -> bool:
             following += [int(graph.edges.dst[e]) for e in edges.tolist() if graph.edges.port[e] != CONTROL]
         if any(graph.ops[consumer] in _SAVERS for consumer in following):
             return True
-        frontier = [
-            consumer
-            for consumer in following
-            if graph.ops[consumer] in ("PlaceholderWithDefault", "StringJoin", "Identity")
-        ]
+        frontier = [consumer for consumer in following if graph.ops[consumer] in _FILE_NAMES]
     return False

@@ -19,9 +19,9 @@ from msplit.errors import LoadError
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.endpoints import split_tensor
 from msplit.formats.model import Model
+from msplit.opset.traits import VARIABLES, ops_with
 
-VARIABLE_OPS = ("VarHandleOp", "VariableV2", "Variable")
-_ASSIGN_OPS = ("Assign", "AssignVariableOp")
+_ASSIGNS = ops_with("assigns")
 
 
 def variables(
@@ -61,7 +61,7 @@ def variables(
 
 
 def _variable_nodes(graph: Graph) -> list[str]:
-    return [name for name, op in zip(graph.names, graph.ops, strict=True) if op in VARIABLE_OPS]
+    return [name for name, op in zip(graph.names, graph.ops, strict=True) if op in VARIABLES]
 
 
 def _prefix(model: Model, checkpoint: str | Path | None) -> Path:
@@ -127,7 +127,7 @@ def _assigned_by(graph: Graph, edge: int) -> int | None:
             return None
         edge = onward[0]
     target = int(edges.dst[edge])
-    if graph.ops[target] not in _ASSIGN_OPS or edges.slot[edge] != 1:
+    if graph.ops[target] not in _ASSIGNS or edges.slot[edge] != 1:
         return None
     return _origin(graph, graph.inputs(target)[0][0])
 

@@ -21,11 +21,12 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.ids import constant, known_shape, use_of
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
 _PER_ROW = 2
 _INTEGERS = ("int64", "int32")
-_RAGGED = frozenset({"Sub", "RowPartitionFromSplits", "Bincount", "RaggedRange"})
-_SAME = ("Identity", "PlaceholderWithDefault", "EnsureShape", "StopGradient", "Enter", "Placeholder")
+_RAGGED = ops_with("ragged")
+_SAME = ops_with("hands on parameters")
 _MOST_CELLS = 1 << 22
 """A row of a sparse tensor is looked upon as having so many cells at most: its entries are drawn among them."""
 

@@ -20,7 +20,6 @@ from msplit.inputs.ids import constant
 from msplit.opset import schema
 from msplit.shapes.registry import plain_shape
 
-PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample", "ParseSequenceExampleV2")
 _SEQUENCES = "ParseSequenceExampleV2"
 _PER_ROW = 2
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3

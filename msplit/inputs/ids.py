@@ -11,86 +11,20 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, TensorValue
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.endpoints import PLACEHOLDERS
 from msplit.inputs.vocabulary import Keys, table_of, vocabularies
+from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
 from msplit.shapes import Shapes, infer
 from msplit.shapes.registry import plain_shape
 
-_GATHERS = {
-    "Gather": (0, 1),
-    "GatherV2": (0, 1),
-    "ResourceGather": (0, 1),
-    "SparseSegmentSum": (0, 1),
-    "SparseSegmentMean": (0, 1),
-    "SparseSegmentSqrtN": (0, 1),
-    "SparseSegmentSumWithNumSegments": (0, 1),
-    "SparseSegmentMeanWithNumSegments": (0, 1),
-    "SparseSegmentSqrtNWithNumSegments": (0, 1),
-    "GatherNd": (0, 1),
-    "ResourceGatherNd": (0, 1),
-}
-"""Slot of the table and slot of the ids, by op."""
-
-_SEGMENTS = {
-    **dict.fromkeys((name for name in _GATHERS if name.startswith("SparseSegment")), 2),
-    **dict.fromkeys(("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"), 1),
-}
-"""Slot of segment ids, which must not decrease."""
-
-_SIZED = {"OneHot": (0, 1), "UnsortedSegmentSum": (1, 2), "UnsortedSegmentMax": (1, 2), "UnsortedSegmentMin": (1, 2)}
-"""Slot of the ids and slot of the constant that bounds them."""
-
-_PASSING = frozenset(
-    {
-        *("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Slice", "Split", "SplitV", "Unpack"),
-        *(
-            "Pack",
-            "ConcatV2",
-            "Transpose",
-            "Tile",
-            "Unique",
-            "UniqueV2",
-            "StopGradient",
-            "Snapshot",
-            "ReverseV2",
-            "BroadcastTo",
-        ),
-        *(
-            "PlaceholderWithDefault",
-            "Maximum",
-            "Relu",
-            "Enter",
-            "Round",
-            "Rint",
-            "Floor",
-            "PreventGradient",
-            "IdentityN",
-        ),
-        *("EnsureShape", "Bitcast", "GatherNd", "SparseFillEmptyRows", "Select", "SelectV2", "SparseReorder"),
-        *("Switch", "Merge", "DynamicPartition", "RaggedTensorToTensor", "SparseToDense", "AsString", "StringToNumber"),
-        *("StringLower", "StringUpper", "StringStrip", "RegexReplace", "StaticRegexReplace", "UnicodeTranscode"),
-        *("StringSplit", "StringSplitV2"),
-    }
-)
-"""Ops of which an output holds values of their input."""
-
-_DATA_SLOTS = {"Split": 1, "SparseFillEmptyRows": 1, "SparseReorder": 1, "RaggedTensorToTensor": 1, "SparseToDense": 2}
-"""Where the values come in, for passing ops where that is not every slot or the first."""
-
-_DATA_PORTS = {"SparseFillEmptyRows": 1, "SparseReorder": 1, "StringSplit": 1, "StringSplitV2": 1}
-"""Where they go out, where that is not the first port."""
-
-_ALL_PORTS = ("Split", "SplitV", "Unpack", "Switch", "DynamicPartition")
+_PASSING, _ANY_SLOT, _ALL_PORTS = ops_with("passes values"), ops_with("any slot"), ops_with("all ports")
 _SCATTERED = 2
 """Slot of the values of a TensorArrayScatter."""
 
-_FINDS = ("LookupTableFind", "LookupTableFindV2")
-_SPLITS = ("StringSplit", "StringSplitV2")
-_PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample", "ParseSequenceExampleV2")
-DECODERS = ("DecodeRaw", "DecodeCSV", "DecodeJpeg", "DecodePng", "DecodeImage", "DecodeAndCropJpeg")
-
-_TO_TABLE = frozenset({"Identity", "ReadVariableOp", "Cast", "Enter", "StopGradient", "Snapshot"})
-"""Ops between a table and the lookup in it."""
+_FINDS, _SPLITS = ops_with("finds"), ops_with("splits strings")
+_RECORDS = PARSERS | ops_with("decodes")
+_TO_TABLE = ops_with("hands on weights")
+_BY_COORDINATES = ops_with("gather nd")
+_ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,9 +96,9 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
                 lookups.append(found)
             elif _indexes(op, slot):
                 unknown = True
-            if _SEGMENTS.get(op) == slot:
+            if traits(op).segments == slot:
                 segments = True
-            if slot == 0 and op in (*_PARSERS, *DECODERS):
+            if slot == 0 and op in _RECORDS:
                 readers[user] = None
             if op in _SPLITS:
                 given = constant(flat, user, 1)
@@ -200,17 +134,18 @@ def _reads_of_array(flat: FlatGraph, scatter: int) -> list[int]:
 
 
 def _indexes(op: str, slot: int) -> bool:
-    return (op in _GATHERS and slot == _GATHERS[op][1]) or (op in _SIZED and slot == _SIZED[op][0])
+    return traits(op).ids == slot
 
 
 def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
-    if op in _GATHERS and slot == _GATHERS[op][1]:
-        size, table = _rows(flat, node, _GATHERS[op][0]), _source(flat, node, _GATHERS[op][0])
+    row = traits(op)
+    if row.ids == slot and row.table is not None:
+        size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size)
-    if op in _SIZED and slot == _SIZED[op][0]:
-        bound = constant(flat, node, _SIZED[op][1])
+    if row.ids == slot and row.bound is not None:
+        bound = constant(flat, node, row.bound)
         return None if bound is None else Lookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)))
     if op in _FINDS and slot == 1:
         name = table_of(flat, node)
@@ -227,18 +162,18 @@ def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None
 def _handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None:
     """The largest constant added so far if the node hands its input on, else None."""
     op = flat.graph.ops[node]
-    if op in ("Add", "AddV2"):
+    if op in ADD:
         added = constant(flat, node, 1 - slot)
         return None if added is None or added.dtype.kind not in "iu" else offset + max(0, int(added.max(initial=0)))
-    if op in ("GatherV2", "Gather"):
+    if op in _ROWS_OF_TENSORS:
         return offset if slot == 0 else None
     if op not in _PASSING:
         return None
-    if op in ("ConcatV2", "Pack", "Maximum", "IdentityN", "Merge"):
+    if op in _ANY_SLOT:
         return offset
-    if op in ("Select", "SelectV2"):
+    if op in SELECT:
         return offset if slot else None
-    return offset if slot == _DATA_SLOTS.get(op, 0) else None
+    return offset if slot == traits(op).values_in else None
 
 
 def _ports(flat: FlatGraph, node: int) -> range:
@@ -246,7 +181,7 @@ def _ports(flat: FlatGraph, node: int) -> range:
     op = flat.graph.ops[node]
     if op in _ALL_PORTS:
         return range(_port_count(flat, node))
-    first = _DATA_PORTS.get(op, 0)
+    first = traits(op).values_out
     return range(first, first + 1)
 
 
@@ -278,7 +213,7 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
     if not shape:
         return None
-    if flat.graph.ops[gather] in ("GatherNd", "ResourceGatherNd"):
+    if flat.graph.ops[gather] in _BY_COORDINATES:
         sizes = [size for size in shape if size is not None]
         return min(sizes) if len(sizes) == len(shape) else None
     axis = constant(flat, gather, 2) if flat.graph.ops[gather] == "GatherV2" else None

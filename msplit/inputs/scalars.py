@@ -15,28 +15,9 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.ids import constant
+from msplit.opset.traits import ops_with, traits
 
-_SCALAR_SLOTS = {
-    **dict.fromkeys(("Switch", "RefSwitch", "Fill", "ScalarSummary"), (1,)),
-    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase", "LoopCond"), (0,)),
-    "Range": (0, 1, 2),
-    "LinSpace": (0, 1, 2),
-    "ClipByValue": (1, 2),
-    "OneHot": (1, 2, 3),
-}
-"""Slots that take nothing but one value, by op. What trains a variable takes its rates so, too."""
-
-_UNARY = frozenset(
-    {"Identity", "Cast", "Neg", "Log", "Log1p", "Exp", "Sqrt", "Rsqrt", "Reciprocal", "Inv", "Square", "LogicalNot"}
-    | {"StopGradient", "PlaceholderWithDefault", "Enter", "Floor", "ReadVariableOp"}
-)
-_BINARY = frozenset(
-    {"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "FloorDiv", "Pow", "Maximum", "Minimum", "Mod"}
-    | {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr", "FloorMod"}
-)
-_LOOKS = frozenset({"Shape", "Size", "Rank", "ShapeN", "BroadcastGradientArgs", "NoOp"})
-"""Ops that ask for the shape only, as gradients do of all that may be broadcast."""
-
+_UNARY, _BINARY, _LOOKS = ops_with("keeps one value"), ops_with("keeps two values"), ops_with("asks for shapes")
 _KEPT = re.compile(r"keep(ing)?_?(prob|rate)", re.IGNORECASE)
 _DROPPED = re.compile(r"drop(out|ped)?(_?(rate|prob))?(_\d+)?$|(^|[/_])rate(_\d+)?$", re.IGNORECASE)
 _LEARNS = re.compile(r"learn(ing)?_?rate|(^|[/_])lr(_\d+)?$", re.IGNORECASE)
@@ -86,7 +67,7 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
                 continue
             user = int(graph.edges.dst[e])
             op = graph.ops[user]
-            if slot in _SCALAR_SLOTS.get(op, ()) or (slot and "Apply" in op):
+            if slot in traits(op).scalars or (slot and "Apply" in op):
                 scalar = True
             elif op in _BINARY:
                 other = graph.inputs(user)[1 - slot][0]

@@ -12,8 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.examples import PARSERS, decode, features_of
+from msplit.inputs.examples import decode, features_of
 from msplit.inputs.ids import Lookup, Use, use_of
+from msplit.opset.traits import PARSERS
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.decode import numpy_dtype
 from msplit.inputs.composite import Spec
-from msplit.inputs.examples import PARSERS, Feature, features_of, make_examples
+from msplit.inputs.examples import Feature, features_of, make_examples
 from msplit.inputs.ids import Use, constant, use_of
 from msplit.inputs.scalars import setting
 from msplit.inputs.vocabulary import Keys
+from msplit.opset.traits import PARSERS, ops_with
 from msplit.shapes.registry import plain_shape
 
 _SMALL = 2
@@ -26,18 +27,9 @@ _TOKENS = 1000
 _WORDS = 4
 """Words of a string that is split before its words are looked up."""
 
-_IMAGES = ("DecodeJpeg", "DecodePng", "DecodeImage", "DecodeAndCropJpeg")
+_IMAGES, _INTO_LOOPS = ops_with("decodes images"), ops_with("enters loops")
+_NEEDS_FILE = ops_with("needs a file")
 _IMAGE_SIZE = (48, 64)
-_INTO_LOOPS = frozenset(
-    {"TensorListFromTensor", "TensorArrayV2FromTensor", "While", "StatelessWhile", "If", "StatelessIf"}
-)
-_NEEDS_FILE = (
-    "ParseSequenceExample",
-    "ParseSingleSequenceExample",
-    "DecodeBmp",
-    "DecodeGif",
-    "DecodeProtoV2",
-)
 
 
 def made_up(flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
@@ -127,9 +119,8 @@ def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: 
     count = int(np.prod(shape, dtype=np.int64))
     read = _read(flat, name, count, use, rng)
     if read is None:
-        for op in _NEEDS_FILE:
-            if op in use.ops:
-                raise _needs_file(flat, name, op)
+        for op in sorted(use.ops & _NEEDS_FILE):
+            raise _needs_file(flat, name, op)
         keys = _keys(use)
         if keys is not None and keys.dtype.kind == "O":
             words = _WORDS if use.separator is not None else 1

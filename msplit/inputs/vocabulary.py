@@ -19,6 +19,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import split_tensor
 from msplit.formats.model import Model
 from msplit.formats.special import open_regular
+from msplit.opset.traits import ops_with
 
 MAX_FILE_BYTES = 1 << 28
 """A vocabulary file may be so large; of a larger one nothing is read."""
@@ -26,9 +27,9 @@ MAX_FILE_BYTES = 1 << 28
 MAX_KEYS = 1 << 24
 """A constant may have so many keys: a damaged file may claim more than it holds."""
 
-_LITERAL = ("InitializeTable", "InitializeTableV2", "LookupTableImport", "LookupTableImportV2")
-_FILE = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
-_PASSING = ("Identity", "Enter", "Placeholder", "PlaceholderWithDefault", "StopGradient")
+_LITERAL = ops_with("fills a table from constants")
+_FILE = ops_with("fills a table from a file")
+_PASSING = ops_with("hands on tables")
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 Keys = NDArray[Any]

@@ -26,6 +26,7 @@ from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.rounding import computed_in
 from msplit.measure.verification import OutputComparison, compare
 from msplit.opset import schema
+from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, ops_with
 
 Key = tuple[int, int]
 
@@ -252,13 +253,12 @@ def _values(flat: FlatGraph) -> Iterator[Key]:
     needed[[tensor.node for tensor in flat.outputs]] = True
     read = set(zip(graph.edges.src.tolist(), graph.edges.port.tolist(), strict=True))
     dead: set[int] = set()
+    given, revived = CONSTANTS | ops_with("fed"), MERGE | EXIT
     for node in graph.topological.tolist():
         op = graph.ops[node].removeprefix("Ref")
-        if op == "Switch" or (
-            op not in ("Merge", "Exit") and any(int(one) in dead for one in graph.predecessors(node))
-        ):
+        if op in SWITCH or (op not in revived and any(int(one) in dead for one in graph.predecessors(node))):
             dead.add(node)
-        if node in dead or node in inside or not needed[node] or flat.host[node] or op in ("Const", "Placeholder"):
+        if node in dead or node in inside or not needed[node] or flat.host[node] or op in given:
             continue
         for port in range(schema.output_count(graph.ops[node], graph.attrs[node]) or 0):
             key = (node, port)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import ops_with
 
 _NARROW = ("float16", "bfloat16")
 """From the finer to the coarser."""
@@ -16,8 +17,7 @@ _NARROW = ("float16", "bfloat16")
 _TYPES = ("T", "DstT", "Tout")
 """Attributes that give the types that an op computes in. A loop has a list of them."""
 
-_STORED = frozenset({"Const", "Identity", "IdentityN", "ReadVariableOp", "VarHandleOp", "VariableV2", "StopGradient"})
-"""Ops that compute nothing: weights that are only kept in a narrow type round nothing that is computed from them."""
+_STORED = ops_with("stored")
 
 
 def computed_in(flat: FlatGraph) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.seeds import DRAWN_ON_DEVICE, remark
+from msplit.engines.seeds import remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.engines.tensorflow.options import TensorFlowOptions
@@ -38,6 +38,7 @@ from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest, workload_of
 from msplit.opset import schema
+from msplit.opset.traits import DRAWN_ON_DEVICE
 from msplit.rules.auto import PLAIN
 from msplit.rules.options import MAX_STREAMS
 from msplit.schedule.plan import planfile
@@ -285,7 +286,7 @@ def _cuda_variants(
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
         variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
-        if request.compare_xla and set(DRAWN_ON_DEVICE).isdisjoint(job.flat.graph.ops):  # XLA draws others
+        if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(job, tensorflow=TensorFlowOptions(xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = cuda_options(request)

@@ -14,6 +14,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.estimate import peaks
 from msplit.cost.gpus import data_sheet
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import ops_with
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.record_order import topological, upward_rank
 from msplit.schedule.problem import Problem
@@ -246,18 +247,7 @@ def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
 def _origins(flat: FlatGraph, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
     """Per node that runs no kernel, the node whose data it hands on; -1 for nodes that run one."""
     graph = flat.graph
-    passing = {
-        "Identity",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "StopGradient",
-        "PreventGradient",
-        "Snapshot",
-        "Enter",
-        "Switch",
-        "Merge",
-    }
+    passing = ops_with("hands on data")
     first = np.full(len(graph), -1, dtype=np.int32)
     edges = graph.edges
     lead = edges.slot == 0
@@ -274,10 +264,7 @@ def _origins(flat: FlatGraph, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
 
 def _read_behind_handles(flat: FlatGraph, costs: Costs) -> float:
     """Rows that gathers read through a handle: as many bytes as they write."""
-    nodes = [
-        node
-        for node, op in enumerate(flat.graph.ops)
-        if op in ("ResourceGather", "ResourceGatherNd", "KvResourceGather", "KvResourceGatherV1")
-    ]
+    behind = ops_with("reads rows behind a handle")
+    nodes = [node for node, op in enumerate(flat.graph.ops) if op in behind]
     reads: Floats = costs.out_bytes[nodes] * (costs.time_us[nodes] > 0)
     return float(reads.sum())

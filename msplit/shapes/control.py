@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from msplit.shapes.registry import Handle, Node, Outputs, handle_function, join, merge, same_shape, shape_function
-
-PASSING = [
-    "Identity",
-    "RefIdentity",
-    "Enter",
-    "RefEnter",
-    "Exit",
-    "RefExit",
-    "NextIteration",
-    "RefNextIteration",
-    "LoopCond",
-    "GuaranteeConst",
-    "DebugGradientIdentity",
-    "DebugGradientRefIdentity",
-    "_Retval",
-]
-"""Ops that give on their first input, what it refers to included."""
-same_shape(PASSING)
+from msplit.opset.traits import ops_with
+from msplit.shapes.registry import Handle, Node, Outputs, handle_function, join, merge, shape_function
 
 
 @shape_function("EnsureShape")
@@ -77,7 +60,7 @@ def nothing(node: Node) -> Outputs:
     return ()
 
 
-@handle_function(*PASSING)
+@handle_function(*ops_with("forwards"))
 def passed(node: Node) -> Sequence[Handle | None]:
     """What the first input refers to."""
     return (node.handle(0),)

@@ -4,55 +4,17 @@ from __future__ import annotations
 
 from functools import reduce
 
-from msplit.shapes.registry import Node, Outputs, Shape, broadcast, merge, same_shape, shape_function
-
-UNARY = [
-    "Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1", "BesselI1e",
-    "Cast", "Ceil", "ComplexAbs", "Conj", "Cos", "Cosh", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1",
-    "Floor", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan", "IsVariableInitialized", "LeakyRelu",
-    "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "Neg", "OnesLike", "Real", "Reciprocal", "Relu", "Relu6", "Rint",
-    "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh",
-    "ZerosLike", "_MklRelu", "PopulationCount", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics",
-    "CheckNumericsV2", "QuantizeAndDequantize", "QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3",
-    "QuantizeAndDequantizeV4", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel",
-    "DeepCopy", "DebugIdentity", "DebugIdentityV2", "Print", "Copy", "CopyHost", "Bucketize", "Cumsum", "Cumprod",
-    "CumulativeLogsumexp", "Softmax", "LogSoftmax", "LRN", "LRNGrad", "InvertPermutation", "Reverse", "ReverseV2",
-    "ReverseSequence", "RandomShuffle", "MatrixBandPart", "BatchMatrixBandPart", "MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3",
-    "MatrixInverse", "BatchMatrixInverse", "Cholesky", "MatrixExponential", "ClipByValue", "Roll",
-    "ScatterNdNonAliasingAdd", "TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax",
-    "TensorScatterMin", "TensorStridedSliceUpdate", "InplaceUpdate", "InplaceAdd", "InplaceSub", "StringToHashBucketFast",
-    "StringToHashBucketStrong", "StringToHashBucket", "StringToNumber", "StringStrip", "StringLower", "StringUpper",
-    "StringLength", "RegexReplace", "RegexFullMatch", "StaticRegexReplace", "StaticRegexFullMatch", "EncodeBase64",
-    "DecodeBase64", "AsString", "Substr", "UnicodeTranscode", "UnicodeScript", "AdjustHue", "AdjustSaturation",
-    "AdjustContrastv2", "RGBToHSV", "HSVToRGB", "FFT", "IFFT", "FFT2D", "IFFT2D", "FFT3D", "IFFT3D", "Dawsn", "Expint",
-    "FresnelCos", "FresnelSin", "Spence", "BesselJ0", "BesselJ1", "BesselK0", "BesselK1", "BesselK0e", "BesselK1e",
-    "BesselY0", "BesselY1", "DrawBoundingBoxes", "BiasAdd", "BiasAddV1", "TridiagonalSolve",
-]  # fmt: skip
-"""Ops whose only output has the shape of their first input; the last ones also move values about within it."""
-same_shape(UNARY)
-
-# The gradient of a unary op has the shape of its operands, which agree; what one leaves unknown the other may tell.
-GRADIENTS = [
-    "ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad",
-    "SigmoidGrad", "TanhGrad", "SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad",
-]  # fmt: skip
-
-BINARY = [
-    "Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "DivNoNan", "RealDiv", "TruncateDiv", "TruncateMod", "FloorDiv",
-    "FloorMod", "Mod", "Maximum", "Minimum", "Pow", "SquaredDifference", "Xdivy", "Xlogy", "Xlog1py", "Atan2", "Equal",
-    "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "ApproximateEqual",
-    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "Igamma", "Igammac", "IgammaGradA", "Zeta",
-    "Polygamma", "NextAfter", "Complex", "_FusedBinary", "RandomGammaGrad",
-]  # fmt: skip
+from msplit.opset.traits import ops_with
+from msplit.shapes.registry import Node, Outputs, Shape, broadcast, merge, shape_function
 
 
-@shape_function(*GRADIENTS)
+@shape_function(*ops_with("operands agree"))
 def gradient(node: Node) -> Outputs:
     """Both operands have the same shape."""
     return (merge(node.shape(0), node.shape(1)),)
 
 
-@shape_function(*BINARY)
+@shape_function(*ops_with("broadcasts"))
 def binary(node: Node) -> Outputs:
     """Broadcasts two operands."""
     return (broadcast(node.shape(0), node.shape(1)),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msplit.opset.traits import ops_with
 from msplit.shapes.array import sized
 from msplit.shapes.registry import Node, Outputs, Shape, axis_of, merge, shape_from, shape_function
 
@@ -109,7 +110,7 @@ def sparse_segment_gradient(node: Node) -> Outputs:
 def unique(node: Node) -> Outputs:
     """As many values as differ, an index per input, and their counts."""
     shape = node.shape(0)
-    single = node.op in ("Unique", "UniqueWithCounts") or (shape is not None and len(shape) == 1)
+    single = node.op in ops_with("unique") or (shape is not None and len(shape) == 1)
     values: Shape = (None,) if single else None if shape is None else (None,) * len(shape)
     index: Shape = shape if single else (None,)
     return (values, index, (None,)) if "Counts" in node.op else (values, index)

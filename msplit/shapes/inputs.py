@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msplit.core.arguments import whole
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
+from msplit.opset.traits import PLACEHOLDERS
 from msplit.shapes.registry import MAX_SIZE, Shape, merge, plain_shape, shape_text
 
 Fed = dict[tuple[int, int], Shape]
@@ -85,7 +86,7 @@ def _by_input(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]]) -> 
 
 
 def _attribute(flat: FlatGraph, tensor: Tensor) -> Shape:
-    if flat.graph.ops[tensor.node] not in ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg"):
+    if flat.graph.ops[tensor.node] not in PLACEHOLDERS:
         return None
     attrs = flat.graph.attrs[tensor.node]
     hints = attrs.get("_output_shapes")

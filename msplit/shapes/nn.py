@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Node, Outputs, Shape, merge, merge_dim, product, shape_from, shape_function
 
 
@@ -143,7 +144,7 @@ def batch_norm(node: Node) -> Outputs:
         data = (*data[:channel], size, *data[channel + 1 :])
     if node.op == "BatchNormWithGlobalNormalization":
         return (data,)
-    if node.op in ("FusedBatchNorm", "FusedBatchNormV2"):
+    if node.op in ops_with("old batch norm"):
         return (data, vector, vector, vector, vector)
     # TensorFlow's kernel for the CPU gives an empty sixth output, the one for the GPU a scratch vector.
     return (data, vector, vector, vector, vector, None)

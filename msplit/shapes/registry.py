@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.opset.traits import ops_with
+
 Shape = tuple[int | None, ...] | None
 
 Outputs = tuple[Shape, ...]
@@ -147,7 +149,8 @@ HandleFunction = Callable[[Node], "Sequence[Handle | None]"]
 
 _TABLE: dict[str, ShapeFunction] = {}
 _HANDLES: dict[str, HandleFunction] = {}
-_SAME: set[str] = set()
+SAME_SHAPE = ops_with("same shape")
+"""Ops whose only output has the shape of their first input: the fast path of the inference. They have no function."""
 
 
 def shape_function(*ops: str) -> Callable[[ShapeFunction], ShapeFunction]:
@@ -155,20 +158,12 @@ def shape_function(*ops: str) -> Callable[[ShapeFunction], ShapeFunction]:
 
     def register(function: ShapeFunction) -> ShapeFunction:
         for op in ops:
-            if op in _TABLE or op in _SAME:
+            if op in _TABLE or op in SAME_SHAPE:
                 raise ValueError(f"{op} has a shape function already")
             _TABLE[op] = function
         return function
 
     return register
-
-
-def same_shape(ops: Iterable[str]) -> None:
-    """Registers ops whose only output has the shape of their first input: the fast path of the inference."""
-    for op in ops:
-        if op in _TABLE or op in _SAME:
-            raise ValueError(f"{op} has a shape function already")
-        _SAME.add(op)
 
 
 def handle_function(*ops: str) -> Callable[[HandleFunction], HandleFunction]:
@@ -191,12 +186,6 @@ def table() -> Mapping[str, ShapeFunction]:
     """Every registered function, by op."""
     _load()
     return _TABLE
-
-
-def same_shape_ops() -> frozenset[str]:
-    """Ops whose only output has the shape of their first input."""
-    _load()
-    return frozenset(_SAME)
 
 
 FAMILIES = ("array", "control", "elementwise", "gather", "linalg", "matmul", "nn", "reduction", "rnn", "state", "xla")

@@ -13,6 +13,7 @@ import numpy as np
 from msplit.core.graph import Floats, Graph
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import ADD
 from msplit.shapes.registry import Value, as_ints
 from msplit.shapes.walk import Result
 
@@ -78,7 +79,7 @@ def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: s
     """
     place = behind(graph, tensor)[0]
     sources = graph.inputs(place)
-    if graph.ops[place] not in ("Add", "AddV2") or len(sources) != 2:
+    if graph.ops[place] not in ADD or len(sources) != 2:
         return None
     others = [source for source in sources if behind(graph, source, *passed)[0] != counter]
     return number(graph, result, others[0]) if len(others) == 1 else None

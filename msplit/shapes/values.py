@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.opset.traits import ops_with
 from msplit.shapes.array import broadcast_axes, slice_value
 from msplit.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product, shape_from
 
@@ -25,19 +26,8 @@ ValueFunction = Callable[[Node, Outputs], "Sequence[Value | None] | Value | None
 TABLE: dict[str, ValueFunction] = {}
 """Value functions by op. A function is called if at least one input has a value, or the op is in `FROM_SHAPE`."""
 
-FROM_SHAPE = frozenset(
-    (
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Rank",
-        "VariableShape",
-        "TensorListLength",
-        "TensorArraySizeV3",
-        "TensorListElementShape",
-    )
-)
-"""Ops whose value follows from what their inputs are, not from their values."""
+FROM_SHAPE = ops_with("static")
+_INTEGER_DIVISIONS, _NEEDS_ELEMENTS = ops_with("integer division"), ops_with("needs elements")
 
 
 def value_function(*ops: str) -> Callable[[ValueFunction], ValueFunction]:
@@ -136,7 +126,7 @@ def binary(node: Node, outputs: Outputs) -> Value | None:
     values = _all(node, 2)
     if values is None:
         return None
-    if node.op in ("FloorDiv", "FloorMod", "Mod", "TruncateMod", "TruncateDiv") and bool((values[1] == 0).any()):
+    if node.op in _INTEGER_DIVISIONS and bool((values[1] == 0).any()):
         return None
     if node.op == "Pow" and values[0].dtype.kind == "i" and bool((values[1] < 0).any()):
         return None
@@ -393,7 +383,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 def reduction(node: Node, outputs: Outputs) -> Value | None:
     """Over given axes. One unknown element makes the results that it enters unknown."""
     value, axes = node.value(0), node.ints(1)
-    if value is None or axes is None or None in axes or (node.op in ("Max", "Min", "Mean") and not value.size):
+    if value is None or axes is None or None in axes or (node.op in _NEEDS_ELEMENTS and not value.size):
         return None
     if node.op == "Mean" and value.dtype.kind != "f":
         return None

@@ -11,8 +11,8 @@ import numpy as np
 from msplit.core.graph import CONTROL, Function, Graph, TensorValue
 from msplit.errors import LoadError
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 from msplit.shapes import registry
-from msplit.shapes.elementwise import BINARY
 from msplit.shapes.registry import (
     UNKNOWN_OUTPUT,
     Handle,
@@ -264,8 +264,8 @@ def run(
 
 
 def _recipes(graph: Graph, state: State) -> dict[str, _Recipe]:
-    table, same, handles = registry.table(), registry.same_shape_ops(), registry.handle_functions()
-    binary = frozenset(BINARY)
+    table, same, handles = registry.table(), registry.SAME_SHAPE, registry.handle_functions()
+    binary = ops_with("broadcasts")
     recipes = {}
     for op in dict.fromkeys(graph.ops):
         functional = FUNCTIONAL.get(op) or (FUNCTIONAL["call"] if op in state.functions else None)

@@ -10,6 +10,7 @@ from msplit import formats
 from msplit.errors import LoadError
 from msplit.formats import Model, restore
 from msplit.formats.bundle import Checkpoint
+from msplit.opset.traits import VARIABLES
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 SAVED = sorted(p for p in SAMPLES.iterdir() if p.is_dir())
@@ -48,7 +49,7 @@ def test_variables_are_those_that_the_signature_of_a_loaded_model_captures(name:
     function = loaded.signatures["serving_default"]
     captured = [tensor for tensor in function.captured_inputs if tensor.dtype == tf.resource]
     node = model.graph.index[model.outputs[0].node]
-    handles = [p for p, _ in model.graph.inputs(node) if model.graph.ops[p] in formats.VARIABLE_OPS]
+    handles = [p for p, _ in model.graph.inputs(node) if model.graph.ops[p] in VARIABLES]
     read_back = []
     for handle in captured:
         if (variable := next((v for v in function.variables if v.handle is handle), None)) is not None:

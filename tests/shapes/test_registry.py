@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msplit.cost.classes import CUTS, FREE, MAKES, MOVES, PER_ELEMENT, REDUCES
 from msplit.cost.formulas import FORMULAS
 from msplit.engines.cuda.ir import lowering as lowerings
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 from msplit.shapes import registry
 from msplit.shapes.values import TABLE
 from msplit.shapes.walk import FUNCTIONAL
@@ -16,7 +16,7 @@ ELSEWHERE = ("Kv", "TFRA>", "_")
 
 
 def _shapes() -> set[str]:
-    return {*registry.table(), *registry.same_shape_ops(), *FUNCTIONAL} - {"call"}
+    return {*registry.table(), *registry.SAME_SHAPE, *FUNCTIONAL} - {"call"}
 
 
 def test_every_op_with_a_lowering_has_a_shape_function() -> None:
@@ -26,11 +26,15 @@ def test_every_op_with_a_lowering_has_a_shape_function() -> None:
 
 
 def test_every_name_is_an_op_of_tensorflow() -> None:
-    names = {*_shapes(), *TABLE, *FORMULAS, *FREE, *MOVES, *CUTS, *MAKES, *REDUCES, *PER_ELEMENT}
+    names = {*_shapes(), *TABLE, *FORMULAS}
     assert sorted(op for op in names if schema.lookup(op) is None and not op.startswith(ELSEWHERE)) == []
 
 
 def test_an_op_is_of_one_kind_only() -> None:
-    kinds = [FREE, MOVES, CUTS, MAKES, REDUCES]
+    kinds = [ops_with(kind) for kind in ("free", "moves", "cuts", "makes", "reduces")]
     assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
-    assert not FREE & set(FORMULAS)
+    assert not ops_with("free") & set(FORMULAS)
+
+
+def test_what_runs_on_tensor_cores_has_a_formula() -> None:
+    assert ops_with("tensor cores") <= set(FORMULAS)
