@@ -164,6 +164,39 @@ def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeyp
     assert counts.long_modules() == ["msplit.engines.cuda.b"]
 
 
+def names_in(path: Path) -> set[str]:
+    """Every name in a module's code; of a package its modules, too."""
+    found = {part.stem for part in path.parent.iterdir()} if path.stem == "__init__" else set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = (getattr(node, field, None) for field in ("name", "asname", "id", "attr", "arg"))
+        found.update(name.split(".")[0] for name in names if isinstance(name, str))
+    return found
+
+
+def test_what_the_text_of_the_package_names_is_there(counts: ModuleType) -> None:
+    """A `module.name` in backticks, in docstrings and comments: renaming and moving leaves none of them behind."""
+    modules = counts.modules()
+    own = {name: names_in(path) for name, path in modules.items()}
+    known: dict[str, set[str]] = {}
+    for name in modules:
+        parts = name.split(".")
+        for first in range(len(parts)):
+            known.setdefault(".".join(parts[first:]), set()).update(own[name])
+    stale = []
+    for name, path in modules.items():
+        for text in re.findall(r"(?<!`)`([a-z_]+(?:\.\w+)+)`(?!`)", path.read_text()):
+            head, _, last = text.rpartition(".")
+            if last in ("json", "pb", "pbtxt", "py", "toml", "yaml") or head.split(".")[0] in own[name] | NOT_OURS:
+                continue
+            if text not in known and last not in known.get(re.sub(r"\.[A-Z]\w*$", "", head), ()):
+                stale.append(f"{path.relative_to(ROOT)}: {text}")
+    assert not stale
+
+
+NOT_OURS = {"json", "tensorflow", "tf", "torch"}
+"""What else the text names things of."""
+
+
 # What is installed ---------------------------------------------------------------------------------------------------------------
 
 
