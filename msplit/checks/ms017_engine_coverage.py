@@ -37,7 +37,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     for why, names in covered.refused.items():
         text = f"the cuda engine refuses {nodes(names, len(names))}: {why}"
         yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
-    for op, names in sorted(covered.stuck.items()):
+    for op, names in sorted(covered.unplaceable.items()):
         text = (
             f"the cuda engine runs {op} on the host, but it needs results of the GPU, and work for the GPU needs it: "
         )

@@ -258,10 +258,10 @@ def _coverage(coverage: Coverage) -> Table:
     ]
     rows += [(op, count(len(names)), f"no (such as {names[0]})") for op, names in sorted(coverage.missing.items())]
     rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
-    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
+    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.post_nodes.items())]
     rows += [
         (op, count(len(names)), f"no: host, in the middle (such as {names[0]})")
-        for op, names in sorted(coverage.stuck.items())
+        for op, names in sorted(coverage.unplaceable.items())
     ]
     for why, places in coverage.refused.items():
         op, _, said = why.partition(": ")

@@ -18,7 +18,7 @@ import torch
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
-from msplit.engines.cuda.frontend.partition import divide, refuse
+from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import STEPS, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
@@ -79,15 +79,15 @@ def lower(
     whole = flat
     raised = raise_control(flat)
     flat = raised.flat
-    division = divide(flat, raised.bodies)
-    refuse(flat, division)
+    partition = partition_graph(flat, raised.bodies)
+    refuse(flat, partition)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     host = None
-    if division.frontier or division.fetched or division.late:
-        host = HostPart(whole, division, op_libraries, raised.origin)
+    if partition.frontier or partition.fetched or partition.host_outputs:
+        host = HostPart(whole, partition, op_libraries, raised.origin)
         feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
-        others = {*division.fetched, *division.late}
+        others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
     graph = build(flat, fed)
     if STEPS in graph.feeds:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
-from msplit.engines.cuda.frontend.partition import Division, by_op, divide, effects_of, missing_by_op, wanted
+from msplit.engines.cuda.frontend.partition import Partition, by_op, effects_of, missing_by_op, partition_graph, wanted
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.lowering import listed
@@ -42,8 +42,8 @@ class Coverage:
         missing: Op -> names of its nodes, for ops without a lowering.
         dynamic: Op -> names of its nodes, for ops whose output shape depends on values: they run eagerly, not captured.
         host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
-        behind: Op -> names of its nodes, for nodes that run there behind the device part.
-        stuck: Op -> names of its nodes, for host nodes between work for the device.
+        post_nodes: Op -> names of its nodes, for nodes that run there behind the device part.
+        unplaceable: Op -> names of its nodes, for host nodes between work for the device.
         effects: Names of nodes that are run for their effect.
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
@@ -53,8 +53,8 @@ class Coverage:
     missing: dict[str, list[str]]
     dynamic: dict[str, list[str]]
     host: dict[str, list[str]] = field(default_factory=dict)
-    behind: dict[str, list[str]] = field(default_factory=dict)
-    stuck: dict[str, list[str]] = field(default_factory=dict)
+    post_nodes: dict[str, list[str]] = field(default_factory=dict)
+    unplaceable: dict[str, list[str]] = field(default_factory=dict)
     effects: list[str] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)
     unbuilt: str = ""
@@ -69,9 +69,9 @@ class Coverage:
             )
         if self.missing:
             found.append(f"there is no lowering for {_some(self.missing)}")
-        if self.stuck:
+        if self.unplaceable:
             found.append(
-                f"work for the device needs {_some(self.stuck)}, which the host runs and which needs the device"
+                f"work for the device needs {_some(self.unplaceable)}, which the host runs and which needs the device"
             )
         found += [f"{why} ({_some_of(places)})" for why, places in self.refused.items()]
         return found
@@ -99,22 +99,22 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     whole = flat
     raised = raise_control(flat)
     flat = raised.flat
-    division = divide(flat, raised.bodies)
-    effects = effects_of(flat, division)
-    controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in division.device)
+    partition = partition_graph(flat, raised.bodies)
+    effects = effects_of(flat, partition)
+    controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in partition.device)
     refused: dict[str, list[str]] = {}
     unbuilt = ""
     if build is False:
         unbuilt = "nobody asked for it" if controlled else ""
     elif controlled or build:
-        problems, unbuilt = _built(raised, division, sizes or infer(whole), bool(build))
+        problems, unbuilt = _built(raised, partition, sizes or infer(whole), bool(build))
         unbuilt = unbuilt if controlled else ""
         for problem in problems:
             refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
-    unable = {*division.missing, *division.stuck}
+    unable = {*partition.missing, *partition.unplaceable}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}
-    for node in division.device:
+    for node in partition.device:
         op = flat.graph.ops[node]
         if node not in unable:
             covered[op] = covered.get(op, 0) + 1
@@ -122,21 +122,21 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
                 dynamic.setdefault(op, []).append(flat.graph.names[node])
     return Coverage(
         covered,
-        missing_by_op(flat, division),
+        missing_by_op(flat, partition),
         dynamic,
-        by_op(flat, tuple(node for node in division.host if node not in unable)),
-        by_op(flat, division.behind),
-        by_op(flat, division.stuck),
+        by_op(flat, tuple(node for node in partition.host if node not in unable)),
+        by_op(flat, partition.post_nodes),
+        by_op(flat, partition.unplaceable),
         effects,
         refused,
         unbuilt,
     )
 
 
-def _built(raised: Raised, division: Division, sizes: Shapes, always: bool) -> tuple[list[MsplitError], str]:
+def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[list[MsplitError], str]:
     """What the engine's build refuses, and why that may not be all."""
-    if not always and len(division.device) > MOST_BUILT:
-        return [], f"{len(division.device):,} nodes are too many to do so by the way"
+    if not always and len(partition.device) > MOST_BUILT:
+        return [], f"{len(partition.device):,} nodes are too many to do so by the way"
     if importlib.util.find_spec("torch") is None:
         return [], "PyTorch is not installed"
     limit = _address_space()
@@ -150,8 +150,8 @@ def _built(raised: Raised, division: Division, sizes: Shapes, always: bool) -> t
             f"PyTorch can not be loaded ({str(problem).splitlines()[0] if str(problem) else type(problem).__name__})",
         )
     if always:
-        return rehearse(raised, division, sizes)[0], ""
-    found, whole = rehearse(raised, division, sizes, MOST_FOLLOWED)
+        return rehearse(raised, partition, sizes)[0], ""
+    found, whole = rehearse(raised, partition, sizes, MOST_FOLLOWED)
     return found, "" if whole else f"they are more than {MOST_FOLLOWED:,} ops, which is too much to do by the way"
 
 

@@ -40,7 +40,7 @@ _WRITES = re.compile(
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
+class Partition:
     """Who runs which of the needed nodes.
 
     Attributes:
@@ -48,11 +48,11 @@ class Division:
         host: Nodes that run before, in topological order.
         frontier: Values that the host makes and the device reads.
         fetched: Outputs that the host makes, by name.
-        behind: Nodes that the host runs when the device is done, in topological order.
+        post_nodes: Nodes that the host runs when the device is done, in topological order.
         handed: Values that the device makes and these nodes read.
-        late: Outputs that they make, by name.
+        host_outputs: Outputs that they make, by name.
         missing: Nodes that nobody can run.
-        stuck: Host nodes that depend on the device, and that work for the device depends on.
+        unplaceable: Host nodes that depend on the device, and that work for the device depends on.
         inside: What loops, conds and calls run.
     """
 
@@ -60,11 +60,11 @@ class Division:
     host: tuple[int, ...]
     frontier: tuple[Key, ...]
     fetched: Mapping[str, Key]
-    behind: tuple[int, ...]
+    post_nodes: tuple[int, ...]
     handed: tuple[Key, ...]
-    late: Mapping[str, Key]
+    host_outputs: Mapping[str, Key]
     missing: tuple[int, ...]
-    stuck: tuple[int, ...]
+    unplaceable: tuple[int, ...]
     inside: Inside
 
     def handed_outputs(self) -> tuple[Tensor, ...]:
@@ -77,7 +77,7 @@ def wanted(flat: FlatGraph) -> list[Key]:
     return [(tensor.node, tensor.port) for tensor in flat.outputs]
 
 
-def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
+def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     """Divides what the outputs need between the host and the device.
 
     Args:
@@ -91,13 +91,13 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
     kinds = _Kinds(flat, inputs, inside, outside)
     for node in nodes:
         kinds.visit(node)
-    behind, handed = kinds.behind_it()
-    late = {
+    post_nodes, handed = kinds.behind_it()
+    host_outputs = {
         tensor.name: key
         for tensor in flat.outputs
-        if (key := (tensor.node, tensor.port)) not in outside and key[0] in behind
+        if (key := (tensor.node, tensor.port)) not in outside and key[0] in post_nodes
     }
-    roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in late] + list(handed)
+    roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in host_outputs] + list(handed)
     nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
@@ -115,22 +115,24 @@ def divide(flat: FlatGraph, bodies: Bodies | None = None) -> Division:
     fetched = {}
     for tensor in flat.outputs:
         key = (tensor.node, tensor.port)
-        made_here = key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in late
+        made_here = (
+            key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in host_outputs
+        )
         if made_here or (key in outside and key in kinds.no_tensor):
             fetched[tensor.name] = key
-    behind_it = tuple(reachable(flat.graph, late.values(), {*outside, *handed}))
+    behind_it = tuple(reachable(flat.graph, host_outputs.values(), {*outside, *handed}))
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
-    return Division(
+    return Partition(
         device=tuple(node for node in nodes if node in on_device),
         host=tuple(node for node in nodes if node in host),
         frontier=tuple(frontier),
         fetched=fetched,
-        behind=behind_it,
+        post_nodes=behind_it,
         handed=tuple(handed),
-        late=late,
+        host_outputs=host_outputs,
         missing=tuple(missing),
-        stuck=() if behind else tuple(kinds.in_the_way()),
+        unplaceable=() if post_nodes else tuple(kinds.in_the_way()),
         inside=inside,
     )
 
@@ -149,7 +151,7 @@ class _Kinds:
     Attributes:
         no_tensor: Values that are no tensor of the device's.
         forced: Nodes of the host that depend on no work for the device.
-        stuck: Nodes of the host that do.
+        unplaceable: Nodes of the host that do.
         missing: Nodes without a lowering that are none of the host's.
     """
 
@@ -158,7 +160,7 @@ class _Kinds:
         self._listed = listed()
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.forced: list[int] = []
-        self.stuck: list[int] = []
+        self.unplaceable: list[int] = []
         self.missing: list[int] = []
         self._after_work: set[int] = set()  # work for the device, and what depends on it
         self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
@@ -182,7 +184,7 @@ class _Kinds:
             if not covered and not self._flat.host[node]:
                 self.missing.append(node)
             elif late:
-                self.stuck.append(node)
+                self.unplaceable.append(node)
                 follows = True
             else:
                 self.forced.append(node)
@@ -208,9 +210,9 @@ class _Kinds:
     def in_the_way(self) -> list[int]:
         """The nodes of the host because of which nothing runs behind: those that work for the device depends on, where there is such."""
         if not self._between:
-            return self.stuck
+            return self.unplaceable
         before = _with_ancestors(self._between, self._inputs, self._outside)
-        return [node for node in self.stuck if node in before]
+        return [node for node in self.unplaceable if node in before]
 
 
 def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:
@@ -246,11 +248,11 @@ def _outputs(flat: FlatGraph, node: int) -> int:
     return schema.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
 
 
-def effects_of(flat: FlatGraph, division: Division) -> list[str]:
+def effects_of(flat: FlatGraph, partition: Partition) -> list[str]:
     """Nodes that are run for what they do: targets, and what writes variables."""
     found = [flat.graph.names[node] for node in flat.targets]
     found += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    return found + [name for node in division.device for name in division.inside.of(node).named(_WRITES)]
+    return found + [name for node in partition.device for name in partition.inside.of(node).named(_WRITES)]
 
 
 def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
@@ -261,26 +263,26 @@ def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
     return result
 
 
-def missing_by_op(flat: FlatGraph, division: Division) -> dict[str, list[str]]:
+def missing_by_op(flat: FlatGraph, partition: Partition) -> dict[str, list[str]]:
     """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
     result: dict[str, list[str]] = {}
-    on_host = {*division.host, *division.behind}
-    for node in division.missing:
+    on_host = {*partition.host, *partition.post_nodes}
+    for node in partition.missing:
         name, op = flat.graph.names[node], flat.graph.ops[node]
-        if node in on_host and _draws(flat, division.inside, node):
+        if node in on_host and _draws(flat, partition.inside, node):
             op = f"{op} on the host"
-        for within, names in (division.inside.of(node).missing or {op: [name]}).items():
+        for within, names in (partition.inside.of(node).missing or {op: [name]}).items():
             result.setdefault(within, []).extend(names)
     return result
 
 
-def refuse(flat: FlatGraph, division: Division) -> None:
+def refuse(flat: FlatGraph, partition: Partition) -> None:
     """Raises what stands in the way of running a graph, if anything does.
 
     Raises:
         EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
     """
-    running = effects_of(flat, division)
+    running = effects_of(flat, partition)
     if running:
         names = ", ".join(running[:3])
         raise EngineError(
@@ -288,13 +290,13 @@ def refuse(flat: FlatGraph, division: Division) -> None:
             fix="use --engine tensorflow, or name the tensors to compute with --outputs",
         )
     lines = []
-    if division.missing:
-        lines += ["it has no lowering for:", *_lines(missing_by_op(flat, division))]
-    if division.stuck:
+    if partition.missing:
+        lines += ["it has no lowering for:", *_lines(missing_by_op(flat, partition))]
+    if partition.unplaceable:
         lines += [
             "these run on the host only, depend on what the device computes, and have work for it depend on them,",
             "so that they can run neither before it nor behind it:",
-            *_lines(by_op(flat, division.stuck)),
+            *_lines(by_op(flat, partition.unplaceable)),
         ]
     if lines:
         raise EngineError(

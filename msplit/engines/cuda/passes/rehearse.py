@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.importer import build
-from msplit.engines.cuda.frontend.partition import Division
+from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
@@ -37,13 +37,13 @@ MOST_OUTPUTS = 16
 
 
 def rehearse(
-    raised: Raised, division: Division, sizes: Shapes, most: int | None = None
+    raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None
 ) -> tuple[list[MsplitError], bool]:
     """Builds what of a graph runs on the device as far as that goes without one.
 
     Args:
         raised: The graph.
-        division: Who runs what.
+        partition: Who runs what.
         sizes: Shapes of the graph as it was.
         most: Ops that loops are followed for; what is longer is not looked at to its end. None: as many as the engine takes.
 
@@ -53,10 +53,10 @@ def rehearse(
     """
     flat = raised.flat
     fed: dict[str, Key] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
-    handed = {f"{node}:{port} (host)": (node, port) for node, port in division.frontier}
-    others = {*division.fetched, *division.late}
+    handed = {f"{node}:{port} (host)": (node, port) for node, port in partition.frontier}
+    others = {*partition.fetched, *partition.host_outputs}
     outputs = tuple(tensor for tensor in flat.outputs if tensor.name not in others)
-    flat = replace(flat, outputs=(*outputs, *division.handed_outputs()))
+    flat = replace(flat, outputs=(*outputs, *partition.handed_outputs()))
     given = {}
     for name, key in {**fed, **handed}.items():
         shape = sizes.shape(*raised.origin.get(key, key))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable
-from msplit.engines.cuda.frontend.partition import Division
+from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.wrapped import Wrapped
 from msplit.flatten.flat import FlatGraph, Tensor
@@ -29,7 +29,7 @@ class HostPart:
 
     Args:
         flat: The graph.
-        division: Which of its nodes run here.
+        partition: Which of its nodes run here.
         op_libraries: Shared objects with custom ops to load first.
         origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
 
@@ -45,7 +45,7 @@ class HostPart:
     def __init__(
         self,
         flat: FlatGraph,
-        division: Division,
+        partition: Partition,
         op_libraries: Sequence[Path] = (),
         origin: Mapping[Key, Key] | None = None,
     ) -> None:
@@ -54,17 +54,17 @@ class HostPart:
         self._op_libraries = op_libraries
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
         self.feeds: Mapping[str, Key] = {
-            f"{names[node]}:{port} (host)": (node, port) for node, port in division.frontier
+            f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier
         }
-        self.handed = division.handed_outputs()
-        self.nodes = len(division.host) + len(division.behind)
+        self.handed = partition.handed_outputs()
+        self.nodes = len(partition.host) + len(partition.post_nodes)
         # An input that is an output as it is: a session gives nothing back that it was fed.
-        self._handed_on = {name: fed[key] for name, key in division.fetched.items() if key in fed}
-        made = {name: key for name, key in division.fetched.items() if key not in fed}
+        self._handed_on = {name: fed[key] for name, key in partition.fetched.items() if key in fed}
+        made = {name: key for name, key in partition.fetched.items() if key not in fed}
         self._made = tuple(made)
         self._before = self._session(flat, {**self.feeds, **made}, origin)
         given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in self.handed)
-        self._behind = self._session(replace(flat, inputs=(*flat.inputs, *given)), division.late, origin)
+        self._behind = self._session(replace(flat, inputs=(*flat.inputs, *given)), partition.host_outputs, origin)
 
     def _session(
         self, flat: FlatGraph, wanted: Mapping[str, Key], origin: Mapping[Key, Key]

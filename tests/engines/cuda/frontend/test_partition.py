@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.engines.cuda.frontend.partition import divide
+from msplit.engines.cuda.frontend.partition import partition_graph
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -24,7 +24,7 @@ def load(name):
 def test_a_sample_is_covered(name):
     found = cover(load(name))
     assert not found.missing
-    assert not found.stuck
+    assert not found.unplaceable
     assert not found.host
     assert not found.dynamic
     assert sum(found.covered.values()) > 10
@@ -91,7 +91,7 @@ def strings_in_the_middle(tf, v1):
 def test_host_nodes_in_the_middle_are_refused_by_name():
     flat = graph_of(strings_in_the_middle, outputs=["out"])
     found = cover(flat)
-    assert found.stuck == {"AsString": ["text"], "StringToHashBucketFast": ["bucket"]}
+    assert found.unplaceable == {"AsString": ["text"], "StringToHashBucketFast": ["bucket"]}
     assert not found.missing
     with pytest.raises(
         EngineError, match=r"(?s)depend on what the device computes.*AsString.*text.*--engine tensorflow"
@@ -106,11 +106,11 @@ def test_only_host_nodes_in_the_middle_are_blamed():
             tf.linalg.matmul(np.ones((2, 2), np.float32), v1.placeholder(tf.float32, [2, 2])), name="end"
         )
 
-    assert cover(graph_of(graph, outputs=["out", "end"])).stuck == {
+    assert cover(graph_of(graph, outputs=["out", "end"])).unplaceable == {
         "AsString": ["text"],
         "StringToHashBucketFast": ["bucket"],
     }
-    assert cover(graph_of(graph, outputs=["end"])).behind == {"AsString": ["end"]}
+    assert cover(graph_of(graph, outputs=["end"])).post_nodes == {"AsString": ["end"]}
 
 
 def test_the_host_takes_no_more_than_it_must():
@@ -122,11 +122,11 @@ def test_the_host_takes_no_more_than_it_must():
         tf.add(tf.tanh(x), y, name="out")
 
     flat = graph_of(graph, outputs=["out"])
-    division = divide(flat)
-    assert [flat.graph.ops[node] for node in division.host] == ["StringLower", "StringToHashBucketFast"]
-    assert [flat.graph.ops[node] for node, _ in division.frontier] == ["StringToHashBucketFast"]
-    assert "GatherV2" in {flat.graph.ops[node] for node in division.device}
-    assert not set(division.host) & set(division.device)
+    partition = partition_graph(flat)
+    assert [flat.graph.ops[node] for node in partition.host] == ["StringLower", "StringToHashBucketFast"]
+    assert [flat.graph.ops[node] for node, _ in partition.frontier] == ["StringToHashBucketFast"]
+    assert "GatherV2" in {flat.graph.ops[node] for node in partition.device}
+    assert not set(partition.host) & set(partition.device)
 
 
 def test_analyze_tells_what_runs_on_the_host_and_what_can_not():

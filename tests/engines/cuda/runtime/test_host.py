@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.frontend.partition import divide
+from msplit.engines.cuda.frontend.partition import partition_graph
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
@@ -113,10 +113,10 @@ def test_what_is_made_of_the_devices_results_runs_behind_it():
     flat = graph_of(labels, outputs=["scores", "best", "names", "said", "lengths"])
     feeds = {"city": np.array([b"oslo", b"rom", b"wien"], object), "x": np.ones((3, 4), np.float32)}
     assert_equals_tensorflow(flat, feeds, streams=(1, 3))
-    division = divide(flat)
-    assert sorted(division.late) == ["lengths", "names", "said"]
-    assert {flat.graph.ops[node] for node, _ in division.handed} == {"ArgMax", "Max"}
-    assert not division.stuck
+    partition = partition_graph(flat)
+    assert sorted(partition.host_outputs) == ["lengths", "names", "said"]
+    assert {flat.graph.ops[node] for node, _ in partition.handed} == {"ArgMax", "Max"}
+    assert not partition.unplaceable
     executable = ENGINE.build(job(flat, feeds))
     first = executable.step(feeds)
     assert first["said"][1].startswith(first["names"][1] + b":rom:0.")
@@ -221,11 +221,15 @@ def mixed_graphs(draw):
 def test_any_mixture_gives_tensorflows_outputs_or_is_refused_by_name(case):
     flat = graph_of(case[0], outputs=case[1])
     feeds = {"x": np.array([[1, 5], [9, 2]], np.float32)}
-    division = divide(flat)
-    event("refused" if division.stuck else f"before: {bool(division.host)}, behind: {bool(division.late)}")
-    if division.stuck:
+    partition = partition_graph(flat)
+    event(
+        "refused"
+        if partition.unplaceable
+        else f"before: {bool(partition.host)}, behind: {bool(partition.host_outputs)}"
+    )
+    if partition.unplaceable:
         heavy = {node for node, op in enumerate(flat.graph.ops) if op == "MatMul"}
-        assert all(heavy & downstream(flat, node) for node in division.stuck), "others could run behind"
+        assert all(heavy & downstream(flat, node) for node in partition.unplaceable), "others could run behind"
         with pytest.raises(EngineError, match="neither before it nor behind it"):
             ENGINE.build(job(flat, feeds))
         return
