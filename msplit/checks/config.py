@@ -27,12 +27,12 @@ from typing import Any
 from msplit.checks.finding import Severity
 from msplit.checks.registry import CHECKS, expand, near
 from msplit.checks.settings import CheckSettings, Limits
+from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
+from msplit.formats.settings import MAX_BYTES, Options, Reading, Value, nearest, parse
 from msplit.formats.text import read_text
-from msplit.rules import available, document, patterns
-from msplit.rules.document import Value
-from msplit.rules.options import MAX_STREAMS, Options, Reading, nearest
+from msplit.rules import available, patterns
 
 YAML = "msplit.yaml"
 TOML = "pyproject.toml"
@@ -67,14 +67,14 @@ def load(path: Path) -> CheckSettings:
     source = str(path)
     text = _text(path)
     try:
-        value = _toml(text, source) if path.suffix == ".toml" else document.parse(text, source)
+        value = _toml(text, source) if path.suffix == ".toml" else parse(text, source)
         return _settings(value, source, path.parent)
     except RulesError as error:
         raise MsplitError(error.what, where=error.where, fix=_FIX, details=error.details) from None
 
 
 def _settings(value: Value, source: str, folder: Path) -> CheckSettings:
-    reading = Reading(source, folder)
+    reading = Reading(source)
     top = Options("the settings", value, reading)
     reading.finish()  # not a mapping: nothing else can be said
     rules, plan, profile, baseline = (top.text(key) for key in ("rules", "plan", "profile", "baseline"))
@@ -190,11 +190,9 @@ def _limits(top: Options) -> Limits:
 
 def _text(path: Path) -> str:
     try:
-        return read_text(path, document.MAX_BYTES)
+        return read_text(path, MAX_BYTES)
     except EOFError:
-        raise MsplitError(
-            f"the settings are longer than {document.MAX_BYTES >> 20} MiB", where=str(path), fix=_FIX
-        ) from None
+        raise MsplitError(f"the settings are longer than {MAX_BYTES >> 20} MiB", where=str(path), fix=_FIX) from None
     except OSError as error:
         raise MsplitError(
             f"the settings can not be read: {error.strerror}", where=str(path), fix="check --config"

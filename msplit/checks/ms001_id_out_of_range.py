@@ -8,11 +8,9 @@ from msplit.checks.base import Check
 from msplit.checks.finding import NODES_SHOWN, Finding, Severity
 from msplit.checks.subject import Subject
 from msplit.checks.words import nodes, verb
+from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import Graph
 from msplit.formats import STREAM_ID
-
-MAX_STREAMS = 1024
-"""Ids from here on are out of range even where nobody says how many streams there are: no GPU runs as many kernels at once."""
 
 
 def find(subject: Subject) -> Iterator[Finding]:

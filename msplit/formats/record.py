@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msplit.core.arguments import MAX_STREAMS
 from msplit.errors import MsplitError
 from msplit.formats.json_value import JsonValue
 from msplit.formats.text import parse_json, read_file
@@ -47,7 +48,6 @@ _KEYS = (
 _LOADED = ("tags", "signature", "inputs", "outputs")
 _ALL = (*_KEYS, "loaded", "by_hand")
 _FIX = "run `msplit assign` again, or remove the file"
-_MAX_STREAMS = 1024
 
 Nodes = Mapping[str, tuple[str, ...]]
 """Function, "" for the top-level graph -> names of nodes in it."""
@@ -204,7 +204,7 @@ def load(path: Path) -> AssignmentRecord:
     return AssignmentRecord(
         msplit=top.at("msplit").text(),
         rules=top.at("rules").or_none(_rules),
-        streams=top.at("streams").whole(1, _MAX_STREAMS),
+        streams=top.at("streams").whole(1, MAX_STREAMS),
         wrap=top.at("wrap").flag(),
         batch=top.at("batch").or_none(lambda value: value.whole(1)),
         shapes={name: tuple(size.whole() for size in shape.items()) for name, shape in top.at("shapes").entries()},

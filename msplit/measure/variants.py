@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from msplit import formats, rules
+from msplit.core.arguments import MAX_STREAMS
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
@@ -40,7 +41,6 @@ from msplit.measure.request import BenchRequest, workload_of
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE
 from msplit.rules.auto import PLAIN
-from msplit.rules.options import MAX_STREAMS
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
+from msplit.formats.settings import nearest
 from msplit.rules.base import Context, Placed, Remark
-from msplit.rules.options import Options, nearest
+from msplit.rules.options import RuleOptions
 from msplit.rules.propagate import Propagate
 from msplit.schedule.algorithms import ALGORITHMS, ONE
 from msplit.schedule.machine import Machine
@@ -50,7 +51,7 @@ class Auto:
     kernels: str = PLAIN
 
     @classmethod
-    def from_options(cls, options: Options) -> Auto:
+    def from_options(cls, options: RuleOptions) -> Auto:
         """Read the options of the rule from YAML."""
         names = []
         for name, line in options.texts("candidates"):

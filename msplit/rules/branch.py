@@ -12,7 +12,7 @@ from msplit.analysis.branches import Branches, branches_of
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.rules.base import Context, Remark
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 from msplit.rules.placement import Unit, place
 
 
@@ -35,7 +35,7 @@ class Branch:
     min_cost_us: float = 5.0
 
     @classmethod
-    def from_options(cls, options: Options) -> Branch:
+    def from_options(cls, options: RuleOptions) -> Branch:
         """Read the options of the rule from YAML."""
         return cls(options.number("min_cost_us", cls.min_cost_us, 0.0))
 

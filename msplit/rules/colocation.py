@@ -11,7 +11,7 @@ from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.errors import AssignError
 from msplit.rules.base import Context, Remark
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Colocation:
     handles: bool = True
 
     @classmethod
-    def from_options(cls, options: Options) -> Colocation:
+    def from_options(cls, options: RuleOptions) -> Colocation:
         """Read the options of the rule from YAML."""
         return cls(options.flag("handles", cls.handles))
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from msplit.analysis.embedding_columns import Column, columns
 from msplit.analysis.embeddings import default_ops
+from msplit.core.arguments import MAX_STREAMS
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.rules.base import Context, Remark
-from msplit.rules.options import MAX_STREAMS, Options
+from msplit.rules.options import RuleOptions
 
 _DIGITS = 9
 """Weights are compared to this many digits, so that the order of a sum does not decide."""
@@ -43,7 +44,7 @@ class Embedding:
     ops: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def from_options(cls, options: Options) -> Embedding:
+    def from_options(cls, options: RuleOptions) -> Embedding:
         """Read the options of the rule from YAML."""
         balance = options.choice("balance", "bytes", ("bytes", "cost", "count"))
         extra = options.mapping("ops")

@@ -11,7 +11,7 @@ import numpy as np
 from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
 from msplit.rules.base import Context, Remark, in_range
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 
 ATTRIBUTE = "_stream_id"
 """The attribute that carries a node's stream id, of type `i`; both forks use it."""
@@ -27,7 +27,7 @@ class Manual:
     key: ClassVar[str] = "manual"
 
     @classmethod
-    def from_options(cls, options: Options) -> Manual:
+    def from_options(cls, options: RuleOptions) -> Manual:
         """Read the options of the rule from YAML."""
         return cls()
 

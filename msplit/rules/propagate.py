@@ -11,7 +11,7 @@ from msplit.analysis.path import finish_times
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import CONTROL, Graph
 from msplit.rules.base import Context, Remark
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Propagate:
     key: ClassVar[str] = "propagate"
 
     @classmethod
-    def from_options(cls, options: Options) -> Propagate:
+    def from_options(cls, options: RuleOptions) -> Propagate:
         """Read the options of the rule from YAML."""
         return cls()
 

@@ -12,7 +12,7 @@ from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.rules import patterns
 from msplit.rules.base import Context, Remark, in_range
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 from msplit.rules.patterns import shorten
 from msplit.rules.streamfile import Entry
 
@@ -37,7 +37,7 @@ class Regex:
     file: str | None = None
 
     @classmethod
-    def from_options(cls, options: Options) -> Regex:
+    def from_options(cls, options: RuleOptions) -> Regex:
         """Read the options of the rule from YAML."""
         match = options.choice("match", cls.match, ("full", "search"))
         file = options.text("file")

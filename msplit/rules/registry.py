@@ -10,11 +10,11 @@ from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.embedding import Embedding
 from msplit.rules.manual import Manual
-from msplit.rules.options import Options
+from msplit.rules.options import RuleOptions
 from msplit.rules.propagate import Propagate
 from msplit.rules.regex import Regex
 
-RULES: dict[str, Callable[[Options], Rule]] = {
+RULES: dict[str, Callable[[RuleOptions], Rule]] = {
     Manual.key: Manual.from_options,
     Regex.key: Regex.from_options,
     Embedding.key: Embedding.from_options,
@@ -23,4 +23,4 @@ RULES: dict[str, Callable[[Options], Rule]] = {
     Propagate.key: Propagate.from_options,
     Auto.key: Auto.from_options,
 }
-"""Reads a rule's options, noting mistakes with `Options.problem`."""
+"""Reads a rule's options, noting mistakes with `RuleOptions.problem`."""

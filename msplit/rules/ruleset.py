@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msplit.core.arguments import whole
+from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.errors import RulesError
+from msplit.formats import settings
+from msplit.formats.settings import Value, nearest
 from msplit.formats.text import read_text
-from msplit.rules import document
 from msplit.rules.base import Rule
-from msplit.rules.document import Value
-from msplit.rules.options import MAX_STREAMS, Options, Reading, nearest
+from msplit.rules.options import RuleOptions, RulesReading
 from msplit.rules.registry import RULES
 
 VERSION = 1
@@ -89,9 +89,9 @@ def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wr
         path = _shipped() / f"{name}{_SUFFIX}"
         source = f"{name} (shipped)"
     try:
-        text = read_text(path, document.MAX_BYTES)
+        text = read_text(path, settings.MAX_BYTES)
     except EOFError:
-        raise document.too_long(name) from None
+        raise settings.too_long(name) from None
     except FileNotFoundError:
         near = "" if path.suffix or len(path.parts) > 1 else nearest(name, available())
         raise RulesError(
@@ -129,8 +129,8 @@ def parse(
     Raises:
         RulesError: It has mistakes; all of them are named with their lines.
     """
-    reading = Reading(source, folder, wrap=wrap, files=files)
-    top = Options("the rules file", document.parse(text, source), reading)
+    reading = RulesReading(source, folder=folder, wrap=wrap, files=files)
+    top = RuleOptions("the rules file", settings.parse(text, source), reading)
     reading.finish()  # not a mapping: nothing else can be said
     version = _version(top)
     own = top.integer("streams", DEFAULT_STREAMS, 1, MAX_STREAMS)
@@ -142,7 +142,7 @@ def parse(
     return RuleSet(version, reading.streams, rules, default, source, wrap, text, reading.read)
 
 
-def _version(top: Options) -> int:
+def _version(top: RuleOptions) -> int:
     value = top.value("version")
     if value is None:
         top.problem("the rules file has no `version`", fix=f"start it with `version: {VERSION}`")
@@ -153,7 +153,7 @@ def _version(top: Options) -> int:
     return VERSION
 
 
-def _rules(top: Options, reading: Reading) -> list[Rule]:
+def _rules(top: RuleOptions, reading: RulesReading) -> list[Rule]:
     value = top.value("rules")
     if value is None or not isinstance(value.data, list):
         line = top.line if value is None else value.line
@@ -175,7 +175,7 @@ def _rules(top: Options, reading: Reading) -> list[Rule]:
     return rules
 
 
-def _entry(entry: Value, reading: Reading) -> Options | None:
+def _entry(entry: Value, reading: RulesReading) -> RuleOptions | None:
     """A rule is a name, or a mapping from one name to its options."""
     key, value = entry.data, Value(None, entry.line)
     if isinstance(entry.data, dict) and len(entry.data) == 1:
@@ -190,7 +190,7 @@ def _entry(entry: Value, reading: Reading) -> Options | None:
     if key not in RULES:
         reading.problem(entry.line, f"unknown rule {key!r}{nearest(key, RULES)}", f"the rules are {', '.join(RULES)}")
         return None
-    return Options(key, value, reading)
+    return RuleOptions(key, value, reading)
 
 
 def _shipped() -> Path:

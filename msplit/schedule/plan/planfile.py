@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import Ints
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -32,7 +33,6 @@ from msplit.schedule.plan.plan import Plan
 
 SCHEMA_VERSION = 1
 KIND = "plan"
-MAX_STREAMS = 1024
 MAX_BYTES = 256 << 20
 """Longest plan file: a million nodes with long names and as many waits."""
 
