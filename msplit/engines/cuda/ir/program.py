@@ -33,6 +33,7 @@ class KernelCall:
         varying: Whether the shapes of its outputs differ from run to run, so that what the trace saw of its memory need not hold.
         bound: Input slot -> value, of the inputs that `call` has bound already.
         traffic: Bytes of its inputs, each once, and of its outputs; 0 where nobody looked.
+        scattered: How many of its inputs do not lie in one piece in row-major order.
     """
 
     op: Op
@@ -45,6 +46,7 @@ class KernelCall:
     varying: bool = False
     bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     traffic: int = 0
+    scattered: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,8 +149,11 @@ class Tracer:
         launches = size > 0 or varying
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
+        scattered = sum(not tensor.is_contiguous() for tensor in read)
         self.steps.append(
-            KernelCall(op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic)
+            KernelCall(
+                op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic, scattered
+            )
         )
         for port, result in enumerate(results):
             key = (op.node, port)

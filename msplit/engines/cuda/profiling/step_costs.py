@@ -10,6 +10,7 @@ import numpy as np
 from msplit.core.graph import Floats
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import SM_BYTES_PER_CYCLE, data_sheet
+from msplit.cost.timing import ACCESS
 from msplit.schedule.problem import Problem
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     has made one product of several that were added up, the launches of the others and of their sum are saved.
 
     What is one kernel by construction, a fused group or the lookups of several columns, is launched once, does the operations of all,
-    and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest of theirs.
+    and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest of theirs. Inputs
+    of columns that have to be laid out anew first are a launch each.
     """
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
@@ -157,7 +159,14 @@ def _one_kernel(step: KernelCall, costs: Costs, parts: NDArray[np.int64], sheet:
     alone = float(_roofline(flops[runs], nbytes[runs], own[runs], sheet).sum())
     all_flops, all_bytes, all_share = np.asarray([[float(flops[runs].sum())], [once], [share]])
     together = float(_roofline(all_flops, all_bytes, all_share, sheet).sum())
-    return max(LEAST_US, together * float(time.sum()) / alone), share, once
+    # The kernel of columns finds values by their distance from a start, so that each input that lies otherwise is copied first.
+    copies = step.scattered if step.op.op == "_Columns" else 0
+    return max(LEAST_US, together * float(time.sum()) / alone) + copies * _copy_us(sheet), share, once
+
+
+def _copy_us(sheet: Gpu) -> float:
+    """A small tensor copied: launched, loaded and stored."""
+    return sheet.launch_us + ACCESS / sheet.clock_mhz
 
 
 def _roofline(flops: Floats, nbytes: Floats, share: Floats, sheet: Gpu) -> Floats:

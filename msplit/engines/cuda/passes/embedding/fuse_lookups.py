@@ -254,7 +254,7 @@ class _Parts:
         chain = Chain(self._source, self._ids[next(iter(part.lookups))], per_row)
         if self._dtype(chain.key) not in _VALUES or self._source.shapes.get(chain.key) is None:
             return None
-        terms = tuple(replace(term, source=0, table=1, step=per_row) for term in chain.terms)
+        terms = tuple(replace(term, source=0, table=1) for term in chain.terms)
         segment = Segment(0, 0, width, rows // per_row, width, terms, combiner)
         nodes = [*part.nodes, *chain.nodes]
         return replace(part, segments=[segment], inputs=[chain.key, part.inputs[1]], nodes=nodes)

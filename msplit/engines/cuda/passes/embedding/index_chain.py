@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Term
 from msplit.opset.traits import ADD, RESHAPES, ops_with
 
@@ -18,12 +21,15 @@ _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
 
 
+SLICES = ("Slice", "StridedSlice")
+
+
 class Chain:
     """The ids of one lookup, taken back to values that no op of the chain makes.
 
     Attributes:
         key: Those values.
-        terms: One term for all ids of a row, or one per id where ids are treated unequally; sources, tables and steps are left open.
+        terms: One term for all ids of a row, or one per id where ids are treated unequally; sources and tables are left open.
         nodes: Flat nodes that the chain does the work of.
     """
 
@@ -33,8 +39,17 @@ class Chain:
         self._offsets: NDArray[np.int64] = np.zeros(1, np.int64)  # per id of a row, or one for all
         self._term = Term(-1, -1)
         self._per_row = per_row
+        self._first, self._step = 0, per_row
         for op, key in _backwards(graph, ids):
-            if self._term.boundaries is not None or not self._take(graph, op):
+            if op.op in SLICES:
+                lies = where_rows_lie(graph, op, per_row)
+                if lies is None:
+                    break
+                # What is in front of a slice is of another shape, and numbers there are other places.
+                self.key, (self._first, self._step) = key, lies
+                self.nodes += op.source_nodes
+                break
+            if op.op not in RESHAPES and (self._term.boundaries is not None or not self._take(graph, op)):
                 break
             self.key = key
             self.nodes += op.source_nodes
@@ -42,15 +57,14 @@ class Chain:
     @property
     def terms(self) -> list[Term]:
         """See the class."""
+        term = replace(self._term, first=self._first, step=self._step)
         if self._offsets.size == 1:
-            return [replace(self._term, count=self._per_row, offset=int(self._offsets[0]))]
-        return [replace(self._term, first=at, offset=int(offset)) for at, offset in enumerate(self._offsets)]
+            return [replace(term, count=self._per_row, offset=int(self._offsets[0]))]
+        return [replace(term, first=self._first + at, offset=int(offset)) for at, offset in enumerate(self._offsets)]
 
     def _take(self, graph: OpGraph, op: Op) -> bool:
         """Takes one op more, if it can be done on the way."""
         term = self._term
-        if op.op in RESHAPES:
-            return True
         clipped = (term.low, term.high) != (LOWEST, HIGHEST)
         if op.op == "Cast":
             kinds = (op.attrs.get("SrcT"), op.attrs.get("DstT"))
@@ -104,6 +118,31 @@ class Chain:
             return False
         self._term = replace(self._term, low=low, high=high)
         return True
+
+
+def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
+    """Where the rows of a slice lie in what it is a slice of: the first element of the first row, and how far it is from row to row.
+
+    A kernel that is told this needs no copy of the slice. None where elements of a row do not lie side by side, or rows not equally far
+    apart.
+
+    Args:
+        graph: Shapes and constants are known.
+        op: One of `SLICES`.
+        per_row: Elements of a row.
+    """
+    given = [graph.constants.get(key) for key in op.inputs[1:]]
+    source = torch.empty(graph.shapes[op.inputs[0]], dtype=torch.int8, device="meta")
+    if any(number is None for number in given):
+        return None
+    try:
+        rows = table()[op.op].function(Node("", op.op, op.attrs), source, *given).view(-1, per_row)
+    except (RuntimeError, Unsupported):
+        return None
+    # A negative step makes a copy, whose memory is not the source's.
+    inside = rows._base is source or rows is source
+    beside = per_row == 1 or rows.stride(1) == 1
+    return (rows.storage_offset(), rows.stride(0)) if inside and beside else None
 
 
 def _scalar(graph: OpGraph, key: Key) -> int | None:
