@@ -36,9 +36,10 @@ from msplit.cost import profile_file
 from msplit.cost.costs import Constants, Costs
 from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
-from msplit.engines.cuda.build import ENGINE, Compiled, executable_for, plan_for
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import estimated as estimated_steps
+from msplit.engines.cuda.runtime.executables import Compiled, executable_for, plan_for
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
 from msplit.measure.profile import ProfileRequest, profile

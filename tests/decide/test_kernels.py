@@ -107,8 +107,13 @@ def test_what_the_engine_can_not_run_keeps_plain_kernels(best: Path) -> None:
     assert "kernels stay plain" in said(assigned)[NOT_CHOSEN]
 
 
+def forbid_compiling(monkeypatch) -> None:
+    if importlib.util.find_spec("torch"):
+        monkeypatch.setattr("msplit.engines.cuda.compile.optimize", lambda *_, **__: pytest.fail("compiled"))
+
+
 def test_the_ordinary_rule_runs_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(ENGINE, "compile", lambda *_: pytest.fail("lowered"))
+    forbid_compiling(monkeypatch)
     assert api.assign(api.load(SAMPLES / "mmoe_small.pb"), "auto").kernels is None
 
 
@@ -271,14 +276,14 @@ def test_compare_measures_ways_to_make_kernels_beside_one_stream() -> None:
 @needs_torch
 @pytest.mark.skipif(ENGINE.unavailable() is None, reason="there is a GPU here")
 def test_compare_without_a_gpu_never_runs_the_model(monkeypatch) -> None:
-    monkeypatch.setattr(ENGINE, "compile", lambda *_: pytest.fail("lowered"))
+    forbid_compiling(monkeypatch)
     found = compare(api.load(SAMPLES / "mmoe_small.pb"), streams=3)
     assert found.kernels == ()
     assert "on a GPU" in found.no_kernels
 
 
 def test_compare_that_is_not_to_run_the_model_says_what_it_leaves_out(best: Path, monkeypatch) -> None:
-    monkeypatch.setattr(ENGINE, "compile", lambda *_: pytest.fail("lowered"))
+    forbid_compiling(monkeypatch)
     found = compare(api.load(SAMPLES / "mmoe_small.pb"), streams=3, ruleset=best, measure=False)
     assert next(row for row in found.rows if row.name == found.auto).predicted_us == found.rows[-1].predicted_us
     assert found.kernels == ()

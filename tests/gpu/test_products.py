@@ -10,12 +10,12 @@ import torch
 
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.runtime.executable import precision
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 

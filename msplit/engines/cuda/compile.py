@@ -1,4 +1,4 @@
-"""From a flat graph to the ops that run on the device, and what the host runs before and behind them.
+"""From a flat graph to a compiled one: ops that run on the device, and what the host runs before and behind them.
 
 Example: a model looks up words in a table, multiplies, and names the best class. The look-up of strings is for the host, which runs it
 with TensorFlow before the step; ``MatMul``, ``BiasAdd`` and ``Relu`` become one op for the device; the class's name is the host's
@@ -7,54 +7,85 @@ again, afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, Job
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.graph import STEPS, OpGraph
+from msplit.engines.cuda.ir.graph import STEPS
 from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.options import KernelMode
+from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
+from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.flatten.flat import FlatGraph
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
+def compile_job(job: Job) -> Compiled:
+    """The job's graph as a program, compiled once per device, graph, shapes and options.
 
-@dataclass(frozen=True, eq=False)
-class Lowered:
-    """A graph lowered for inputs of certain shapes.
-
-    Attributes:
-        source: What runs on the device.
-        feeds: Example inputs of it.
-        context: What passes were asked for.
-        host: What runs before and behind; None for most models.
+    Raises:
+        EngineError: Something in the graph can not run; the message names it and the way out.
     """
+    device = Device.of(torch.device(job.options.device))
+    shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
+    key = (shapes, job.ieee, job.options.for_program())
+    cache: dict[tuple[Any, ...], Compiled] = device.compiled.setdefault(job.flat, {})
+    if key not in cache:
+        with precision(job.ieee):
+            if job.options.mode.fuses:
+                unfused = replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups))
+                cache[key] = _fused(compile_job(replace(job, options=unfused)), job, device)
+            else:
+                cache[key] = _unfused(job, device)
+    return cache[key]
 
-    graph: OpGraph
-    feeds: Arrays
-    context: Context
-    host: HostPart | None = None
 
-    def at(self, stage: Stage, **options: Any) -> Lowered:
-        """A copy after the passes of a later stage, with these options of the context changed."""
-        context = replace(self.context, **options)
-        graph = self.graph.copy()
-        run_passes(graph, context, stage)
-        return replace(self, graph=graph, context=replace(context, constants=None))
+def _unfused(job: Job, device: Device) -> Compiled:
+    """Traced in the layout asked for or, for "auto", in the one that measures faster."""
+    groups = job.options.mode.groups
+    optimized = optimize(job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups)
+    has_choice = any(
+        op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
+        for op in optimized.graph.ops.values()
+    )
+    wanted = {"nhwc": [False], "nchw": [True]}.get(job.options.layout, [False, True])
+    if not has_choice or not device.is_gpu:
+        wanted = wanted[:1]
+    candidates = []
+    for nchw in wanted:
+        laid_out = optimized.at(Stage.LAID_OUT, nchw=nchw)
+        program = trace(laid_out.graph, optimized.feeds, device.place, nchw=nchw)
+        facts = merge_facts(laid_out.graph.merges) if groups else {}
+        candidates.append(Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", laid_out, facts))
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate))
 
 
-def lower(
+def _fused(plain: Compiled, job: Job, device: Device) -> Compiled:
+    """The same with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
+    held = plain.program.constants
+    compiles = device.is_gpu if job.options.compile is None else job.options.compile
+    optimized = plain.optimized.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
+    program = trace(optimized.graph, optimized.feeds, device.place, nchw=plain.layout == "nchw", held=held)
+    return Compiled(program, plain.layout, optimized, {**plain.facts, **optimized.graph.facts})
+
+
+def optimize(
     flat: FlatGraph,
     feeds: Arrays,
     device: torch.device,
@@ -62,8 +93,8 @@ def lower(
     op_libraries: Sequence[Path] = (),
     rewrites: bool = True,
     group: bool = False,
-) -> Lowered:
-    """Lowers a graph.
+) -> Optimized:
+    """Imports a graph and runs the passes that every layout and mode has in common.
 
     Args:
         flat: The graph.
@@ -96,4 +127,4 @@ def lower(
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     context = Context(feeds, device, len(flat), raised.bodies, simplify=rewrites, group=group)
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return Lowered(graph, {name: feeds[name] for name in graph.feeds}, context, host)
+    return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, host)

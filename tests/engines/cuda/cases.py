@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.build import ENGINE
-from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import reference
 from msplit.flatten import flatten

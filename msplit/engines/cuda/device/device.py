@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -70,3 +71,14 @@ def forget(graph: object) -> None:
     """Lets every device go of what it has compiled of a flat graph. Executables keep what they run."""
     for device in _DEVICES.values():
         device.compiled.pop(graph, None)
+
+
+@contextlib.contextmanager
+def precision(ieee: bool) -> Iterator[None]:
+    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards."""
+    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not ieee
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution

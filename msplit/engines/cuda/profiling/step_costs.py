@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from msplit.cost.costs import Constants
     from msplit.cost.gpus import Gpu
-    from msplit.engines.cuda.build import Compiled
+    from msplit.engines.base import Arrays
     from msplit.engines.cuda.ir.graph import Op
     from msplit.engines.cuda.ir.program import KernelCall, Program
     from msplit.schedule.machine import Machine
@@ -181,11 +181,14 @@ def _once(step: KernelCall, nbytes: float) -> float:
     return min(nbytes, float(step.traffic)) if step.traffic else nbytes
 
 
-def measured(compiled: Compiled, costs: Costs | None, device_name: str, *, ieee: bool, seconds: float) -> StepCosts:
+def measured(
+    program: Program, feeds: Arrays, costs: Costs | None, device_name: str, *, ieee: bool, seconds: float
+) -> StepCosts:
     """Times every kind of step alone on the device; what the seconds do not suffice for stays estimated.
 
     Args:
-        compiled: The program.
+        program: The steps.
+        feeds: Their inputs.
         costs: For what is not measured.
         device_name: Where it was traced. On a CPU nothing is measured.
         ieee: In which precision.
@@ -193,16 +196,15 @@ def measured(compiled: Compiled, costs: Costs | None, device_name: str, *, ieee:
     """
     import torch
 
+    from msplit.engines.cuda.device.device import precision
     from msplit.engines.cuda.profiling.kernel_profile import measure
-    from msplit.engines.cuda.runtime.executable import precision
 
-    program = compiled.program
     found = estimated(program, costs)
     device = torch.device(device_name)
     if device.type != "cuda" or program.dynamic:
         return found
     with precision(ieee):
-        timed = measure(program, compiled.lowered.feeds, device, seconds=seconds, grids=False)
+        timed = measure(program, feeds, device, seconds=seconds, grids=False)
     times, shares, moved = found.time_us.copy(), found.share.copy(), found.bytes.copy()
     for number, kind in enumerate(timed.kernel):
         if kind >= 0:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.interpret import run_step
@@ -280,17 +281,6 @@ class CudaExecutable:
             self._results.clear()
             self.device.streams.give_back(self._streams)
             self._streams = []
-
-
-@contextlib.contextmanager
-def precision(ieee: bool) -> Iterator[None]:
-    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards."""
-    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not ieee
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
 
 
 def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
-from msplit.engines.cuda.build import ENGINE
+from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -157,7 +157,7 @@ def ways(
 
 def predicted_us(job: Job) -> float:
     """Simulated time of what the engine runs for a job: its kernels, its ids."""
-    program = ENGINE.compile(job).program
+    program = compile_job(job).program
     lanes, _ = program.lanes(job.ids)
     machine = None if job.costs is None else Machine.of_costs(job.costs)
     problem = estimated(program, job.costs).problem(program, lanes, machine=machine)

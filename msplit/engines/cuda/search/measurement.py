@@ -13,9 +13,10 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
-from msplit.engines.cuda.build import ENGINE, Compiled, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
+from msplit.engines.cuda.runtime.executables import Compiled, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
@@ -116,7 +117,7 @@ def arms(
             tell(f"lowering, {name} kernels", number / len(names))
         own = replace(job, options=replace(job.options, mode=KernelMode(name)))
         try:
-            compiled = ENGINE.compile(own)
+            compiled = compile_job(own)
         except EngineError:
             if found:
                 continue  # larger kernels are an offer
@@ -132,7 +133,9 @@ def arms(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            costs = measured(compiled, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds)
+            costs = measured(
+                program, compiled.optimized.feeds, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds
+            )
             if costs.measured:
                 costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))

@@ -9,11 +9,11 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune import matmul as products
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import specialize
-from msplit.engines.cuda.runtime.executable import precision
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import flat_of, run
 

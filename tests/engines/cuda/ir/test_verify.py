@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.ir import verify
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.verify import IllegalGraph, Stage
@@ -17,14 +17,14 @@ from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
 
 @pytest.fixture(scope="module")
-def lowered():
+def optimized():
     """A product, and two ops behind it."""
     g = _Graph(lambda strategy: None)
     x = g.placeholder("x", (3, 4))
     product = g.node("MatMul", [x, g.constant(np.ones((4, 4), np.float32))], T=FLOAT)
     square = g.node("Square", [product], T=FLOAT)
     g.node("Mul", [square, product], T=FLOAT)
-    return lower(flat_of(g.graph_def), {"x": np.ones((3, 4), np.float32)}, CPU)
+    return optimize(flat_of(g.graph_def), {"x": np.ones((3, 4), np.float32)}, CPU)
 
 
 def op(graph, name):
@@ -138,7 +138,7 @@ MUTANTS = {
 }
 
 
-def planted(lowered, change, *, says=False):
+def planted(optimized, change, *, says=False):
     """Runs a wrong pass behind all others; it says that it changed nothing, so that nobody tidies up behind it."""
 
     def run(graph, context):
@@ -146,18 +146,18 @@ def planted(lowered, change, *, says=False):
         return says
 
     wrong = Pass(change.__name__, run, Stage.LAID_OUT)
-    run_passes(lowered.graph.copy(), lowered.context, Stage.LAID_OUT, pipeline=(*PIPELINE, wrong))
+    run_passes(optimized.graph.copy(), optimized.context, Stage.LAID_OUT, pipeline=(*PIPELINE, wrong))
 
 
 @pytest.mark.parametrize("change", MUTANTS, ids=lambda change: change.__name__)
-def test_a_wrong_pass_is_caught_and_named(change, lowered, monkeypatch):
+def test_a_wrong_pass_is_caught_and_named(change, optimized, monkeypatch):
     monkeypatch.setattr(verify, "fingerprint", lambda graph: ())
     monkeypatch.setattr(pipeline, "fingerprint", lambda graph: ())
     with pytest.raises(IllegalGraph, match=f"after the pass {change.__name__}: .*{MUTANTS[change]}"):
-        planted(lowered, change)
+        planted(optimized, change)
 
 
-def test_every_rule_has_a_mutant(lowered, monkeypatch):
+def test_every_rule_has_a_mutant(optimized, monkeypatch):
     """Without the rule some mutant lives."""
     monkeypatch.setattr(verify, "fingerprint", lambda graph: ())
     monkeypatch.setattr(pipeline, "fingerprint", lambda graph: ())
@@ -167,28 +167,28 @@ def test_every_rule_has_a_mutant(lowered, monkeypatch):
             survivors = 0
             for change in MUTANTS:
                 with contextlib.suppress(IllegalGraph):
-                    planted(lowered, change)
+                    planted(optimized, change)
                     survivors += 1
         assert survivors, rule.__name__
 
 
-def test_a_pass_that_hides_a_change_is_caught(lowered):
+def test_a_pass_that_hides_a_change_is_caught(optimized):
     def swaps(graph):
         op(graph, "Mul").inputs.reverse()
 
     with pytest.raises(IllegalGraph, match="after the pass swaps: it changed the graph and says that it did not"):
-        planted(lowered, swaps)
-    planted(lowered, swaps, says=True)
+        planted(optimized, swaps)
+    planted(optimized, swaps, says=True)
 
 
-def test_nothing_is_verified_where_nobody_asks(lowered, monkeypatch):
+def test_nothing_is_verified_where_nobody_asks(optimized, monkeypatch):
     monkeypatch.delenv(pipeline.VERIFY)
-    planted(lowered, does_the_work_of_nothing)
+    planted(optimized, does_the_work_of_nothing)
 
 
-def test_the_tests_verify_every_pass(lowered, monkeypatch):
+def test_the_tests_verify_every_pass(optimized, monkeypatch):
     """In every kernel mode, each pass that runs is looked at."""
     seen = []
     monkeypatch.setattr(pipeline, "verify", lambda graph, stage, nodes, after, unchanged: seen.append(after))
-    run_passes(lowered.graph.copy(), replace(lowered.context, group=True, fuse=True), *Stage)
+    run_passes(optimized.graph.copy(), replace(optimized.context, group=True, fuse=True), *Stage)
     assert seen == [one.name for one in PIPELINE]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from msplit.engines.cuda.build import plan_for
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
@@ -34,7 +34,7 @@ def check(build, feeds, expected, *, outputs=None, tolerance=None):
 
 def assert_equals_itself(flat, feeds):
     """With and without rewrites the same."""
-    plain, rewritten = (lower(flat, feeds, CPU, rewrites=flag).graph for flag in (False, True))
+    plain, rewritten = (optimize(flat, feeds, CPU, rewrites=flag).graph for flag in (False, True))
     assert compare(run_source(rewritten, feeds)[0], run_source(plain, feeds)[0]).passed
 
 

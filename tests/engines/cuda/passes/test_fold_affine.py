@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from tests.engines.cuda.cases import CPU, graph_of
 from tests.engines.cuda.passes.harness import (
     check,
@@ -99,8 +99,8 @@ def test_every_rewritten_op_does_the_work_of_the_nodes_it_replaced():
         y = tf.nn.relu(tf.multiply(y, normal(4), name="scale") + normal(4), name="out")
 
     flat = graph_of(build)
-    lowered = lower(flat, feeds, CPU)
-    (op,) = lowered.graph.ops.values()
+    optimized = optimize(flat, feeds, CPU)
+    (op,) = optimized.graph.ops.values()
     names = [flat.graph.names[node] for node in op.source_nodes]
     assert names[0] == "conv"
     assert {"conv", "scale", "out"} <= set(names)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.build import plan_of_job
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
 from msplit.engines.cuda.passes import merge_convolutions, pipeline
 from msplit.engines.cuda.passes.merge_convolutions import find_siblings, merge_siblings
 from msplit.engines.cuda.passes.merged_conv import Times, decide_on
+from msplit.engines.cuda.runtime.executables import plan_of_job
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
@@ -53,7 +53,7 @@ def data(*shape):
 
 
 def source_of(flat, feeds):
-    return lower(flat, feeds, CPU, group=True).graph
+    return optimize(flat, feeds, CPU, group=True).graph
 
 
 @pytest.fixture

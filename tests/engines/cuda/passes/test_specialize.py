@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.specialize import specialize, trace
 from msplit.errors import EngineError
@@ -78,7 +78,7 @@ def test_infer_knows_every_shape():
         tf.reduce_sum(tf.concat([x, tf.tanh(x)], 1), axis=0, name="out")
 
     flat = graph_of(graph)
-    graph = lower(flat, {"x": np.ones((3, 4), np.float32)}, CPU, rewrites=False).graph
+    graph = optimize(flat, {"x": np.ones((3, 4), np.float32)}, CPU, rewrites=False).graph
     shapes = {op.name: graph.shapes[op.node, 0] for op in graph.ops.values()}
     assert shapes == {"Tanh": (3, 4), "concat": (3, 8), "out": (8,)}
 
@@ -92,8 +92,8 @@ def test_constant_filters_are_laid_out_once(nchw):
         tf.nn.conv2d_transpose(y, np.ones((2, 2, 5, 8), np.float32), [2, 8, 8, 5], 1, name="out")
 
     flat = graph_of(graph)
-    lowered = lower(flat, {"x": np.ones((2, 8, 8, 3), np.float32)}, CPU)
-    program = trace(lowered.graph, lowered.feeds, CPU, nchw=nchw)
+    optimized = optimize(flat, {"x": np.ones((2, 8, 8, 3), np.float32)}, CPU)
+    program = trace(optimized.graph, optimized.feeds, CPU, nchw=nchw)
     convolutions = [step for step in program.steps if step.op.op in FILTERS]
     assert sorted(step.op.op for step in convolutions) == [
         "Conv2DBackpropInput",
@@ -113,9 +113,9 @@ def test_observe_sees_every_step_with_its_inputs():
         tf.matmul(tf.tanh(x), np.ones((4, 2), np.float32), name="out")
 
     flat = graph_of(graph)
-    lowered = lower(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
+    optimized = optimize(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
     seen = []
-    trace(lowered.graph, lowered.feeds, CPU, observe=lambda step, inputs: seen.append((step.op.op, len(inputs))))
+    trace(optimized.graph, optimized.feeds, CPU, observe=lambda step, inputs: seen.append((step.op.op, len(inputs))))
     assert seen == [("Tanh", 1), ("MatMul", 2)]
 
 
@@ -124,8 +124,8 @@ def test_a_missing_input_is_named():
         tf.tanh(v1.placeholder(tf.float32, [None, 4], name="x"), name="out")
 
     flat = graph_of(graph)
-    lowered = lower(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
-    for function in (lambda: trace(lowered.graph, {}, CPU), lambda: specialize(lowered.graph, {}, CPU)):
+    optimized = optimize(flat, {"x": np.zeros((3, 4), np.float32)}, CPU)
+    for function in (lambda: trace(optimized.graph, {}, CPU), lambda: specialize(optimized.graph, {}, CPU)):
         with pytest.raises(EngineError, match="no value for input x"):
             function()
 

@@ -41,7 +41,7 @@ def model() -> Model:
     engine = CudaEngine()
     job = Job(flat, scattered(flat, 1, 0), 1, feeds, options=EngineOptions("cpu"))
     compiled = engine.compile(job)
-    return Model(compiled.program, compiled.lowered.feeds, engine, job)
+    return Model(compiled.program, compiled.optimized.feeds, engine, job)
 
 
 def test_equal_steps_are_measured_once(model):

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msplit.engines.cuda.build import ENGINE, plan_for
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
+from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import samples
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.measure.verification import compare
@@ -37,8 +37,8 @@ def weight_bytes(program):
 def check(flat, feeds):
     """The merged program, after it has been found equal to TensorFlow on 1 and 3 streams."""
     assert_equals_tensorflow(flat, feeds, streams=(1, 3), group=True)
-    plain, merged = (lower(flat, feeds, CPU, group=group) for group in (False, True))
-    before, after = (trace(lowered.graph, lowered.feeds, CPU) for lowered in (plain, merged))
+    plain, merged = (optimize(flat, feeds, CPU, group=group) for group in (False, True))
+    before, after = (trace(optimized.graph, optimized.feeds, CPU) for optimized in (plain, merged))
     assert weight_bytes(after) <= 1.02 * weight_bytes(before) + 4096
     return after, merged.graph.merges
 
@@ -87,10 +87,10 @@ def test_the_layers_of_an_unrolled_lstm_run_as_wavefronts(batch):
 
 def test_weights_that_wavefronts_share_are_held_once():
     flat, feeds = sample("lstm", batch=1, layers=3, steps=6, hidden=128)  # 256 KB per matrix
-    lowered = lower(flat, feeds, CPU, group=True)
-    large = [value for value in lowered.graph.constants.values() if value.nbytes > 1 << 15]
+    optimized = optimize(flat, feeds, CPU, group=True)
+    large = [value for value in optimized.graph.constants.values() if value.nbytes > 1 << 15]
     assert sum(value.nbytes for value in large) == 6 * 128 * 512 * 4
-    program = trace(lowered.graph, lowered.feeds, CPU)
+    program = trace(optimized.graph, optimized.feeds, CPU)
     assert weight_bytes(program) <= 1.05 * 6 * 128 * 512 * 4
 
 
@@ -236,8 +236,8 @@ def test_members_cost_what_they_take_side_by_side():
     flat, feeds = sample("mmoe", experts=4, features=24, units=(16, 12))
     _, costs = price(flat, batch=3)
     plain, merged = (
-        trace(lowered.graph, lowered.feeds, CPU)
-        for lowered in (lower(flat, feeds, CPU, group=g) for g in (False, True))
+        trace(optimized.graph, optimized.feeds, CPU)
+        for optimized in (optimize(flat, feeds, CPU, group=g) for g in (False, True))
     )
     assert [step.op.batch for step in merged.steps if step.op.op == "_GroupedMatMul"].count(4) == 2
     # All of these are tiny: four take as long as one, not as long as four.

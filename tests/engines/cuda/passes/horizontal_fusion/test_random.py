@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.build import plan_for
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.measure.verification import compare
 from tests.campaign import examples
@@ -22,8 +22,8 @@ from tests.engines.cuda.random_graphs import random_graphs
 def programs(flat, feeds):
     """The program as it is, and with branches merged."""
     for group in (False, True):
-        lowered = lower(flat, feeds, CPU, group=group)
-        yield trace(lowered.graph, lowered.feeds, CPU)
+        optimized = optimize(flat, feeds, CPU, group=group)
+        yield trace(optimized.graph, optimized.feeds, CPU)
 
 
 def results(program, flat, feeds, streams, seed=0):

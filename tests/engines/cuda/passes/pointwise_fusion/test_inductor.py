@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.kernels import cache
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
@@ -105,7 +105,7 @@ def cell():
 
 
 def fused(flat, feeds, **options):
-    graph = lower(flat, feeds, CPU).graph
+    graph = optimize(flat, feeds, CPU).graph
     done = fuse(graph, feeds, CPU, **options)
     return done, trace(graph, feeds, CPU)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.compile import lower
+from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
@@ -35,7 +35,7 @@ def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
 @given(random_graphs(most=40, steps=POINTWISE))
 def test_no_value_waits_for_more_than_it_did(case):
     graph_def, feeds, outputs = case
-    graph = lower(flat_of(graph_def, outputs=outputs), feeds, CPU).graph
+    graph = optimize(flat_of(graph_def, outputs=outputs), feeds, CPU).graph
     dtypes = {key: dtype_name(found[2]) for key, found in observe(graph, feeds, CPU, nchw=False).items()}
     readers = graph.consumers()
     needs = ancestors(graph)
@@ -55,9 +55,9 @@ def test_no_value_waits_for_more_than_it_did(case):
 @given(st.one_of(alike_branches(), random_graphs(most=40)), st.booleans())
 def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group):
     graph_def, feeds, outputs = case
-    lowered = lower(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
+    optimized = optimize(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
     assert (
-        fuse(lowered.graph, lowered.feeds, CPU, seconds=0).groups == 0
+        fuse(optimized.graph, optimized.feeds, CPU, seconds=0).groups == 0
     )  # to compile, that is, and nothing was compiled
 
 

@@ -1,0 +1,186 @@
+"""From a compiled graph and a plan to what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.cost.costs import Costs
+from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.graph import STEPS, OpGraph
+from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.passes.pipeline import Context, run_passes
+from msplit.engines.cuda.profiling.step_costs import estimated
+from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.engines.cuda.runtime.host import HostPart, WithHost
+from msplit.engines.cuda.runtime.plan_binding import restore
+from msplit.engines.cuda.runtime.stream_program import arrange
+from msplit.engines.cuda.runtime.wrapped import Counting
+from msplit.errors import EngineError
+from msplit.schedule.machine import Machine
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.plan import Plan, make_plan
+from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.reorder import keep_lanes
+from msplit.schedule.search.evaluate import evaluate, node_order
+
+LAYOUT_RUNS = 30
+"""Replays that decide between two memory layouts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Optimized:
+    """A graph after the passes, for inputs of certain shapes.
+
+    Attributes:
+        graph: What runs on the device.
+        feeds: Example inputs of it.
+        context: What passes were asked for.
+        host: What runs before and behind; None for most models.
+    """
+
+    graph: OpGraph
+    feeds: Arrays
+    context: Context
+    host: HostPart | None = None
+
+    def at(self, stage: Stage, **options: Any) -> Optimized:
+        """A copy after the passes of a later stage, with these options of the context changed."""
+        context = replace(self.context, **options)
+        graph = self.graph.copy()
+        run_passes(graph, context, stage)
+        return replace(self, graph=graph, context=replace(context, constants=None))
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A program with what is shared by all its executables.
+
+    Attributes:
+        program: What runs.
+        layout: Memory layout of convolutions; "none" where there are none.
+        optimized: What it was traced from.
+        facts: What fusion and grouping did.
+    """
+
+    program: Program
+    layout: str
+    optimized: Optimized
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def executable_of(job: Job, compiled: Compiled, plan: Plan) -> Executable:
+    """The executable, its host part in front of it where there is one."""
+    executable = executable_for(job, compiled, plan)
+    if STEPS in compiled.program.feeds:
+        executable = Counting(executable)
+    host = compiled.optimized.host
+    return executable if host is None else WithHost(host, executable)
+
+
+def executable_for(job: Job, compiled: Compiled, plan: Plan, *, timing_only: bool = False) -> Executable:
+    """What runs a plan of a compiled graph, without the host part in front of it.
+
+    Args:
+        job: For its options and precision.
+        compiled: The program.
+        plan: Proved.
+        timing_only: Only `device_times` and `launch` are wanted, and no facts.
+    """
+    program, capture = compiled.program, job.options.capture
+    if capture and program.dynamic:
+        names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
+        raise EngineError(
+            f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
+            fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
+        )
+    stream_program = arrange(program, plan)
+    about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
+    facts = {**about, "layout": compiled.layout, "captured": capture}
+    if not job.options.on_gpu:
+        return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
+    feeds = {name: to_torch(np.array(compiled.optimized.feeds[name]), torch.device("cpu")) for name in program.feeds}
+    return CudaExecutable(
+        program,
+        stream_program,
+        feeds,
+        Device.of(torch.device(job.options.device)),
+        capture=capture,
+        ieee=job.ieee,
+        facts={**facts, "device": torch.cuda.get_device_name(job.options.device)},
+        torture=job.options.torture,
+        timing_only=timing_only,
+    )
+
+
+def one_stream_seconds(job: Job, compiled: Compiled) -> float:
+    """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
+    options = replace(job.options, capture=not compiled.program.dynamic)
+    plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
+    executable = executable_of(replace(job, options=options), compiled, plan)
+    try:
+        times = executable.device_times(LAYOUT_RUNS)
+        assert times is not None
+        return float(np.median(times))
+    finally:
+        executable.close()
+
+
+def plan_of_job(program: Program, job: Job) -> Plan:
+    """The plan that the job brings, where it was made for this program; else one made for its ids."""
+    stored = job.options.plan
+    plan = restore(program, stored) if stored is not None else None
+    return plan_for(program, job.ids, job.costs) if plan is None else prove(plan, program)
+
+
+def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
+    """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
+
+    The record order is the better, in the simulator, of the order by rank and the timed order.
+
+    Raises:
+        EngineError: The second checker found the plan wrong, which is a bug in msplit.
+    """
+    lanes, _ = program.lanes(ids)
+    machine = None if costs is None else Machine.of_costs(costs)
+    problem = estimated(program, costs).problem(program, lanes, machine=machine)
+    chosen = evaluate(problem, problem.pin)
+    plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+    return prove(keep_lanes(plan), program)
+
+
+def prove(plan: Plan, program: Program) -> Plan:
+    """The plan, after the second checker has found nothing wrong with it.
+
+    Raises:
+        EngineError: It has, which is a bug in msplit.
+    """
+    violations = check(plan, program.dag)
+    if violations:
+        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+    return plan
+
+
+def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
+    """What the report says about a plan."""
+    one = make_plan(
+        program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
+    )
+    return {
+        "streams": plan.streams,
+        "kernels": sum(step.launches for step in program.steps),
+        "waits": plan.waits,
+        "waits_before_reduction": plan.edges,
+        "peak_bytes": peak_bytes,
+        "peak_bytes_one_stream": arrange(program, one).peak_bytes,
+        "weight_bytes": sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values()),
+    }
