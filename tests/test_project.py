@@ -136,6 +136,7 @@ def test_what_was_made_small_stays_small(counts: ModuleType) -> None:
     assert counts.lines(ROOT / "README.md") <= 160
     assert counts.lines(ROOT / "CONTRIBUTING.md") <= 120
     assert len(counts.engine_root()) <= 5, counts.engine_root()
+    assert sum(counts.op_collections.op_name_collections().values()) <= 15
 
 
 def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +156,11 @@ def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeyp
         monkeypatch.setattr(counts, name, value)
     assert counts.engine_root() == ["a.py", "b.py"]
     assert counts.process_tables() == ["msplit.engines.cuda.a.CHOSEN"]
-    names = counts.op_collections.collections_in("NAMES = {'Add', 'Sub'}\nOTHER = ('Add', 'no op')\n")
-    assert [found.lineno for found in names] == [1]
+    names = counts.op_collections.collections_in(
+        "NAMES = {'Add', *('Sub', 'Mul')}\nOTHER = ('Add', 'no op')\n"
+        "HOW = {'Add': add, 'Sub': sub}\nSLOTS = {'Add': 1, 'Sub': 0}\n"
+    )
+    assert sorted(found.lineno for found in names) == [1, 4]
     assert counts.circles() == [["msplit.engines.cuda.a", "msplit.engines.cuda.b"]]
     assert counts.long_signatures() == ["msplit.engines.cuda.a.many"]
     assert counts.long_modules() == ["msplit.engines.cuda.b"]

@@ -2,8 +2,8 @@
 
     python tools/op_collections.py [--show]         --show prints each collection
 
-A collection is a tuple, list, set or dict that names two or more ops of TensorFlow; one inside of another counts once. What is registered
-by a decorator, ``@lowering("Add", "AddV2")``, is none.
+A collection is a tuple, list, set or dict that names two or more ops of TensorFlow; one inside of another counts once. What says how each
+op is done is none: a decorator, ``@lowering("Add", "AddV2")``, or a dict of functions, ``{"Add": torch.add, "Sub": torch.sub}``.
 """
 
 from __future__ import annotations
@@ -46,12 +46,19 @@ def _names(node: ast.expr) -> int:
     return found
 
 
+def _registers(node: ast.expr) -> bool:
+    """Whether a collection is a dict of functions, or of what is made with them."""
+    return isinstance(node, ast.Dict) and all(
+        isinstance(value, ast.Name | ast.Attribute | ast.Lambda | ast.Call) for value in node.values
+    )
+
+
 def collections_in(source: str) -> Iterator[ast.expr]:
     """The outermost collections of two op names or more in a module's source."""
     waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.expr) and _names(node) > 1:
+        if isinstance(node, ast.expr) and _names(node) > 1 and not _registers(node):
             yield node
         else:
             waiting.extend(ast.iter_child_nodes(node))

@@ -170,9 +170,6 @@ def product(m: Batch) -> list[Key] | None:
     return [(m.emit("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)], m.stacked_shape(0)), 0)]
 
 
-_NO_ACTIVATIONS = (("BiasAdd",), ("Add",), ("FusedBatchNorm",))
-
-
 def _tall_product(m: Batch) -> list[Key] | None:
     if any(not m.shared(slot) for slot in range(1, m.slots)):
         return None
