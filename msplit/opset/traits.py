@@ -445,10 +445,10 @@ AdjustContrastv2 AdjustHue AdjustSaturation Angle BatchMatrixBandPart BatchMatri
   CumulativeLogsumexp Dawsn DebugIdentity Digamma DrawBoundingBoxes Erfinv Expint FFT FFT2D FFT3D FakeQuantWithMinMaxArgs
   FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel FresnelCos FresnelSin HSVToRGB IFFT IFFT2D IFFT3D Imag InplaceAdd InplaceSub
   InplaceUpdate LRN MatrixExponential MatrixInverse MatrixSetDiagV2 Ndtri PopulationCount QuantizeAndDequantize QuantizeAndDequantizeV2
-  QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RGBToHSV Real Spence TensorStridedSliceUpdate TridiagonalSolve XlaDynamicUpdateSlice
+  QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RGBToHSV Real TensorStridedSliceUpdate TridiagonalSolve XlaDynamicUpdateSlice
   XlaSharding XlaSort _MklRelu: same shape
 Cumprod Cumsum: same shape, wraps, flops 2
-Lgamma: same shape, stacks
+Lgamma Spence: same shape, stacks
 LRNGrad: same shape, flops 30
 ScatterNdNonAliasingAdd TensorScatterAdd TensorScatterSub TensorScatterUpdate: same shape, wraps
 TensorScatterMax TensorScatterMin: same shape, ordered

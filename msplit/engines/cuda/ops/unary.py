@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -92,6 +94,32 @@ def digamma(node: Node, x: Tensor) -> Tensor:
     """Derivative of the logarithm of gamma; NaN at its poles, zero and minus infinity among them."""
     at_pole = (x == 0) | (x == -torch.inf)
     return torch.where(at_pole, torch.nan, torch.digamma(x))
+
+
+_SPENCE = (
+    (
+        *(4.65128586073990045e-5, 7.31589045238094711e-3, 0.133847639578309019, 0.879691311754530315),
+        *(2.71149851196553470, 4.25697156008121756, 3.29771340985225107, 1.0),
+    ),
+    (
+        *(6.90990488912553277e-4, 2.54043763932544379e-2, 0.282974860602568090, 1.41172597751831070),
+        *(3.63800533345137075, 5.03278880143316990, 3.54771340985225097, 1.0),
+    ),
+)
+"""-Spence(1 + w) / w for w from -0.5 to 0.5: numerator and denominator, highest power first (Cephes)."""
+
+
+@lowering("Spence")
+def spence(node: Node, x: Tensor) -> Tensor:
+    """The integral of log(t) / (1 - t) from 1 to x, which is a dilogarithm; NaN below zero, and at infinity."""
+    inner = torch.where(x > 2, 1 / x, x)  # the integrals to x and to 1 / x are -log(x)² / 2 together
+    small = inner < 0.5  # and those to x and to 1 - x are π² / 6 - log(x) log(1 - x)
+    w = torch.where(inner > 1.5, 1 / inner - 1, torch.where(small, -inner, inner - 1))
+    above, below = (functools.reduce(lambda sum_, factor: sum_ * w + factor, powers) for powers in _SPENCE)
+    result = -w * above / below
+    result = torch.where(small, math.pi**2 / 6 - torch.xlogy(torch.log1p(-inner), inner) - result, result)
+    result = torch.where(x > 1.5, -0.5 * torch.log(x) ** 2 - result, result)
+    return torch.where(x.isinf(), torch.nan, result)
 
 
 @lowering("PopulationCount")

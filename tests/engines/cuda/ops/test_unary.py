@@ -74,6 +74,12 @@ def test_bessel_functions(op, dtype):
     check(op, [values((3, 40), dtype, low=0.1, high=20)], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dilogarithm(dtype):
+    check("Spence", [values((3, 40), dtype, low=0, high=9)], rtol=1e-5)
+    check("Spence", [np.array([-1, 0, 0.5, 1, 1.5, 2, 2.5, np.inf, np.nan], dtype)], rtol=1e-5)
+
+
 @pytest.mark.parametrize("op", [*REAL_LINE, *POSITIVE, *WITHIN_ONE, "Acosh", "Ndtri", "Rint"])
 def test_special_values(op):
     special = SPECIAL.astype(np.float32)
