@@ -25,7 +25,7 @@ from msplit.rules.base import Context
 from msplit.schedule.plan import planfile
 from msplit.schedule.plan.plan import Plan, make_plan
 from msplit.schedule.plan.record_order import topological
-from msplit.schedule.search.search import Candidate
+from msplit.schedule.search.candidates import Candidate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm

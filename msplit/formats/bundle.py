@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats import wire
-from msplit.formats.decode import dtype_name, numpy_dtype, string_array
 from msplit.formats.special import open_regular, read_bytes
+from msplit.formats.tensors import dtype_name, numpy_dtype, string_array
 from msplit.opset import proto
 
 _MOST_INDEX = 1 << 30

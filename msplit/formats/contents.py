@@ -8,12 +8,12 @@ from typing import Any
 
 from msplit.errors import MsplitError
 from msplit.formats import endpoints, meta
-from msplit.formats.decode import dtype_name
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.model import Endpoint, Format
 from msplit.formats.reader import endpoints_of, parse
 from msplit.formats.sniffer import main_file, sniff
+from msplit.formats.tensors import dtype_name
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from msplit.core.graph import Graph
 from msplit.errors import LoadError
-from msplit.formats.decode import dtype_name, shape_tuple
 from msplit.formats.model import Endpoint
+from msplit.formats.tensors import dtype_name, shape_tuple
 from msplit.opset import schema
 from msplit.opset.traits import PLACEHOLDERS
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph
-from msplit.formats.decode import AttrTable, NodeAttrs, dtype_name
+from msplit.formats.decode import AttrTable, NodeAttrs
 from msplit.formats.graphdef import connect, interned
+from msplit.formats.tensors import dtype_name
 from msplit.opset import schema
 
 

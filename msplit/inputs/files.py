@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.formats.decode import numpy_dtype
 from msplit.formats.special import open_regular
+from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import encode
 from msplit.inputs.reference import PACKED, unpacked
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.decode import numpy_dtype
+from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.composite import Spec, structure
 from msplit.inputs.files import names_in, read_value
 from msplit.inputs.scalars import scalars

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.decode import numpy_dtype
 from msplit.formats.special import open_regular
+from msplit.formats.tensors import numpy_dtype
 
 _VERSION = 1
 PACKED = "msplit"

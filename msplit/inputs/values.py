@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.decode import numpy_dtype
+from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.composite import Spec
 from msplit.inputs.examples import Feature, features_of, make_examples
 from msplit.inputs.ids import Use, constant, use_of

@@ -37,8 +37,9 @@ from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import Context
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.predict import predict
+from msplit.schedule.search.candidates import candidate_of, single
 from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device, candidate_of, single
+from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm

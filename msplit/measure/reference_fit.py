@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.decode import numpy_dtype
+from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.make import composite_inputs, input_specs, make_inputs
 from msplit.inputs.reference import Reference
 from msplit.shapes.registry import shape_text

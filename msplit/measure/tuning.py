@@ -22,7 +22,8 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure import statistics
 from msplit.measure.results import BenchResult
-from msplit.schedule.search.search import Candidate, Device, Found, Limits, search, single
+from msplit.schedule.search.candidates import Candidate, single
+from msplit.schedule.search.search import Device, Found, Limits, search
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Arm

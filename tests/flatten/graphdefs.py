@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from msplit.formats import Model, read
-from msplit.formats.decode import _DTYPES
+from msplit.formats.tensors import _DTYPES
 from msplit.opset import proto
 
 TYPES = {name: number for number, name in _DTYPES.items()}

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from msplit.core.graph import FunctionRef, TensorValue
 from msplit.errors import LoadError
 from msplit.formats import decode
+from msplit.formats.tensors import tensor_value
 from msplit.opset import proto
 
 
@@ -18,7 +19,7 @@ def tensor(dtype: int, shape: list[int], **fields: Any) -> TensorValue:
     message = proto.tensor_pb2.TensorProto(dtype=dtype, **fields)
     for size in shape:
         message.tensor_shape.dim.add(size=size)
-    return decode.tensor_value(message)
+    return tensor_value(message)
 
 
 def attr(fill: Callable[[Any], Any]) -> Any:
@@ -266,7 +267,7 @@ def test_unknown_rank_is_refused_on_load() -> None:
     message = proto.tensor_pb2.TensorProto(dtype=1)
     message.tensor_shape.unknown_rank = True
     with pytest.raises(LoadError, match="shape"):
-        decode.tensor_value(message).load()
+        tensor_value(message).load()
 
 
 @given(

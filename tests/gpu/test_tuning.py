@@ -18,8 +18,8 @@ from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure.comparison import compare
 from msplit.measure.tuning import TuneSettings, write
-from msplit.schedule.search.search import candidates as all_candidates
-from msplit.schedule.search.search import single
+from msplit.schedule.search.candidates import candidates as all_candidates
+from msplit.schedule.search.candidates import single
 
 pytestmark = pytest.mark.gpu
 

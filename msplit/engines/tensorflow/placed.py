@@ -204,7 +204,7 @@ def _data_type(name: str) -> int:
 
 @functools.cache
 def _type_numbers() -> tuple[tuple[int, str], ...]:
-    from msplit.formats.decode import dtype_name
+    from msplit.formats.tensors import dtype_name
 
     return tuple((number, dtype_name(number)) for number in range(1, 40))
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.candidates import Candidate
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Candidate, Limits, search
+from msplit.schedule.search.search import Limits, search
 from msplit.schedule.simulate import simulate
 from tests.schedule.problems import experts, inception, towers
 

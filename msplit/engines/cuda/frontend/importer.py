@@ -22,7 +22,7 @@ from msplit.engines.cuda.ops import identity
 from msplit.engines.seeds import seeds_of
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.decode import numpy_dtype
+from msplit.formats.tensors import numpy_dtype
 from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
 
 _HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)

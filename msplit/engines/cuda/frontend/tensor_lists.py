@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.formats.decode import numpy_dtype
+from msplit.formats.tensors import numpy_dtype
 
 Shape = tuple[int | None, ...] | None
 

@@ -21,9 +21,9 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.search.measurement import Arm, arms
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
+from msplit.schedule.search.candidates import Candidate, candidate_of
 from msplit.schedule.search.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Candidate, candidate_of
 
 PLAIN = "plain"
 

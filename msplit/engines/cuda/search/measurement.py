@@ -23,8 +23,8 @@ from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
+from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Candidate, single
 from msplit.schedule.simulate import simulate
 
 if TYPE_CHECKING:

@@ -1,0 +1,206 @@
+"""Types, shapes and values of tensors as TensorFlow's protos hold them.
+
+Nothing here trusts what a message says about its own size: a constant that declares more elements than it carries is broadcast
+without being stored, as TensorFlow does, or refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import TensorValue
+from msplit.errors import LoadError
+
+_MAX_EXPANDED_BYTES = 2**31
+"""Most bytes that a constant may grow to when the values that it leaves out are filled in."""
+
+
+_REF_OFFSET = 100
+"""A reference to a type is numbered this much higher than the type."""
+
+
+_DTYPES = {
+    0: "invalid", 1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
+    9: "int64", 10: "bool", 11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 15: "qint16", 16: "quint16", 17: "uint16",
+    18: "complex128", 19: "float16", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64", 24: "float8_e5m2",
+    25: "float8_e4m3fn", 26: "float8_e4m3fnuz", 27: "float8_e4m3b11fnuz", 28: "float8_e5m2fnuz", 29: "int4", 30: "uint4",
+    31: "int2", 32: "uint2", 33: "float4_e2m1fn",
+}  # fmt: skip
+
+
+_STORED_AS = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
+"""Types that NumPy does not have, by what their bits are."""
+
+
+_VALUE_FIELDS = {
+    "float32": "float_val", "float64": "double_val", "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
+    "bool": "bool_val", "complex64": "scomplex_val", "complex128": "dcomplex_val", "float16": "half_val",
+    "bfloat16": "half_val",
+}  # fmt: skip
+"""Field that holds the values of a constant, by type; small integers are in int_val and 8-bit floats in float8_val."""
+
+
+def dtype_name(number: int) -> str:
+    """Name of a TensorFlow type as in ``"float32"``; a reference's name ends in ``"_ref"``.
+
+    A number that no known TensorFlow uses gives ``"dtype_<number>"``.
+    """
+    known = _DTYPES.get(number)
+    if known is not None:
+        return known
+    if _REF_OFFSET < number <= 2 * _REF_OFFSET:
+        return f"{dtype_name(number - _REF_OFFSET)}_ref"
+    return f"dtype_{number}"
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type for a TensorFlow type; quantized types are the integers they are stored as, strings are objects.
+
+    Raises:
+        LoadError: NumPy has no such type (resources, variants, unknown types).
+    """
+    name = _STORED_AS.get(name, name)
+    if name == "string":
+        return np.dtype(object)
+    if name.startswith(("bfloat16", "float8_", "float4_", "int4", "uint4", "int2", "uint2")):
+        import ml_dtypes
+
+        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return small
+    if name in ("resource", "variant", "invalid") or name.startswith("dtype_") or name.endswith("_ref"):
+        raise LoadError(f"a constant of type {name} has no value that can be read")
+    return np.dtype(name)
+
+
+def shape_tuple(shape: Any) -> tuple[int | None, ...] | None:
+    """A TensorShapeProto as sizes, None for an unknown size and None alone for unknown rank."""
+    if shape.unknown_rank:
+        return None
+    # A list: a hostile graph has a million dimensions.
+    return tuple([size if (size := dim.size) >= 0 else None for dim in shape.dim])
+
+
+def tensor_value(proto: Any) -> TensorValue:
+    """A TensorProto as a constant that decodes itself on demand. Sizes that it does not say are 0.
+
+    Nothing is raised here: `TensorValue.load` raises a LoadError where the constant is damaged or does not say its shape.
+    """
+    name = dtype_name(proto.dtype)
+    declared = proto.tensor_shape
+    shape = tuple([dim.size for dim in declared.dim])  # a list: every constant of a graph comes by here
+    known = not declared.unknown_rank
+    if shape and min(shape) < 0:
+        known = False
+        shape = tuple([max(size, 0) for size in shape])
+
+    def load() -> NDArray[Any]:
+        if not known:
+            raise LoadError("a constant does not say its shape")
+        return _decode(proto, name, shape)
+
+    return TensorValue(name, shape, load)
+
+
+def _decode(proto: Any, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    dtype = numpy_dtype(name)
+    count = math.prod(shape)
+    content = proto.tensor_content
+    if content:
+        if dtype.hasobject:
+            return string_array(content, count).reshape(shape)
+        if count * dtype.itemsize != len(content):
+            raise LoadError(
+                f"a constant declares {count:,} elements of {name} and carries {len(content):,} bytes instead of "
+                f"{count * dtype.itemsize:,}",
+                fix="the file is damaged: export the model again",
+            )
+        return np.frombuffer(content, dtype).reshape(shape)
+    values = _listed_values(proto, name, dtype)
+    if len(values) > count:
+        raise LoadError(
+            f"a constant declares {count:,} elements and carries {len(values):,}",
+            fix="the file is damaged: export the model again",
+        )
+    if len(values) == count:
+        return values.reshape(shape)
+    return _fill(values, count, shape, dtype)
+
+
+def _listed_values(proto: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values that a constant lists one by one; there may be fewer than it has elements."""
+    if name == "string":
+        values = np.empty(len(proto.string_val), dtype=object)
+        values[:] = list(proto.string_val)
+        return values
+    if name.startswith(("float8_", "float4_")):
+        return np.frombuffer(proto.float8_val, dtype)
+    listed = list(getattr(proto, _VALUE_FIELDS.get(name, "int_val")))
+    if name in ("float16", "bfloat16"):
+        return (np.array(listed, dtype=np.int64) & 0xFFFF).astype(np.uint16).view(dtype)
+    if name in ("complex64", "complex128"):
+        if len(listed) % 2:
+            raise LoadError("a complex constant has a real part without its imaginary part")
+        part = np.float32 if name == "complex64" else np.float64
+        return np.array(listed, dtype=part).view(dtype)
+    if dtype.kind in "iuV" and not name.startswith(("int64", "uint64")):
+        # Small integers are stored in wider ones: keep the low bits, as TensorFlow does.
+        return np.array(listed, dtype=np.int64).astype(dtype)
+    return np.array(listed, dtype=dtype)
+
+
+def _fill(values: NDArray[Any], count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Repeats the last value up to `count` elements; no values at all are zeros (empty strings)."""
+    if len(values) <= 1:
+        last = values[0] if len(values) else (b"" if dtype.hasobject else dtype.type(0))
+        single = np.empty((), dtype=dtype)
+        single[()] = last
+        # A view of one element: a constant may declare a size that no memory holds.
+        return np.broadcast_to(single, shape)
+    if count * dtype.itemsize > _MAX_EXPANDED_BYTES:
+        raise LoadError(
+            f"a constant declares {count:,} elements and carries {len(values):,}",
+            fix="the file is damaged: export the model again",
+        )
+    filled = np.empty(count, dtype=dtype)
+    filled[: len(values)] = values
+    filled[len(values) :] = values[-1]
+    return filled.reshape(shape)
+
+
+def string_array(data: bytes, count: int) -> NDArray[Any]:
+    """Strings packed as `count` varint lengths followed by the bytes of all of them.
+
+    Raises:
+        LoadError: The lengths do not fit the data.
+    """
+    damaged = LoadError(
+        f"a constant declares {count:,} strings that its {len(data):,} bytes do not hold",
+        fix="the file is damaged: export the model again",
+    )
+    if count > len(data):
+        raise damaged
+    lengths = []
+    position = 0
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            if position >= len(data) or shift > 63:
+                raise damaged
+            byte = data[position]
+            position += 1
+            length |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        lengths.append(length)
+    if position + sum(lengths) != len(data):
+        raise damaged
+    values = np.empty(count, dtype=object)
+    for index, length in enumerate(lengths):
+        values[index] = data[position : position + length]
+        position += length
+    return values
