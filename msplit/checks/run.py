@@ -16,7 +16,7 @@ from msplit.checks.subject import Subject
 from msplit.core.memory import no_collection
 from msplit.cost import profile_file
 from msplit.decide.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.decide.model import opened, priced
+from msplit.decide.model import opened, price
 from msplit.decide.shown import Facts, Shown
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
@@ -156,7 +156,7 @@ def check(
         ruleset, settings.streams, settings.batch, settings.shapes, settings.gpu, profile, {**origin, **settings.origin}
     )
     basis = settle(flat, asked)
-    sizes, costs = priced(flat, basis.workload)
+    sizes, costs = price(flat, basis.workload)
     return examine(Subject(flat, costs, settings, basis.ruleset, plan, against, sizes, basis), sizes.assumed)
 
 

@@ -106,10 +106,8 @@ def command(
         api.check_places(flat, places, force=force)
     compared = None
     if compare:
-        from msplit.measure.comparison import compare as side_by_side
-
         with progress.reporting() as tell:
-            compared = side_by_side(
+            compared = api.compare(
                 flat,
                 streams=streams,
                 ruleset=ruleset,

@@ -51,7 +51,7 @@ def command(
     """
     from msplit import rules
     from msplit.decide.basis import Given, settle
-    from msplit.decide.model import priced
+    from msplit.decide.model import price
     from msplit.report import difference
     from msplit.report.compare import Side, compare
 
@@ -60,7 +60,7 @@ def command(
     before, now = (options.load(path, tags, signature, inputs, outputs, record=not no_record) for path in (old, model))
     basis = settle(now, given)
     basis = basis.of_both(before)
-    old_side, new_side = (Side.of(flat, priced(flat, basis.workload)[1]) for flat in (before, now))
+    old_side, new_side = (Side.of(flat, price(flat, basis.workload)[1]) for flat in (before, now))
     found = compare(old_side, new_side, basis.ruleset)
     document = difference.document(found, None if everything else difference.SHOWN, judged_with=basis.words())
     options.show(style, "diff", document, lambda: difference.payload(found, judged_with=basis.words()))

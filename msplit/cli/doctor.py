@@ -27,7 +27,7 @@ def command(ctx: click.Context, wanted: Sequence[str], engine: str | None, style
 
     The exit code is 1 where something that --for or --engine asks for is missing, else 0.
     """
-    from msplit.api import doctor
+    from msplit.decide import doctor
     from msplit.report.document import Document, Table
 
     found = doctor.examine()

@@ -68,7 +68,7 @@ def command(
     from msplit.cost import DEFAULT_GPU
     from msplit.decide.basis import Given, settle
     from msplit.decide.export import check_places
-    from msplit.decide.model import priced
+    from msplit.decide.model import price
     from msplit.report.html import build, render, runs
 
     profile = options.profile(profile_path)
@@ -77,7 +77,7 @@ def command(
     check_places(flat, [output], force=force)
     basis = settle(flat, Given(loaded, streams, batch, dict(shapes), gpu, profile))
     work = basis.workload
-    sizes, costs = priced(flat, work)
+    sizes, costs = price(flat, work)
     given = {"--tag": tags, "--signature": signature, "--inputs": inputs, "--outputs": outputs, "--batch": work.batch}
     chosen = {"--shape": tuple(work.shapes.items()), "--gpu": None if work.gpu == DEFAULT_GPU else work.gpu}
     page: Page = build.page(

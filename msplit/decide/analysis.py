@@ -17,9 +17,8 @@ from msplit.analysis.guesses import Guesses, guesses
 from msplit.analysis.suggest import Suggestion, suggest
 from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
 from msplit.core.memory import no_collection
-from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
 from msplit.decide.model import opened, price
 from msplit.decide.shown import Facts, Shown, gain
 from msplit.flatten.flat import FlatGraph
@@ -98,25 +97,10 @@ class Analysis(Shown):
         return judge(self.bounds, gain, streams, guessed=self.guesses.share)
 
 
-def analyze(
-    flat: FlatGraph | str | os.PathLike[str],
-    *,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    gpu: str = DEFAULT_GPU,
-    profile: Profile | None = None,
-) -> Analysis:
-    """Analyzes a graph. Nothing of it is executed.
-
-    Args:
-        flat: From `load`, or where the model is.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        gpu: Data sheet that prices the nodes.
-        profile: What was measured on this graph, in place of the data sheet.
-    """
+def analyze(flat: FlatGraph | str | os.PathLike[str], workload: Workload) -> Analysis:
+    """Analyzes a graph, from `load` or where the model is. Nothing of it is executed."""
     flat = opened(flat)
-    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    sizes, costs = price(flat, workload)
     with phase("finding branches and embeddings"), no_collection():
         branches = branches_of(flat, costs)
         blocks = branches.blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +17,16 @@ from msplit.core.assignment import UNASSIGNED
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, Ints
 from msplit.core.memory import no_collection
-from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
+from msplit.decide.basis import measured_record
 from msplit.decide.model import opened, price
 from msplit.decide.shown import Facts, Shown, gain
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among, as_written, to_ids, with_ids
 from msplit.formats.model import Model
-from msplit.formats.record import Nodes
+from msplit.formats.record import AssignmentRecord, Nodes, RecordedRules
 from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.rules.manual import Manual
@@ -147,46 +145,23 @@ class Assigned(Shown):
 
 def assign(
     flat: FlatGraph | str | os.PathLike[str],
-    ruleset: str | Path | RuleSet = rules.STANDARD,
+    ruleset: str | Path | RuleSet,
+    workload: Workload | None = None,
     *,
     streams: int | None = None,
     wrap: bool = False,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    gpu: str = DEFAULT_GPU,
-    profile: Profile | None = None,
     priced: tuple[Shapes, Costs] | None = None,
     kernels: Chooser | None = None,
     keep_ids: bool | None = None,
 ) -> Assigned:
-    """Assigns a stream id to every node by rules. The graph is not changed; `save` writes the ids.
-
-    Nothing is executed, unless the rule `auto` shall choose kernels, too (``kernels: best``): that runs the model once, on made-up inputs.
-
-    Args:
-        flat: From `load`, or where the model is.
-        ruleset: A rules file, the name of a shipped rule set, or one loaded already.
-        streams: Number of streams, instead of what the rules say.
-        wrap: Take ids modulo the number of streams, as the forks do, instead of refusing those out of range.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        gpu: Data sheet that prices the nodes.
-        profile: What was measured on this graph, in place of the data sheet.
-        priced: What `price` gave for this graph, to spare the work.
-        kernels: Chooses kernels where a rule asks for that; by default on the GPU where there is one, otherwise on the CPU.
-        keep_ids: Whether the ids that are on the graph count: all of them, or none. By default those count that were set by hand, which
-            are all but those that msplit's record on the model says to be its own.
-
-    Raises:
-        RulesError: The rules file is wrong.
-        AssignError: The rules contradict each other on this graph.
-    """
+    """Assigns a stream id to every node by rules; see `api.assign`."""
+    workload = workload or Workload()
     flat = opened(flat)
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
-    sizes, costs = priced or price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    sizes, costs = priced or price(flat, workload)
     if kernels is None:
-        kernels = _chooser(flat, costs, ruleset, batch, shapes, profile)
+        kernels = _chooser(flat, costs, ruleset, workload)
     by_hand = _by_hand(flat.model, ruleset, keep_ids)
     with no_collection():
         outcome = rules.assign(
@@ -216,9 +191,20 @@ def assign(
         unassigned=int(np.count_nonzero((outcome.assignment.ids == UNASSIGNED) & ~flat.host)),
         changed=np.flatnonzero((written >= 0) & (written != present_ids(flat))).astype(np.int32),
         kernels=chosen,
-        workload=Workload(batch, dict(shapes or {}), gpu, profile),
+        workload=workload,
         wrap=wrap,
         by_hand=by_hand,
+    )
+
+
+def record_of(assigned: Assigned) -> AssignmentRecord:
+    """What an assignment was made with, to be written with the model."""
+    ruleset = assigned.ruleset
+    return replace(
+        measured_record(assigned.flat, assigned.workload, assigned.outcome.streams),
+        rules=RecordedRules(ruleset.source, ruleset.text, ruleset.files) if ruleset.text else None,
+        wrap=assigned.wrap,
+        by_hand=assigned.by_hand,
     )
 
 
@@ -267,20 +253,13 @@ def _moved(flat: FlatGraph, outcome: Outcome, chosen: Chosen) -> bool:
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
 
 
-def _chooser(
-    flat: FlatGraph,
-    costs: Costs,
-    ruleset: RuleSet,
-    batch: int | None,
-    shapes: Mapping[str, tuple[int, ...]] | None,
-    profile: Profile | None,
-) -> Chooser | None:
+def _chooser(flat: FlatGraph, costs: Costs, ruleset: RuleSet, workload: Workload) -> Chooser | None:
     """What chooses kernels, where a rule asks for it."""
     if not any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules):
         return None  # the engine need not be loaded
     from msplit.decide.kernels import Chooser, job_of
 
-    return Chooser(lambda: job_of(flat, costs, batch=batch, shapes=shapes, profile=profile), batch=batch)
+    return Chooser(lambda: job_of(flat, costs, workload), batch=workload.batch)
 
 
 def present_ids(flat: FlatGraph) -> Ints:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msplit import rules
 from msplit._version import __version__
@@ -16,11 +15,8 @@ from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules
+from msplit.formats.record import AssignmentRecord, RecordedProfile
 from msplit.rules import RuleSet
-
-if TYPE_CHECKING:
-    from msplit.decide.assignment import Assigned
 
 GIVEN = "given"
 RECORDED = "recorded with the model"
@@ -149,7 +145,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
                 gpu, origin["gpu"] = record.gpu, RECORDED
             except MsplitError:
                 broken = broken or f"assign went by the data sheet '{record.gpu}', which is not there: give --gpu"
-    workload = Workload(batch, shapes, gpu, profile)
+    workload = Workload(batch, shapes, gpu=gpu, profile=profile)
     return Basis(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
 
 
@@ -213,17 +209,6 @@ def _agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> b
 
 def _sizes(shape: tuple[int, ...]) -> str:
     return ",".join(map(str, shape)) or "()"
-
-
-def record_of(assigned: Assigned) -> AssignmentRecord:
-    """What an assignment was made with, to be written with the model."""
-    ruleset = assigned.ruleset
-    return replace(
-        measured_record(assigned.flat, assigned.workload, assigned.outcome.streams),
-        rules=RecordedRules(ruleset.source, ruleset.text, ruleset.files) if ruleset.text else None,
-        wrap=assigned.wrap,
-        by_hand=assigned.by_hand,
-    )
 
 
 def measured_record(flat: FlatGraph, workload: Workload, streams: int) -> AssignmentRecord:

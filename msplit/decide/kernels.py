@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import numpy as np
 from msplit import progress
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
 from msplit.decide.plans import Planned, planned
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
@@ -20,7 +20,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.make import make_inputs
+from msplit.inputs.make import feeds_for
 from msplit.rules import RuleSet
 from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import Placed, Remark
@@ -63,17 +63,11 @@ def why_not() -> str | None:
     return None
 
 
-def job_of(
-    flat: FlatGraph,
-    costs: Costs,
-    *,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    profile: Profile | None = None,
-) -> Job:
+def job_of(flat: FlatGraph, costs: Costs, workload: Workload) -> Job:
     """The model on one stream with made-up inputs, on the GPU where there is one, otherwise on the CPU."""
-    sizes = {**(profile.shapes if profile is not None and batch is None else {}), **(shapes or {})}
-    feeds = make_inputs(flat, sizes, batch=batch or 1)
+    if workload.profile is not None and workload.batch is None:
+        workload = replace(workload, shapes={**workload.profile.shapes, **workload.shapes})
+    feeds = feeds_for(flat, workload)
     device = "cpu" if ENGINE.unavailable() else "cuda"
     return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions(device))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten
@@ -25,9 +23,6 @@ from msplit.formats import WriteReport
 from msplit.formats.record import AssignmentRecord
 from msplit.progress import phase
 from msplit.shapes import Shapes
-
-if TYPE_CHECKING:
-    from msplit.decide.assignment import Assigned
 
 
 def load(
@@ -100,34 +95,16 @@ def opened(model: FlatGraph | str | os.PathLike[str]) -> FlatGraph:
     )
 
 
-def price(
-    flat: FlatGraph,
-    *,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    gpu: str = cost.DEFAULT_GPU,
-    profile: Profile | None = None,
-) -> tuple[Shapes, Costs]:
-    """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured.
-
-    Args:
-        flat: The graph.
-        batch: Size of unknown leading dimensions of inputs; 1 where it is not given.
-        shapes: Whole shapes by input name.
-        gpu: Name of a data sheet, see `cost.gpu_names`.
-        profile: What was measured on this graph. Shapes that are not given are the profile's, and so is the data sheet if there is one
-            of its GPU.
-
-    Raises:
-        MsplitError: There is no such data sheet, shapes contradict the graph, or the profile is of another graph or of other shapes.
-    """
+def price(flat: FlatGraph, workload: Workload) -> tuple[Shapes, Costs]:
+    """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured; see `api.price`."""
+    profile, gpu, shapes = workload.profile, workload.gpu, workload.shapes
     if profile is not None:
         profiles.check(profile, flat)
         gpu = profile.device.sheet() or gpu
-        if batch is None:
-            shapes = {**profile.shapes, **(shapes or {})}
+        if workload.batch is None:
+            shapes = {**profile.shapes, **shapes}
     with phase("shapes and costs"), no_collection():
-        found = cost.infer(flat, batch=batch, shapes=shapes)
+        found = cost.infer(flat, batch=workload.batch, shapes=shapes)
         costs = cost.estimate(flat, found, gpu)
     if profile is not None:
         fed = {tensor.name: found.shape(tensor.node, tensor.port) for tensor in flat.inputs}
@@ -136,46 +113,26 @@ def price(
     return found, costs
 
 
-def priced(flat: FlatGraph, workload: Workload) -> tuple[Shapes, Costs]:
-    """As `price`, for what a workload says."""
-    return price(flat, batch=workload.batch, shapes=workload.shapes, gpu=workload.gpu, profile=workload.profile)
-
-
 def save(
     flat: FlatGraph | str | os.PathLike[str],
-    ids: Ints | Assigned,
+    ids: Ints,
     out: str | os.PathLike[str],
     *,
     costs: Costs | None = None,
     force: bool = False,
     record: AssignmentRecord | None = None,
 ) -> tuple[WriteReport, tuple[Conflict, ...]]:
-    """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
-
-    With an assignment, ids on the model that are neither new nor set by hand are taken off, and a record of what it was made with is
-    left with the model.
+    """Writes the model with ids on its nodes; see `api.save`.
 
     Args:
         flat: The graph: from `load`, or where the model is.
-        ids: What `assign` gave for `flat`, or just a stream id per node. Only an assignment brings costs and a record with it.
+        ids: Stream id per node.
         out: File or folder to write; appears at once and whole, or not at all.
         costs: Decides where call sites of one function want different ids for one node: the costlier wins.
         force: Replace what is there.
-        record: What the ids were made with, where they are no assignment. Ids on the model that it does not say to be set by hand go.
-
-    Returns:
-        What was written, and the nodes of functions whose call sites wanted different ids.
-
-    Raises:
-        WriteError: It can not be written. What was there before is unharmed.
+        record: What the ids were made with. Ids on the model that it does not say to be set by hand go.
     """
-    from msplit.decide.assignment import Assigned
-    from msplit.decide.basis import record_of
-
     flat = opened(flat)
-    if isinstance(ids, Assigned):
-        costs, record = costs or ids.costs, record_of(ids)
-        ids = ids.ids
     present = with_ids(flat.model)
     kept = present if record is None else record.by_hand
     wanted = np.where(flat.host & ~among(flat, kept), -1, ids).astype(np.int32)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.cost.workload import Workload
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
@@ -21,6 +22,11 @@ from msplit.inputs.values import made_up
 from msplit.opset import schema
 from msplit.shapes.inputs import Fed, input_shapes
 from msplit.shapes.registry import shape_text
+
+
+def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """A value for every input of a model, as a workload says; see `make_inputs`."""
+    return make_inputs(flat, workload.shapes, batch=workload.batch or 1, seed=seed, given=workload.inputs)
 
 
 def make_inputs(

@@ -23,7 +23,7 @@ from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import Progress, Variant
 from msplit.measure.measure import bench as measure
-from msplit.measure.request import BenchRequest, as_recorded, workload_of
+from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, set_up
@@ -140,7 +140,7 @@ def bench(
         limits=limited,
         lookups=hits(flat, setup.job.feeds),
         labels=made.labels,
-        workload=workload_of(request),
+        workload=request.workload,
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
     )
 

@@ -18,7 +18,7 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
-from msplit.inputs.make import make_inputs
+from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.measure.measure import Progress
 from msplit.measure.reference_fit import fit
@@ -105,7 +105,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
         fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
         feeds: Arrays = loaded.feeds
     else:
-        feeds = make_inputs(flat, request.shapes, batch=request.batch or 1, seed=request.seed, given=request.inputs)
+        feeds = feeds_for(flat, request.workload, seed=request.seed)
     sides = _Sides(flat, feeds, request, device)
     tell = progress or (lambda what, share: None)
     keys = list(_values(flat))

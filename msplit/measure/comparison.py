@@ -15,9 +15,8 @@ from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
-from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
 from msplit.decide.assignment import assign
 from msplit.decide.kernels import job_of, with_kernels
 from msplit.decide.kernels import why_not as no_torch
@@ -29,7 +28,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.make import make_inputs
+from msplit.inputs.make import feeds_for
 from msplit.measure import statistics
 from msplit.progress import phase
 from msplit.rules import RuleSet
@@ -112,43 +111,22 @@ class Compared:
 
 def compare(
     flat: FlatGraph | str | os.PathLike[str],
+    ruleset: str | Path | RuleSet,
+    workload: Workload,
     *,
     streams: int | None = None,
-    ruleset: str | Path | RuleSet = rules.STANDARD,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    gpu: str = DEFAULT_GPU,
-    profile: Profile | None = None,
     measure: bool = True,
     device: Callable[[Mapping[str, Arm]], Device] | None = None,
     tell: Callable[[str, float], None] | None = None,
 ) -> Compared:
-    """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
-
-    Args:
-        flat: From `load`, or where the model is.
-        streams: Most streams, instead of what the rules say.
-        ruleset: Rules to show beside the algorithms.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        gpu: Data sheet that prices the nodes.
-        profile: What was measured on this graph, in place of the data sheet.
-        measure: Whether to measure, and to lower the model to learn what kernels it becomes, where there are a GPU and PyTorch. This
-            executes the model.
-        device: Makes what measures, in place of the GPU.
-        tell: Told what is being done and how much of it is done.
-
-    Raises:
-        RulesError: The rules file is wrong.
-        AssignError: The rules contradict each other on this graph.
-    """
+    """Tries every way to choose streams, and to make kernels; see `api.compare`."""
     flat = opened(flat)
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams)
     ruleset = replace(ruleset, rules=tuple(rule for rule in ruleset.rules if rule.key != "manual"))
     ruleset = with_kernels(ruleset, PLAIN)  # its row stands among those of plain kernels
     most = streams or ruleset.streams or STREAMS
-    sizes, costs = price(flat, batch=batch, shapes=shapes, gpu=gpu, profile=profile)
+    sizes, costs = price(flat, workload)
     context = Context(flat, costs, most)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     rows, ids = [Row(ONE, 1, 0, 0.0, 1.0)], [np.zeros(len(flat), np.int32)]
@@ -178,16 +156,14 @@ def compare(
     elif not len(problem):
         why_not = "no node launches a kernel"
     else:
-        feeds = make_inputs(flat, dict(shapes or {}), batch=batch or 1)
+        feeds = feeds_for(flat, workload)
         options = EngineOptions("cuda" if device is None else "cpu")
         job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=options)
         try:
             rows, where = _measured(job, rows, ids, device, tell)
         except EngineError as error:
             why_not = error.what
-    kernels, same, no_kernels = _kernels(
-        lambda: job_of(flat, costs, batch=batch, shapes=shapes, profile=profile), most, measure, device, tell
-    )
+    kernels, same, no_kernels = _kernels(lambda: job_of(flat, costs, workload), most, measure, device, tell)
     return Compared(flat, costs, most, tuple(rows), auto, problem.bound_us(), where, why_not, kernels, same, no_kernels)
 
 

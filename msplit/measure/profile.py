@@ -16,6 +16,7 @@ from msplit._version import __version__
 from msplit.core.arguments import whole
 from msplit.cost import profile as profiles
 from msplit.cost.profile import Device, Profile, Shape, Step
+from msplit.cost.workload import Workload
 from msplit.decide import environment
 from msplit.decide.model import opened
 from msplit.engines.base import Job
@@ -24,7 +25,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
-from msplit.inputs.make import make_inputs
+from msplit.inputs.make import feeds_for
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ def profile(
         )
     import torch
 
-    feeds = make_inputs(flat, request.shapes, batch=request.batch or 1, seed=request.seed, given=request.inputs)
+    feeds = feeds_for(flat, Workload(request.batch, request.shapes, request.inputs), seed=request.seed)
     device = torch.device(request.device)
     job = Job(
         flat,

@@ -84,10 +84,10 @@ class BenchRequest:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
 
-
-def workload_of(request: BenchRequest) -> Workload:
-    """What sizes and prices a model."""
-    return Workload(request.batch, request.shapes, request.gpu or DEFAULT_GPU, request.profile)
+    @property
+    def workload(self) -> Workload:
+        """What the model is run with."""
+        return Workload(self.batch, self.shapes, self.inputs, self.gpu or DEFAULT_GPU, self.profile)
 
 
 def as_recorded(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:

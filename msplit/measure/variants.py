@@ -18,7 +18,7 @@ from msplit.decide.assignment import assign, present_ids
 from msplit.decide.basis import anew
 from msplit.decide.export import check_places
 from msplit.decide.kernels import with_kernels
-from msplit.decide.model import priced as price_for
+from msplit.decide.model import price
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
@@ -30,14 +30,14 @@ from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.make import make_inputs
+from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.fold_ids import fold_ids
 from msplit.measure.measure import Variant
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
-from msplit.measure.request import BenchRequest, workload_of
+from msplit.measure.request import BenchRequest
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE
 from msplit.rules.auto import PLAIN
@@ -115,10 +115,10 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         request = replace(request, batch=batch, shapes=shapes)
     if request.profile is not None and request.batch is None:
         request = replace(request, shapes={**request.profile.shapes, **request.shapes})
-    sizes, costs = price_for(flat, workload_of(request))
+    sizes, costs = price(flat, request.workload)
 
     def feeds_of(seed: int) -> Arrays:
-        return make_inputs(flat, request.shapes, batch=request.batch or 1, seed=seed, given=request.inputs)
+        return feeds_for(flat, request.workload, seed=seed)
 
     feeds = feeds_of(request.seed)
     reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.analysis.blocks import Blocks, Kernels
 from msplit.analysis.isomorphic import KERNEL_US, find
-from msplit.decide.model import price
+from msplit.api import price
 from tests.engines.cuda.alike_branches import ROWS, Branches, alike_branches
 from tests.engines.cuda.random_graphs import FLOAT, INT32
 

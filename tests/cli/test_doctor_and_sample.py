@@ -14,8 +14,8 @@ import pytest
 
 import msplit as library
 from msplit import samples
-from msplit.api import doctor
 from msplit.cli.main import COMMANDS
+from msplit.decide import doctor
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
 from tests.cli.runner import ROOT, fine, msplit, unchanged
 

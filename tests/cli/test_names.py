@@ -99,7 +99,7 @@ def test_nothing_else_writes_to_the_terminal() -> None:
         if name not in allowed and (way := ways.search(text)):
             found[name] = way[0]
     # An example in a docstring, and a process of its own whose output is read.
-    assert found == {"__init__.py": "print(", "api/doctor.py": "print("}
+    assert found == {"__init__.py": "print(", "decide/doctor.py": "print("}
 
 
 def run_with(arguments: list[object], encoding: str, **more: object) -> subprocess.CompletedProcess[bytes]:

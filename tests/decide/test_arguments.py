@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.api import TuneSettings
+from msplit.api import TuneSettings, compare
 from msplit.engines.base import refuse
 from msplit.errors import EngineError
-from msplit.measure.comparison import compare
 from msplit.measure.profile import ProfileRequest
 from tests.cli.runner import SAMPLES
 

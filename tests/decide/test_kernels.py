@@ -15,7 +15,8 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from msplit import api, rules
-from msplit.api import BenchRequest, bench
+from msplit.api import BenchRequest, bench, compare
+from msplit.cost.workload import Workload
 from msplit.decide import kernels
 from msplit.decide.assignment import present_ids
 from msplit.decide.kernels import ends_with_auto
@@ -23,7 +24,6 @@ from msplit.decide.plans import stored_job
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference
-from msplit.measure.comparison import compare
 from msplit.report import benchmark, candidates
 from msplit.report.render import to_markdown, to_terminal
 from msplit.rules.auto import NOT_CHOSEN
@@ -71,7 +71,7 @@ def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name
     fine("check", model, "--plan", plan, "--rules", best, "--batch", "2")
     # It runs kernel by kernel as it was chosen.
     _, costs = api.price(flat, batch=2)
-    job, notes = stored_job(kernels.job_of(flat, costs, batch=2), file)
+    job, notes = stored_job(kernels.job_of(flat, costs, Workload(2)), file)
     assert notes == []
     assert runs_as_stored(job)
     stream_program = ENGINE.build(job).stream_program
@@ -144,7 +144,7 @@ def reference(tmp_path_factory):
     @functools.cache
     def of(name: str) -> Path:
         flat = api.load(SAMPLES / name)
-        job = kernels.job_of(flat, api.price(flat, batch=2)[1], batch=2)
+        job = kernels.job_of(flat, api.price(flat, batch=2)[1], Workload(2))
         path = tmp_path_factory.mktemp("reference") / "reference.npz"
         save_reference(path, Reference(job.feeds, ENGINE.build(job).step(job.feeds), "the engine"))
         return path

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from msplit import api, rules
-from msplit.api import BenchRequest, bench
+from msplit.api import BenchRequest, bench, compare
+from msplit.cost.workload import Workload
 from msplit.decide.kernels import job_of
 from msplit.decide.plans import stored_job
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.inputs.reference import Reference, save_reference
-from msplit.measure.comparison import compare
 from msplit.schedule.plan import planfile
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ ONE = "msplit, 1 stream, CUDA graph"
 @pytest.mark.parametrize("name", ["mmoe_small.pb", "lstm_small.pb", "towers_small.pb"])
 def test_what_auto_likes_best_is_right_and_gains_about_what_is_predicted(name: str, tmp_path: Path) -> None:
     flat = api.load(SAMPLES / name)
-    job = job_of(flat, api.price(flat, batch=16)[1], batch=16)
+    job = job_of(flat, api.price(flat, batch=16)[1], Workload(16))
     reference = tmp_path / "reference.npz"
     save_reference(reference, Reference(job.feeds, ENGINE.build(replace(job, ieee=True)).step(job.feeds), "one stream"))
     plan = tmp_path / "plan.json"

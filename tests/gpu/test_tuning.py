@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api import BenchRequest, bench
+from msplit.api import BenchRequest, bench, compare
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
-from msplit.measure.comparison import compare
 from msplit.measure.tuning import TuneSettings, write
 from msplit.schedule.search.candidates import candidates as all_candidates
 from msplit.schedule.search.candidates import single

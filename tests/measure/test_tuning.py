@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from msplit import api, formats
-from msplit.api import BenchRequest, bench
+from msplit.api import BenchRequest, bench, compare
 from msplit.decide.assignment import present_ids
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Job
@@ -21,7 +21,6 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.inputs.make import make_inputs
-from msplit.measure.comparison import compare
 from msplit.measure.tuning import TuneSettings, confirmed, tune, write
 from msplit.report import benchmark, candidates, tuning
 from msplit.report.render import to_markdown

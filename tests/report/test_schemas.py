@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from msplit import api
+from msplit.api import compare
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.measure.benchmark import bench
-from msplit.measure.comparison import compare
 from msplit.measure.limits import limits
 from msplit.measure.request import BenchRequest
 from msplit.measure.tuning import TuneSettings

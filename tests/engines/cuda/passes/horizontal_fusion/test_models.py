@@ -230,7 +230,7 @@ def test_grouping_and_fusion_together():
 
 
 def test_members_cost_what_they_take_side_by_side():
-    from msplit.decide.model import price
+    from msplit.api import price
     from msplit.engines.cuda.profiling.step_costs import estimated
 
     flat, feeds = sample("mmoe", experts=4, features=24, units=(16, 12))

@@ -251,7 +251,7 @@ def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
 
 
 def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):
-    from msplit.api.doctor import _kernels
+    from msplit.decide.doctor import _kernels
     from msplit.engines.cuda import engine
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))

@@ -1,0 +1,246 @@
+"""What the commands do, as functions: the library's front door. The command line adds only options and printing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msplit import rules
+from msplit.core.graph import Ints
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.costs import Costs
+from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.decide import analysis, assignment, model
+from msplit.decide.analysis import Analysis
+from msplit.decide.assignment import Assigned, StreamLoad
+from msplit.decide.export import EMITS, check_places, emit
+from msplit.decide.model import load, strip
+from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import Conflict
+from msplit.formats import WriteReport
+from msplit.formats.record import AssignmentRecord
+from msplit.rules import RuleSet
+from msplit.shapes import Shapes
+
+if TYPE_CHECKING:
+    from msplit.decide.kernels import Chooser
+    from msplit.engines.cuda.engine import Arm
+    from msplit.measure.benchmark import Bench, bench
+    from msplit.measure.comparison import Compared
+    from msplit.measure.execution import Runner, prepare
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.results import Settings
+    from msplit.measure.tuning import Tuned, TuneSettings
+    from msplit.schedule.search.search import Device
+
+__all__ = [
+    "EMITS",
+    "Analysis",
+    "Assigned",
+    "Bench",
+    "BenchRequest",
+    "Compared",
+    "Runner",
+    "Settings",
+    "StreamLoad",
+    "TuneSettings",
+    "Tuned",
+    "analyze",
+    "assign",
+    "bench",
+    "check_places",
+    "compare",
+    "emit",
+    "load",
+    "prepare",
+    "price",
+    "save",
+    "strip",
+]
+
+_LATER = {
+    "Bench": "msplit.measure.benchmark",
+    "bench": "msplit.measure.benchmark",
+    "Compared": "msplit.measure.comparison",
+    "Runner": "msplit.measure.execution",
+    "prepare": "msplit.measure.execution",
+    "BenchRequest": "msplit.measure.request",
+    "Tuned": "msplit.measure.tuning",
+    "TuneSettings": "msplit.measure.tuning",
+    "Settings": "msplit.measure.results",
+}
+"""What runs a model, by where it is: commands that only decide start without it, in a fifth less time."""
+
+
+def analyze(
+    flat: FlatGraph | str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> Analysis:
+    """Analyzes a graph. Nothing of it is executed.
+
+    Args:
+        flat: From `load`, or where the model is.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
+    """
+    return analysis.analyze(flat, Workload(batch, shapes or {}, gpu=gpu, profile=profile))
+
+
+def price(
+    flat: FlatGraph,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> tuple[Shapes, Costs]:
+    """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured.
+
+    Args:
+        flat: The graph.
+        batch: Size of unknown leading dimensions of inputs; 1 where it is not given.
+        shapes: Whole shapes by input name.
+        gpu: Name of a data sheet, see `cost.gpu_names`.
+        profile: What was measured on this graph. Shapes that are not given are the profile's, and so is the data sheet if there is one
+            of its GPU.
+
+    Raises:
+        MsplitError: There is no such data sheet, shapes contradict the graph, or the profile is of another graph or of other shapes.
+    """
+    return model.price(flat, Workload(batch, shapes or {}, gpu=gpu, profile=profile))
+
+
+def assign(
+    flat: FlatGraph | str | os.PathLike[str],
+    ruleset: str | Path | RuleSet = rules.STANDARD,
+    *,
+    streams: int | None = None,
+    wrap: bool = False,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+    priced: tuple[Shapes, Costs] | None = None,
+    kernels: Chooser | None = None,
+    keep_ids: bool | None = None,
+) -> Assigned:
+    """Assigns a stream id to every node by rules. The graph is not changed; `save` writes the ids.
+
+    Nothing is executed, unless the rule `auto` shall choose kernels, too (``kernels: best``): that runs the model once, on made-up inputs.
+
+    Args:
+        flat: From `load`, or where the model is.
+        ruleset: A rules file, the name of a shipped rule set, or one loaded already.
+        streams: Number of streams, instead of what the rules say.
+        wrap: Take ids modulo the number of streams, as the forks do, instead of refusing those out of range.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
+        priced: What `price` gave for this graph, to spare the work.
+        kernels: Chooses kernels where a rule asks for that; by default on the GPU where there is one, otherwise on the CPU.
+        keep_ids: Whether the ids that are on the graph count: all of them, or none. By default those count that were set by hand, which
+            are all but those that msplit's record on the model says to be its own.
+
+    Raises:
+        RulesError: The rules file is wrong.
+        AssignError: The rules contradict each other on this graph.
+    """
+    return assignment.assign(
+        flat,
+        ruleset,
+        Workload(batch, dict(shapes or {}), gpu=gpu, profile=profile),
+        streams=streams,
+        wrap=wrap,
+        priced=priced,
+        kernels=kernels,
+        keep_ids=keep_ids,
+    )
+
+
+def save(
+    flat: FlatGraph | str | os.PathLike[str],
+    ids: Ints | Assigned,
+    out: str | os.PathLike[str],
+    *,
+    costs: Costs | None = None,
+    force: bool = False,
+    record: AssignmentRecord | None = None,
+) -> tuple[WriteReport, tuple[Conflict, ...]]:
+    """Writes the model with `_stream_id` on its nodes, in the format it came in. Host nodes get no id but one they had.
+
+    With an assignment, ids on the model that are neither new nor set by hand are taken off, and a record of what it was made with is
+    left with the model.
+
+    Args:
+        flat: The graph: from `load`, or where the model is.
+        ids: What `assign` gave for `flat`, or just a stream id per node. Only an assignment brings costs and a record with it.
+        out: File or folder to write; appears at once and whole, or not at all.
+        costs: Decides where call sites of one function want different ids for one node: the costlier wins.
+        force: Replace what is there.
+        record: What the ids were made with, where they are no assignment. Ids on the model that it does not say to be set by hand go.
+
+    Returns:
+        What was written, and the nodes of functions whose call sites wanted different ids.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    if isinstance(ids, Assigned):
+        costs, record, ids = costs or ids.costs, assignment.record_of(ids), ids.ids
+    return model.save(flat, ids, out, costs=costs, force=force, record=record)
+
+
+def compare(
+    flat: FlatGraph | str | os.PathLike[str],
+    *,
+    streams: int | None = None,
+    ruleset: str | Path | RuleSet = rules.STANDARD,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+    measure: bool = True,
+    device: Callable[[Mapping[str, Arm]], Device] | None = None,
+    tell: Callable[[str, float], None] | None = None,
+) -> Compared:
+    """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
+
+    Args:
+        flat: From `load`, or where the model is.
+        streams: Most streams, instead of what the rules say.
+        ruleset: Rules to show beside the algorithms.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on this graph, in place of the data sheet.
+        measure: Whether to measure, and to lower the model to learn what kernels it becomes, where there are a GPU and PyTorch. This
+            executes the model.
+        device: Makes what measures, in place of the GPU.
+        tell: Told what is being done and how much of it is done.
+
+    Raises:
+        RulesError: The rules file is wrong.
+        AssignError: The rules contradict each other on this graph.
+    """
+    from msplit.measure import comparison
+
+    workload = Workload(batch, dict(shapes or {}), gpu=gpu, profile=profile)
+    return comparison.compare(flat, ruleset, workload, streams=streams, measure=measure, device=device, tell=tell)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
