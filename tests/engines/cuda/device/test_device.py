@@ -7,10 +7,16 @@ import itertools
 import pytest
 import torch
 
+import msplit
 from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import Device, stream_pool
+from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime.memcpy import Memcpy
+from msplit.inputs.make import make_inputs
+from tests.cli.runner import SAMPLES
+from tests.engines.cuda.cases import job
 
 CPU = torch.device("cpu")
 
@@ -64,6 +70,22 @@ def test_what_a_device_owns_is_made_once_and_for_it_alone(pair):
     one, other = pair
     assert one.owned(Memcpy) is one.owned(Memcpy)
     assert one.owned(Memcpy) is not other.owned(Memcpy)
+
+
+def test_what_is_compiled_of_a_graph_is_kept_by_each_device_until_all_forget_it(pair, monkeypatch):
+    flat = msplit.load(SAMPLES / "mmoe_small.pb")
+    wanted = job(flat, make_inputs(flat, {}, batch=2))
+    one, other = pair
+    made = []
+    for device in (one, other, one):
+        monkeypatch.setattr(devices, "_DEVICES", {CPU: device})
+        made.append(ENGINE.compile(wanted))
+    assert made[0] is made[2]
+    assert made[0] is not made[1]
+    monkeypatch.setattr(devices, "_DEVICES", {CPU: one, torch.device("cuda", 0): other})
+    ENGINE.forget(flat)
+    assert not one.compiled
+    assert not other.compiled
 
 
 @pytest.mark.gpu
