@@ -44,7 +44,7 @@ INCLUDE_GRAD_ATTR = "_stream_assign_include_grad"
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Annotation:
     """The stream that new ops of a graph go to.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Wish:
     size: int | None = None
 
 
-_wishes: ContextVar[tuple[_Wish, ...]] = ContextVar("msplit_streams", default=())
+_annotations: ContextVar[tuple[_Annotation, ...]] = ContextVar("msplit_streams", default=())
 _gradient_of: ContextVar[Any] = ContextVar("msplit_gradient_of", default=None)
 """The op that new ops are colocated with only because they are its gradient."""
 
@@ -93,15 +93,15 @@ class _Scope:
         _wrap_tensorflow()
         graph = tf.compat.v1.get_default_graph()
         stream_id, size = self._place(graph)
-        _wishes.set((*_wishes.get(), _Wish(stream_id, self.include_grad, graph, self, size)))
+        _annotations.set((*_annotations.get(), _Annotation(stream_id, self.include_grad, graph, self, size)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        wishes = _wishes.get()
-        last = max(place for place, wish in enumerate(wishes) if wish.scope is self)
-        _wishes.set(wishes[:last] + wishes[last + 1 :])
+        annotations = _annotations.get()
+        last = max(place for place, one in enumerate(annotations) if one.scope is self)
+        _annotations.set(annotations[:last] + annotations[last + 1 :])
 
     def __call__(self, function: Call) -> Call:
         """The function with this scope around each of its calls.
@@ -153,7 +153,7 @@ class stream(_Scope):
         self.include_grad = include_grad
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
-        group = next((wish for wish in reversed(_wishes.get()) if wish.graph is graph and wish.size is not None), None)
+        group = next((one for one in reversed(_annotations.get()) if one.graph is graph and one.size is not None), None)
         if group is None or group.size is None:
             return self.stream_id, None
         if self.stream_id >= group.size:
@@ -229,7 +229,7 @@ def _attr(op: Any, name: str) -> Any:
         return None
 
 
-def _wish_of(op: Any) -> tuple[int, bool] | None:
+def _annotation_of(op: Any) -> tuple[int, bool] | None:
     """Stream of an op and whether its gradient follows it."""
     stream_id = _attr(op, STREAM_ATTR)
     return None if stream_id is None else (int(stream_id), bool(_attr(op, INCLUDE_GRAD_ATTR)))
@@ -237,14 +237,14 @@ def _wish_of(op: Any) -> tuple[int, bool] | None:
 
 def _annotate(graph: Any, op: Any) -> None:
     """Gives a new op its stream: that of what it is colocated with, else of the innermost scope of its graph."""
-    wanted = next(((wish.stream, wish.include_grad) for wish in reversed(_wishes.get()) if wish.graph is graph), None)
+    wanted = next(((one.stream, one.include_grad) for one in reversed(_annotations.get()) if one.graph is graph), None)
     if wanted is None and graph._default_original_op is not None:
         # What joins and orders the gradients of an op is made outside of its gradient function.
-        original = _wish_of(graph._default_original_op)
+        original = _annotation_of(graph._default_original_op)
         wanted = original if original is not None and original[1] else None
     # The newest colocation comes first, so that the outermost one is what stays.
     for colocated in graph._colocation_stack.peek_objs() if graph._colocation_stack else ():
-        other = _wish_of(colocated)
+        other = _annotation_of(colocated)
         if other is not None and (other[1] or colocated is not _gradient_of.get()):
             wanted = other
     if wanted is None:
@@ -290,18 +290,18 @@ def _following(wanted: tuple[int, bool] | None) -> Iterator[None]:
     if wanted is None or not wanted[1]:
         yield
         return
-    token = _wishes.set((*_wishes.get(), _Wish(*wanted, ops.get_default_graph())))
+    token = _annotations.set((*_annotations.get(), _Annotation(*wanted, ops.get_default_graph())))
     try:
         yield
     finally:
-        _wishes.reset(token)
+        _annotations.reset(token)
 
 
-def _wish_of_tensors(tensors: Any) -> tuple[int, bool] | None:
-    """The wish of the op that made some tensors."""
+def _annotation_of_tensors(tensors: Any) -> tuple[int, bool] | None:
+    """The annotation of the op that made some tensors."""
     for tensor in tensors if isinstance(tensors, Sequence) else (tensors,):
         try:
-            return _wish_of(tensor.op)
+            return _annotation_of(tensor.op)
         except AttributeError:  # an eager tensor, or none
             continue
     return None
@@ -352,15 +352,15 @@ def _wrap_tensorflow() -> None:
     def of_op(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapped(first: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-            with _following(_wish_of(op)):
+            with _following(_annotation_of(op)):
                 return function(first, op, *args, **kwargs)
 
         return wrapped
 
-    # tf.GradientTape: what it records of an op is its attributes, so the wish travels among these.
+    # tf.GradientTape: what it records of an op is its attributes, so the annotation travels among these.
     @wraps(record_gradient)
-    def record_with_wish(name: str, inputs: Any, attrs: Any, results: Any, *args: Any) -> Any:
-        wanted = _wish_of_tensors(results)
+    def record_annotated(name: str, inputs: Any, attrs: Any, results: Any, *args: Any) -> Any:
+        wanted = _annotation_of_tensors(results)
         if wanted is not None and wanted[1]:
             attrs = (*(attrs or ()), STREAM_ATTR, wanted[0])
         return record_gradient(name, inputs, attrs, results, *args)
@@ -379,7 +379,7 @@ def _wrap_tensorflow() -> None:
     def record_on_stream(
         op_type: str, outputs: Any, inputs: Any, backward_function: Any, forward_function: Any = None
     ) -> Any:
-        wanted = _wish_of_tensors(outputs)
+        wanted = _annotation_of_tensors(outputs)
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             with _following(wanted):
@@ -400,6 +400,6 @@ def _wrap_tensorflow() -> None:
     ops.Graph._colocate_with_for_gradient = colocate_gradient
     gradients_util._MaybeCompile = of_op(compile_gradient)
     gradients_util._AggregatedGrads = of_op(aggregate)
-    execute.record_gradient = record_with_wish
+    execute.record_gradient = record_annotated
     record.record_operation = record_on_stream
     pywrap_tfe.TFE_Py_RegisterGradientFunction(gradient_on_stream)

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from msplit.schedule.plan.planfile import Group
+from msplit.schedule.plan.planfile import KernelGroup
 from tests.checks.harness import found, plan_of, skipped
 from tests.graphs import parse
 
@@ -17,11 +17,11 @@ def with_groups(*groups, graph=GRAPH, ids=IDS):
     return dataclasses.replace(plan_of(graph, ids), groups=groups)
 
 
-FUSED = Group("fused", ("r", "t"), 1)
+FUSED = KernelGroup("fused", ("r", "t"), 1)
 
 
 def test_passes_where_all_nodes_of_a_group_are_on_its_stream():
-    assert found(GRAPH, "MS021", plan=with_groups(FUSED, Group("grouped", ("b", "z", "s"), 0))) == []
+    assert found(GRAPH, "MS021", plan=with_groups(FUSED, KernelGroup("grouped", ("b", "z", "s"), 0))) == []
     assert found(GRAPH, "MS021", plan=with_groups()) == []
 
 
@@ -52,7 +52,7 @@ def test_a_graph_without_ids_is_held_against_the_plan_alone():
 
 
 def test_host_nodes_have_no_stream_and_unknown_names_are_another_finding():
-    host, unknown = Group("columns", ("s", "r", "t"), 1), Group("fused", ("r", "gone"), 1)
+    host, unknown = KernelGroup("columns", ("s", "r", "t"), 1), KernelGroup("fused", ("r", "gone"), 1)
     plan = with_groups(host, unknown)
     assert parse(GRAPH)[0].host.any()
     assert found(GRAPH, "MS021", plan=plan) == []

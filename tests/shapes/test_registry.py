@@ -7,8 +7,8 @@ from msplit.engines.cuda.ir import lowering as lowerings
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 from msplit.shapes import registry
+from msplit.shapes.result import FUNCTIONAL
 from msplit.shapes.values import TABLE
-from msplit.shapes.walk import FUNCTIONAL
 
 # DeepRec's tables and those of TensorFlow Recommenders Addons are not in TensorFlow; ops with an underscore are made by TensorFlow's
 # own optimizer.

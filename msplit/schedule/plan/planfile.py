@@ -58,7 +58,7 @@ _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 
 
 @dataclass(frozen=True)
-class Group:
+class KernelGroup:
     """Nodes whose work one kernel does: they have one stream.
 
     Attributes:
@@ -102,7 +102,7 @@ class PlanFile:
     edges: int = 0
     merged_waits: int = 0
     kernels: tuple[tuple[str, int, int], ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[KernelGroup, ...] = ()
     made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, flat: FlatGraph) -> tuple[Plan, tuple[str, ...]]:
@@ -281,7 +281,7 @@ def _kernels(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[
     return tuple((name, index, lane) for (name, index), lane in kernels.items())
 
 
-def _groups(data: Mapping[str, Any], streams: int, source: str) -> tuple[Group, ...]:
+def _groups(data: Mapping[str, Any], streams: int, source: str) -> tuple[KernelGroup, ...]:
     groups = []
     for place, entry in enumerate(_list(data, "groups", source)):
         match entry:
@@ -301,7 +301,7 @@ def _groups(data: Mapping[str, Any], streams: int, source: str) -> tuple[Group, 
             raise _wrong(f"`groups` entry {place}: it is on stream {lane}, but `streams` is {streams}", source)
         if len(set(nodes)) < len(nodes):
             raise _wrong(f"`groups` entry {place}: a node is there twice", source)
-        groups.append(Group(kind, tuple(nodes), lane))
+        groups.append(KernelGroup(kind, tuple(nodes), lane))
     return tuple(groups)
 
 

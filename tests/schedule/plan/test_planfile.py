@@ -62,8 +62,8 @@ def test_groups_come_back_as_they_were_without_host_nodes():
     groups = [("fused", (2, 3), 1), ("grouped", (4, host, 1), 0), ("library", (4, host), 0)]
     data = planfile.dump(plan, flat, groups=groups)
     assert planfile.parse(text(data), "p.json").groups == (
-        planfile.Group("fused", ("b", "c"), 1),
-        planfile.Group("grouped", ("j", "a"), 0),
+        planfile.KernelGroup("fused", ("b", "c"), 1),
+        planfile.KernelGroup("grouped", ("j", "a"), 0),
     )
     Draft202012Validator(SCHEMA).validate(data)
     assert "groups" not in planfile.dump(plan, flat)
