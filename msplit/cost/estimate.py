@@ -38,7 +38,7 @@ from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits
 from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.infer import Shapes
 from msplit.shapes.registry import Node
-from msplit.shapes.walk import FUNCTIONAL
+from msplit.shapes.result import FUNCTIONAL
 
 _BRANCHES = ops_with("branch")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
 from msplit.shapes.registry import Handle, Node, Shape, join, merge
+from msplit.shapes.result import FUNCTIONAL, Bound, Outcome, Result, State
 from msplit.shapes.trip_count import Tensor, added, behind, number, trip_count, trips_between
-from msplit.shapes.walk import FUNCTIONAL, Bound, Outcome, Result, State, run
+from msplit.shapes.walk import run
 
 MAX_ROUNDS = 3
 """Walks of a loop's body whose results differ in shape from its arguments; afterwards those shapes count as unknown."""

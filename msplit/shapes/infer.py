@@ -15,9 +15,10 @@ from msplit.flatten.flat import FlatGraph
 from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.inputs import input_shapes
 from msplit.shapes.registry import Outputs, Shape, join, known
+from msplit.shapes.result import Result, State
 from msplit.shapes.trip_count import runs_in_loops
 from msplit.shapes.values import missing
-from msplit.shapes.walk import Result, State, run
+from msplit.shapes.walk import run
 
 MAX_PASSES = 3
 """Passes over a graph whose loops change the shapes of what they carry; afterwards those shapes count as unknown."""

@@ -15,7 +15,7 @@ from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ADD
 from msplit.shapes.registry import Value, as_ints
-from msplit.shapes.walk import Result
+from msplit.shapes.result import Result
 
 Tensor = tuple[int, int]
 """A node and a port."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from msplit.core.graph import CONTROL, Function, Graph, TensorValue
-from msplit.errors import LoadError
+from msplit.core.graph import CONTROL, Graph, TensorValue
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 from msplit.shapes import registry
 from msplit.shapes.registry import (
     UNKNOWN_OUTPUT,
-    Handle,
     HandleFunction,
     Node,
     Outputs,
@@ -25,157 +23,14 @@ from msplit.shapes.registry import (
     merge,
     plain_shape,
 )
-from msplit.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction, as_value
-
-Key = int | tuple[int, int]
-"""A tensor: its node for port 0, (node, port) for the others."""
+from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Bound, Functional, Key, Result, State
+from msplit.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction
 
 FLOAT_LIMIT = 16
 """Most elements of a float constant whose value is followed: enough for scales of image sizes."""
 
 FREE_OUTPUTS = 16
 """Outputs of any node that nothing needs to read: more than all ops have whose outputs an attribute does not count."""
-
-SPARE_OUTPUTS = 1 << 17
-"""Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
-
-LARGE = 64
-"""Elements of a value from which on it counts as large."""
-
-SPARE_ELEMENTS = 1 << 23
-"""Elements of large values that are followed, in a whole graph: a small file can say many times over that it is filled with ones."""
-
-BODY_NODES = 100_000
-"""Nodes inside functions that are walked in any case, and .."""
-
-BODY_WALKS = 20
-""".. how often on average each function's body may be walked beyond that. Functions that hold each other twice over grow exponentially."""
-
-MAX_NESTING = 64
-"""Functions inside functions that are walked."""
-
-_CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
-"""What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What is known about an argument or a result of a function at a call.
-
-    Attributes:
-        shape: Its shape.
-        value: Its elements, where they are known and few.
-        handle: What it refers to, where it is a handle of a variable, a list or an array.
-    """
-
-    shape: Shape
-    value: Value | None = None
-    handle: Handle | None = None
-
-
-@dataclass(eq=False)
-class Result:
-    """What a pass found.
-
-    Attributes:
-        outputs: Shapes of the outputs of each node.
-        values: Known values.
-        handles: What handles refer to.
-        undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
-        bodies: For each node with functions: function and result by the name of the attribute.
-        trip_counts: For each loop that counts to a known limit: how often its body runs.
-    """
-
-    outputs: list[Outputs]
-    values: dict[Key, Value]
-    handles: dict[Key, Handle]
-    undecoded: dict[Key, TensorValue] = field(default_factory=dict)
-    bodies: dict[int, dict[str, tuple[Function, Result]]] = field(default_factory=dict)
-    trip_counts: dict[int, int] = field(default_factory=dict)
-
-    def shape(self, node: int, port: int) -> Shape:
-        """Shape of a tensor."""
-        outputs = self.outputs[node]
-        return outputs[port] if 0 <= port < len(outputs) else None
-
-    def bound(self, node: int, port: int) -> Bound:
-        """All that is known about a tensor."""
-        key = node if port == 0 else (node, port)
-        return Bound(self.shape(node, port), self.value(key), self.handles.get(key))
-
-    def value(self, key: Key) -> Value | None:
-        """A known value; constants are decoded when they are first asked for."""
-        found = self.values.get(key)
-        if found is not None and key in self.undecoded:
-            try:
-                decoded = as_value(self.undecoded.pop(key).load())
-            except _CONTRADICTION:
-                decoded = None
-            if decoded is None:
-                del self.values[key]
-                return None
-            found = self.values[key] = decoded
-        return found
-
-
-@dataclass(eq=False)
-class State:
-    """What passes share.
-
-    Attributes:
-        functions: The library.
-        active: Functions that are being walked, outermost first: a recursive one ends there.
-        done: Results of calls with the same arguments.
-        met: Functions that were walked at least once.
-        nodes: Nodes of functions that may still be walked.
-        outputs: Outputs that nothing reads and that may still be believed.
-        elements: Elements of large values that may still be followed.
-    """
-
-    functions: Mapping[str, Function]
-    active: list[str] = field(default_factory=list)
-    done: dict[Any, Result] = field(default_factory=dict)
-    met: set[str] = field(default_factory=set)
-    nodes: int = BODY_NODES
-    outputs: int = SPARE_OUTPUTS
-    elements: int = SPARE_ELEMENTS
-
-    def may_walk(self, function: Function) -> bool:
-        """Takes the nodes of a function from those that may still be walked; False where there are not as many left."""
-        if function.name not in self.met:
-            self.met.add(function.name)
-            self.nodes += BODY_WALKS * len(function.body)
-        self.nodes -= len(function.body) + len(function.results)
-        return self.nodes >= 0 and len(self.active) < MAX_NESTING
-
-    def may_follow(self, size: int) -> bool:
-        """Whether a value of a number of elements may be followed; takes them from what is left."""
-        if size <= LARGE:
-            return True
-        if size > min(LIMIT, self.elements):
-            return False
-        self.elements -= size
-        return True
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a node that runs functions gives.
-
-    Attributes:
-        outputs: What is known about each of its outputs.
-        bodies: By attribute or branch, the function that it runs, and what the pass over it found.
-        trip_count: How often a loop runs its body; None where that is not known, or the node is no loop.
-    """
-
-    outputs: list[Bound]
-    bodies: dict[str, tuple[Function, Result]]
-    trip_count: int | None = None
-
-
-Functional = Callable[[Node, State], Outcome | None]
-FUNCTIONAL: dict[str, Functional] = {}
-"""Ops that run functions; filled by `functional.py`."""
 
 
 @dataclass(frozen=True)
@@ -391,7 +246,7 @@ class _Walk:
         if recipe.shape is not None:
             try:
                 outputs = recipe.shape(view)
-            except _CONTRADICTION:
+            except CONTRADICTION:
                 outputs = None
         if outputs is None:
             outputs = (None,) * self._output_count(recipe, view)
@@ -420,14 +275,14 @@ class _Walk:
             return used
         try:
             count = schema.output_count(view.op, view.attrs)
-        except _CONTRADICTION:
+        except CONTRADICTION:
             return used
         return used if count is None else min(count, view.room)
 
     def _call(self, node: int, functional: Functional, view: Node) -> bool:
         try:
             outcome = functional(view, self.state)
-        except _CONTRADICTION:
+        except CONTRADICTION:
             return False
         if outcome is None:
             return False
@@ -449,7 +304,7 @@ class _Walk:
         assert recipe.value is not None
         try:
             found = recipe.value(view, self.result.outputs[node])
-        except _CONTRADICTION:
+        except CONTRADICTION:
             return
         if found is None:
             return
@@ -461,7 +316,7 @@ class _Walk:
         """Fills in what a node's outputs refer to."""
         try:
             found = handle(view)
-        except _CONTRADICTION:
+        except CONTRADICTION:
             return
         for port, item in enumerate(found):
             if item is not None:

@@ -1,0 +1,171 @@
+"""What a pass over a graph finds of its tensors, what passes over it and its functions share, and the ops that run functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msplit.core.graph import Function, TensorValue
+from msplit.errors import LoadError
+from msplit.shapes.registry import (
+    Handle,
+    Node,
+    Outputs,
+    Shape,
+    Value,
+)
+from msplit.shapes.values import LIMIT, as_value
+
+Key = int | tuple[int, int]
+"""A tensor: its node for port 0, (node, port) for the others."""
+
+
+SPARE_OUTPUTS = 1 << 17
+"""Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
+
+
+LARGE = 64
+"""Elements of a value from which on it counts as large."""
+
+
+SPARE_ELEMENTS = 1 << 23
+"""Elements of large values that are followed, in a whole graph: a small file can say many times over that it is filled with ones."""
+
+
+BODY_NODES = 100_000
+"""Nodes inside functions that are walked in any case, and .."""
+
+
+BODY_WALKS = 20
+""".. how often on average each function's body may be walked beyond that. Functions that hold each other twice over grow exponentially."""
+
+
+MAX_NESTING = 64
+"""Functions inside functions that are walked."""
+
+
+CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
+"""What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is known about an argument or a result of a function at a call.
+
+    Attributes:
+        shape: Its shape.
+        value: Its elements, where they are known and few.
+        handle: What it refers to, where it is a handle of a variable, a list or an array.
+    """
+
+    shape: Shape
+    value: Value | None = None
+    handle: Handle | None = None
+
+
+@dataclass(eq=False)
+class Result:
+    """What a pass found.
+
+    Attributes:
+        outputs: Shapes of the outputs of each node.
+        values: Known values.
+        handles: What handles refer to.
+        undecoded: Small constants that nobody has asked for yet; `values` holds a stand-in for them.
+        bodies: For each node with functions: function and result by the name of the attribute.
+        trip_counts: For each loop that counts to a known limit: how often its body runs.
+    """
+
+    outputs: list[Outputs]
+    values: dict[Key, Value]
+    handles: dict[Key, Handle]
+    undecoded: dict[Key, TensorValue] = field(default_factory=dict)
+    bodies: dict[int, dict[str, tuple[Function, Result]]] = field(default_factory=dict)
+    trip_counts: dict[int, int] = field(default_factory=dict)
+
+    def shape(self, node: int, port: int) -> Shape:
+        """Shape of a tensor."""
+        outputs = self.outputs[node]
+        return outputs[port] if 0 <= port < len(outputs) else None
+
+    def bound(self, node: int, port: int) -> Bound:
+        """All that is known about a tensor."""
+        key = node if port == 0 else (node, port)
+        return Bound(self.shape(node, port), self.value(key), self.handles.get(key))
+
+    def value(self, key: Key) -> Value | None:
+        """A known value; constants are decoded when they are first asked for."""
+        found = self.values.get(key)
+        if found is not None and key in self.undecoded:
+            try:
+                decoded = as_value(self.undecoded.pop(key).load())
+            except CONTRADICTION:
+                decoded = None
+            if decoded is None:
+                del self.values[key]
+                return None
+            found = self.values[key] = decoded
+        return found
+
+
+@dataclass(eq=False)
+class State:
+    """What passes share.
+
+    Attributes:
+        functions: The library.
+        active: Functions that are being walked, outermost first: a recursive one ends there.
+        done: Results of calls with the same arguments.
+        met: Functions that were walked at least once.
+        nodes: Nodes of functions that may still be walked.
+        outputs: Outputs that nothing reads and that may still be believed.
+        elements: Elements of large values that may still be followed.
+    """
+
+    functions: Mapping[str, Function]
+    active: list[str] = field(default_factory=list)
+    done: dict[Any, Result] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
+    nodes: int = BODY_NODES
+    outputs: int = SPARE_OUTPUTS
+    elements: int = SPARE_ELEMENTS
+
+    def may_walk(self, function: Function) -> bool:
+        """Takes the nodes of a function from those that may still be walked; False where there are not as many left."""
+        if function.name not in self.met:
+            self.met.add(function.name)
+            self.nodes += BODY_WALKS * len(function.body)
+        self.nodes -= len(function.body) + len(function.results)
+        return self.nodes >= 0 and len(self.active) < MAX_NESTING
+
+    def may_follow(self, size: int) -> bool:
+        """Whether a value of a number of elements may be followed; takes them from what is left."""
+        if size <= LARGE:
+            return True
+        if size > min(LIMIT, self.elements):
+            return False
+        self.elements -= size
+        return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a node that runs functions gives.
+
+    Attributes:
+        outputs: What is known about each of its outputs.
+        bodies: By attribute or branch, the function that it runs, and what the pass over it found.
+        trip_count: How often a loop runs its body; None where that is not known, or the node is no loop.
+    """
+
+    outputs: list[Bound]
+    bodies: dict[str, tuple[Function, Result]]
+    trip_count: int | None = None
+
+
+Functional = Callable[[Node, State], Outcome | None]
+
+
+FUNCTIONAL: dict[str, Functional] = {}
+"""Ops that run functions; filled by `functional.py`."""
