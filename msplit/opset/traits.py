@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TRAITS = """
+# Shapes
 forwards (same shape): Gives on its first input, what that refers to included.
 same shape: Its only output has the shape of its first input.
 operands agree (rounds smoothly): The gradient of a function of one element: result and operands have the same shape.
@@ -22,6 +23,8 @@ dense if its input is (dynamic): Of these: each row's ids one behind the other g
 shape of (static, asks for shapes): Tells its input's shape, size or rank.
 static (free): Its value follows from what its inputs are, not from their values.
 asks for shapes (free): Asks for the shape only, as gradients do of all that may be broadcast.
+
+# Element by element
 unary (same shape, stacks): A function of one element that the cuda engine computes alike in every kernel.
 binary (broadcasts, stacks): A function of two elements, with NumPy's broadcasting, that it computes alike in every kernel.
 comparison (binary, masks elementwise, keeps two values): Of two numbers: a truth value.
@@ -44,6 +47,8 @@ masks elementwise: Works on the kept elements of a masked tensor alone.
 wraps: Unsigned integers have the bits that signed ones have, overflow included.
 ordered: Needs the order of its elements only, which a shift of unsigned integers keeps.
 exact when widened: Of unsigned integers: neither wraps around nor has an order that a shift keeps, right in a wider type.
+
+# Norms, activations and what they are made of
 bias (same shape, rounds smoothly): Adds a vector along the channels.
 batch norm (first port counts, rounds smoothly): Batch normalization with all that it gives for its gradient.
 old batch norm (batch norm): Without a scratch output.
@@ -56,6 +61,8 @@ row reduction (reduction, row kernel): What they reduce with.
 row start (row reduction): What they begin with.
 softmax part: What a softmax has and a layer norm has not.
 softmax (same shape, row kernel): Softmax or its logarithm, along the last axis.
+
+# Products
 convolution (vision, runs alone): A convolution with a filter as its second input.
 image convolution (convolution): Of images: four axes.
 conv2d (vision, tensor cores): With or without an epilogue.
@@ -65,6 +72,8 @@ vision: A model with it is one of images.
 product (tensor cores): A product of matrices.
 runs alone: Not done for several branches at once.
 single cell: One step of a recurrent cell.
+
+# Movement
 view (passes values): Launches nothing: its result lies where its input does. Stock TensorFlow copies.
 reshape (view, unchanged by shape, keeps coordinates, hands on data, free): Gives its input's elements in the same order, with another
   shape. Behind a transposition it has to copy.
@@ -80,6 +89,8 @@ not negative: Of operands that are not negative, its result is not either.
 lower bound: Compares with a lower bound.
 mask test: Makes the mask of what counts.
 unique (dynamic): Of a vector.
+
+# What hands on
 identity (free): Gives what it takes: who reads it reads what it reads.
 hands on (identity): Hands its input on.
 hands on parameters: Stands between a parameter and its use.
@@ -95,6 +106,8 @@ passes values: An output holds values of its input.
 hands on data: Launches nothing and hands on the data of its first input.
 keeps one value: Of one value: what is fed is a scalar where the result has to be one.
 keeps two values: Of two values: a scalar where the result has to be one and the other is.
+
+# Lookups, strings and files
 gather (cuts): Rows of a table by ids.
 gather nd (cuts): Elements or slices of a table by coordinates.
 sparse segment (dense if its input is): Rows of a table by ids, combined per segment.
@@ -110,6 +123,8 @@ decodes images (decodes): Of these: a picture.
 needs a file: Reads a format that msplit makes no values of.
 enters loops: Elements go into a function's body: what reads them is there.
 ragged: Works with the row splits of a ragged tensor, where a StridedSlice cuts them.
+
+# State
 variable (no effect, free): A variable, by handle or by reference, whose value a checkpoint holds.
 reference variable (variable): Of these: its output is a reference.
 temporary variable: A reference that lives for a part of a step.
@@ -124,6 +139,8 @@ never merged: Two of them are never the same: inputs, and what enters or leaves 
 fills a table: Fills a hash table.
 fills a table from constants (fills a table): Fills a hash table from constants.
 fills a table from a file (fills a table): Fills a hash table from a file.
+
+# Ends of a graph
 constant (runs where it is read, free): A constant.
 placeholder (free): Stands for what is fed or passed in.
 fed (placeholder, never merged, runs where it is read): Of these: has to be fed.
@@ -138,6 +155,8 @@ array value: Of tensor arrays: gives values; others give handles, and numbers th
 hands on file names: Stands between the file name of a saver and the saver.
 silent: No work of the model in TensorFlow's timeline.
 runs where it is read: Runs where what reads it runs.
+
+# Control flow and functions
 switch (hands on a handle, no result, free): Control flow v1: gives its input to one of two outputs.
 switch n: Control flow v1: to one of several outputs.
 merge (first port counts, free): Control flow v1: gives on the input that comes.
@@ -150,8 +169,12 @@ if (enters loops, functional, branch): Control flow v2: one of two functions.
 case (functional, branch): Control flow v2: one of several functions.
 call (functional): Calls a function.
 functional: Runs functions of the library, each node of which has a side of its own.
+
+# Random numbers
 draws: Random with a state: what it draws depends on how often it has run.
 draws on device (draws, no effect, makes): Of these: the cuda engine runs it, once in every step.
+
+# Kernels, as the cost model counts them
 free: Launches no kernel: sources, handles, shape functions, control flow. Lists and arrays hand buffers around.
 moves: Reads its inputs and writes its outputs and computes nothing to speak of.
 cuts: Reads only as much of its first input as it writes.
@@ -166,14 +189,17 @@ branch: Control flow v2: its first input chooses the function.
 """
 
 ROWS = """
-# What a function takes and gives, constants, what is fed
+# What goes in and out of graphs and functions
 _Arg: never merged, placeholder, parameter, silent, runs where it is read
 Const: stored, constant, silent
+ControlTrigger: no result, free
 _DeviceArg: placeholder, parameter, runs where it is read
 _DeviceRetval: parameter
 HostConst: constant
+_HostRecv _HostSend _Recv _Send: silent
 IteratorGetNext: data source, free
 IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2 QueueDequeueV2: data source
+NoOp: asks for shapes, no result, silent
 Placeholder: hands on parameters, hands on tables, no effect, fed
 PlaceholderV2: fed
 PlaceholderWithDefault: hands on parameters, hands on tables, hands on a condition, host passes, passes values, keeps one value, never
@@ -181,16 +207,21 @@ PlaceholderWithDefault: hands on parameters, hands on tables, hands on a conditi
 _Retval: forwards, parameter, silent
 
 # Variables, tables and their readers
+AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors FakeQueue HashTable
+  LookupTableExport LookupTableSize MutableDenseHashTable MutableDenseHashTableV2 MutableHashTable MutableHashTableOfTensors
+  MutableHashTableOfTensorsV2: no effect
 Assign AssignVariableOp: assigns
+DestroyResourceOp Iterator IteratorV2 TFRA>CuckooHashTableOfTensors TFRA>HkvHashTableOfTensors: free
+HashTableV2 MutableHashTableV2: no effect, free
 InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2: fills a table from constants
 InitializeTableFromDataset: fills a table
 InitializeTableFromTextFile InitializeTableFromTextFileV2: fills a table from a file
+IsVariableInitialized: same shape, reads by reference, reads state, no effect, no result, free
 KvVarHandleOp: handle
+LookupTableExportV2 LookupTableSizeV2: reads state, no effect
 LookupTableFind: finds
 LookupTableFindV2: finds, reads state
 ReadVariableOp: reads weights, stored, keeps one value, reads by handle, left over, free
-ResourceGather: gather, reads rows behind a handle, reads by handle, table 0, ids 1, weights 0
-ResourceGatherNd: gather nd, reads rows behind a handle, reads by handle, table 0, ids 1
 TemporaryVariable: temporary variable
 VarHandleOp: stored, variable, handle, runs where it is read
 Variable: reference variable
@@ -199,15 +230,19 @@ VariableV2: stored, reference variable
 VarIsInitializedOp: reads by handle, no result, free
 
 # Control flow
+Abort: free
+Assert PrintV2: repeatable, no result
 BatchFunction For RemoteCall SymbolicGradient _While: functional
 Case StatelessCase: case, scalars 0
 Enter: hands on parameters, hands on tables, hands on weights, colocated, passes values, hands on data, keeps one value, enter
 Exit: hands on a handle, exit
 If StatelessIf: if, scalars 0
 _If: functional, branch
+LoopCond: forwards, free, scalars 0
 Merge: hands on a handle, hands on data, any slot, merge
 NextIteration: hands on a handle, next
 PartitionedCall StatefulPartitionedCall: call
+Print: same shape, repeatable, left over
 RefEnter: enter
 RefExit: exit
 RefMerge: merge
@@ -223,29 +258,70 @@ AllCandidateSampler FixedUnigramCandidateSampler FractionalAvgPool FractionalMax
   LogUniformCandidateSampler Multinomial RandomCrop SampleDistortedBoundingBox SampleDistortedBoundingBoxV2
   ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler: draws
 ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2: no effect, draws
+RandomGammaGrad: broadcasts
 RandomShuffle: same shape, no effect, draws, moves
 RandomStandardNormal: draws on device, flops 20
 RandomUniform: draws on device, flops 10
 RandomUniformInt: draws on device
+StatefulStandardNormalV2 StatefulUniform StatelessRandomNormal StatelessRandomUniform StatelessRandomUniformInt
+  StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2: makes
+StatelessRandomGetAlg StatelessRandomGetKeyCounter: free
+StatelessRandomNormalV2: makes, flops 20
+StatelessRandomUniformV2: makes, flops 10
 TruncatedNormal: draws on device, flops 25
 
 # Identities
+Bitcast: passes values, free
 DebugGradientIdentity DebugGradientRefIdentity: forwards, free
+DebugIdentityV2: same shape, free
 EnsureShape: unchanged by shape, picks values, hands on, hands on parameters, passes values
 GuaranteeConst: forwards, identity
 Identity: forwards, one type, keeps coordinates, hands on, hands on parameters, hands on tables, reads weights, hands on a condition,
   hands on a handle, colocated, host passes, stored, hands on data, keeps one value, hands on file names
-LoopCond: forwards, free, scalars 0
+IdentityN: host passes, stored, any slot, free
 PreventGradient: same shape, hands on, host passes, passes values, hands on data
 RefIdentity: forwards, hands on a handle, free
 Snapshot: same shape, keeps coordinates, identity, hands on weights, host passes, hands on data
 StopGradient: same shape, keeps coordinates, hands on, hands on parameters, hands on tables, hands on weights, host passes, stored, hands
   on data, keeps one value
+XlaOptimizationBarrier: free
+
+# Functions of one element, and others that keep the shape
+Abs: unary, exact, masks elementwise
+Acos Acosh Asin Asinh Atan Atanh Cos Cosh Expm1 Sin Sinh Softsign Tan: curve
+AdjustContrastv2 AdjustHue AdjustSaturation Angle BatchMatrixInverse BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
+  BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 CheckNumerics CheckNumericsV2 Cholesky ComplexAbs Conj CopyHost Dawsn DebugIdentity
+  Digamma DrawBoundingBoxes Erfinv Expint FFT FFT2D FFT3D FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
+  FakeQuantWithMinMaxVarsPerChannel FresnelCos FresnelSin HSVToRGB IFFT IFFT2D IFFT3D Imag MatrixExponential MatrixInverse Ndtri
+  PopulationCount QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RGBToHSV Real
+  TridiagonalSolve XlaDynamicUpdateSlice XlaSharding XlaSort _MklRelu: same shape
+Ceil IsFinite IsInf IsNan Sign: step
+ClipByValue: same shape, stacks, limit, exact when widened, scalars 1 2
+Elu: curve, activation, flops 3
+Erf: gelu curve, flops 6
+Erfc: gelu curve
+Exp: curve, row part, softmax part, keeps one value
+Floor: step, passes values, keeps one value
+Inv Reciprocal Rsqrt Sqrt: curve, row part, keeps one value
+Invert: unary, exact, wraps
+LeakyRelu: curve, activation
+Lgamma Spence: same shape, stacks
+Log Log1p: curve, keeps one value
+LogicalNot: unary, exact, masks elementwise, hands on a condition, keeps one value
+Neg: unary, exact, masks elementwise, gelu part, row part, keeps one value
+OnesLike ZerosLike: unary, exact, masks elementwise, makes
+Relu: exact, activation, passes values
+Relu6: exact, exact when widened, activation
+Rint Round: step, passes values
+Selu: curve, flops 3
+Sigmoid Tanh: activation, gelu curve, flops 4
+Softplus: curve, flops 4
+Square: curve, wraps, gelu part, row part, keeps one value
 
 # Functions of two elements
 Add: add, masks elementwise, wraps, epilogue step, gelu part, row part, not negative, keeps two values
 AddV2: add, one type, masks elementwise, wraps, gelu part, row part, not negative, keeps two values
-ApproximateEqual Complex Igamma IgammaGradA Igammac LeftShift NextAfter Polygamma RandomGammaGrad RightShift Zeta _FusedBinary: broadcasts
+ApproximateEqual Complex Igamma IgammaGradA Igammac LeftShift NextAfter Polygamma RightShift Zeta _FusedBinary: broadcasts
 Atan2 MulNoNan Xdivy Xlogy: arithmetic
 BitwiseAnd BitwiseOr BitwiseXor: binary, exact, commutative
 Div: broadcasts, stacks, divide, exact when widened, gelu part, row part, keeps two values, neutral 1
@@ -272,36 +348,14 @@ EluGrad InvGrad LeakyReluGrad ReciprocalGrad RsqrtGrad SeluGrad SoftplusGrad Sof
 Relu6Grad ReluGrad: operands agree, exact when widened
 SigmoidGrad TanhGrad: operands agree, flops 3
 
-# Functions of one element
-Abs: unary, exact, masks elementwise
-Acos Acosh Asin Asinh Atan Atanh Cos Cosh Expm1 Sin Sinh Softsign Tan: curve
-Ceil IsFinite IsInf IsNan Sign: step
-Elu: curve, activation, flops 3
-Erf: gelu curve, flops 6
-Erfc: gelu curve
-Exp: curve, row part, softmax part, keeps one value
-Floor: step, passes values, keeps one value
-Inv Reciprocal Rsqrt Sqrt: curve, row part, keeps one value
-Invert: unary, exact, wraps
-LeakyRelu: curve, activation
-Log Log1p: curve, keeps one value
-LogicalNot: unary, exact, masks elementwise, hands on a condition, keeps one value
-Neg: unary, exact, masks elementwise, gelu part, row part, keeps one value
-OnesLike ZerosLike: unary, exact, masks elementwise, makes
-Relu: exact, activation, passes values
-Relu6: exact, exact when widened, activation
-Rint Round: step, passes values
-Selu: curve, flops 3
-Sigmoid Tanh: activation, gelu curve, flops 4
-Softplus: curve, flops 4
-Square: curve, wraps, gelu part, row part, keeps one value
-
 # Products, convolutions, norms
 AvgPool AvgPool3D MaxPool MaxPool3D: runs alone
 BatchMatMul BatchMatMulV2: batch matmul
 BatchMatMulV3: product
 BiasAdd: one type, wraps, bias, epilogue step
 BiasAddV1: bias
+BlockLSTM BlockLSTMV2 Conv Conv2DBackpropFilter Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CudnnRNN CudnnRNNV2 CudnnRNNV3 Einsum
+  SparseMatMul XlaEinsum _FusedBatchMatMulV2 _FusedConv3D: tensor cores
 Conv2D: image convolution, conv2d
 Conv2DBackpropInput: runs alone, tensor cores
 Conv3D: convolution, tensor cores
@@ -312,17 +366,23 @@ FusedBatchNormGradV2 _FusedBatchNormEx _FusedBatchNormGradEx: first port counts
 FusedBatchNormV2: old batch norm
 FusedBatchNormV3: batch norm, vision
 _FusedConv2D: conv2d
+GRUBlockCell LSTMBlockCell: single cell, tensor cores
+_LayerNorm: row kernel
 LogSoftmax Softmax: softmax
+LRN: same shape
+LRNGrad: same shape, flops 30
 MatMul _FusedMatMul: matmul, weights 1
 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits: first port counts, flops 7
 
-# Reductions and segments
+# Reductions, segments, scans
 AccumulateNV2 UnsortedSegmentProd: wraps, reduces
 AddN: rounds smoothly, commutative, wraps, join, reduces
 All Any: exact, reduction, row kernel
 ArgMax ArgMin TopK TopKV2: ordered, reduces
 BiasAddGrad DenseBincount EuclideanNorm HistogramFixedWidth InTopK InTopKV2 L2Loss NthElement: reduces
 Bincount: ragged, reduces
+Cumprod Cumsum: same shape, wraps, flops 2
+CumulativeLogsumexp: same shape
 Max: exact, ordered, row start, softmax part, needs elements
 Mean: row start, combines, needs elements
 Min: exact, ordered, reduction, row kernel, needs elements
@@ -331,40 +391,79 @@ SegmentMax SegmentMin: dynamic, exact when widened, reduces, segments 1
 SegmentMean: dynamic, dense segment, segments 1
 SegmentProd: wraps, dense segment, segments 1
 SegmentSum: dynamic, wraps, dense segment, segments 1
-SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum: sparse segment, table 0, ids 1, segments 2
 Sum: wraps, row reduction, combines, softmax part, not negative
-Unique: dense if its input is, wraps, picks values, unique, passes values, reduces
-UniqueV2: dynamic, wraps, passes values, reduces
-UniqueWithCounts: wraps, unique, reduces
 UnsortedSegmentMax UnsortedSegmentMin: ordered, reduces, ids 1, bound 2
 UnsortedSegmentSum: wraps, reduces, ids 1, bound 2
 
-# Lookups
+# Lookups, sparse and ragged tensors
 Gather: gather, reads by reference, table 0, ids 1, weights 0
 GatherNd: passes values, gather nd, table 0, ids 1
 GatherV2: one type, gather, reads by reference, table 0, ids 1, weights 0
+KvResourceGather KvResourceGatherV1: reads rows behind a handle
+RaggedRange RowPartitionFromSplits: ragged
+RaggedTensorToTensor: passes values, values_in 1
+ResourceGather: gather, reads rows behind a handle, reads by handle, table 0, ids 1, weights 0
+ResourceGatherNd: gather nd, reads rows behind a handle, reads by handle, table 0, ids 1
+SparseFillEmptyRows: dynamic, passes values, values_in 1, values_out 1
+SparseReorder: passes values, values_in 1, values_out 1
+SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum: sparse segment, table 0, ids 1, segments 2
+SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments SparseSegmentSumWithNumSegments: table 0, ids 1, segments 2
+SparseToDense: wraps, passes values, values_in 2
+Unique: dense if its input is, wraps, picks values, unique, passes values, reduces
+UniqueV2: dynamic, wraps, passes values, reduces
+UniqueWithCounts: wraps, unique, reduces
+UniqueWithCountsV2: dynamic, wraps
 
 # Views, and what moves elements
+BatchMatrixBandPart InplaceAdd InplaceSub InplaceUpdate MatrixSetDiagV2 TensorStridedSliceUpdate: same shape
+BatchToSpaceND ConjugateTranspose DepthToSpace ExtractImagePatches MatrixDiag MatrixDiagV2 MatrixDiagV3 MirrorPadGrad ParallelConcat
+  SpaceToBatchND SpaceToDepth StridedSliceGrad: moves
 BroadcastTo: view, repeat
-ClipByValue: same shape, stacks, limit, exact when widened, scalars 1 2
+Bucketize: same shape, exact when widened, moves
+Cast: same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
+Concat: moves, axis 0
 ConcatV2: parts, not negative, axis -1
-Pack: parts, not negative
+Copy DeepCopy MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves
 DiagPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 ResizeNearestNeighbor: cuts
 DynamicPartition: dynamic, all ports, cuts
 DynamicStitch: wraps, stitch
 ExpandDims Reshape Squeeze: reshape
-KvResourceGather KvResourceGatherV1: reads rows behind a handle
+InvertPermutation: same shape, free
+MatrixBandPart: same shape, wraps, moves
+MirrorPad: unchanged by shape, moves
+Pack: parts, not negative
 Pad PadV2: pad
 ParallelDynamicStitch: stitch
+ResizeBicubic: flops 40
+ResizeBilinear ResizeBilinearGrad: flops 8
+Reverse: same shape, picks values, moves
+ReverseV2: same shape, picks values, passes values, moves
+ScatterNd: wraps
+ScatterNdNonAliasingAdd TensorScatterAdd TensorScatterSub TensorScatterUpdate: same shape, wraps
 Select: select
 SelectV2: stacks, select
 Slice: view, unchanged by shape, keeps coordinates
 Split: view, all ports, values_in 1
 SplitV Unpack: view, all ports
 StridedSlice Transpose: view, keeps coordinates
+TensorScatterMax TensorScatterMin: same shape, ordered
 Tile: repeat, keeps coordinates, moves
+Where: dynamic, moves
 
-# Strings and files
+# Lists, arrays and stacks
+EmptyTensorList Stack StackPopV2 StackPushV2 StackV2 TensorArrayCloseV3 TensorArrayGradV3 TensorArrayScatterV3 TensorArrayV3
+  TensorArrayWriteV3 TensorListGetItem TensorListPopBack TensorListReserve TensorListResize TensorListSetItem: free
+TensorArrayConcat TensorArrayConcatV2 TensorArrayGather TensorArrayGatherV2 TensorArrayPack TensorArrayRead TensorArrayReadV2
+  TensorArraySize TensorArraySizeV2: array value
+TensorArrayConcatV3 TensorArrayGatherV3: reads state, array value, moves
+TensorArrayReadV3: reads state, array value, free
+TensorArraySizeV3: static, reads state, array value
+TensorArrayV2FromTensor: enters loops
+TensorListConcatV2 TensorListGather TensorListPushBack TensorListStack: moves
+TensorListElementShape TensorListLength: static
+TensorListFromTensor: enters loops, free
+
+# Strings, files, summaries
 AsString RegexReplace StaticRegexReplace StringLower StringStrip StringToNumber StringUpper UnicodeTranscode: same shape, passes values
 AudioSummary AudioSummaryV2 HistogramSummary ImageSummary MergeSummary TensorSummary TensorSummaryV2: summary
 DecodeAndCropJpeg DecodeImage DecodeJpeg DecodePng: decodes images
@@ -387,93 +486,20 @@ ApplyMomentum ResourceApplyKerasMomentum ResourceApplyMomentum: flops 4
 ApplyRMSProp ResourceApplyRMSProp: flops 8
 ResourceApplyFtrl ResourceApplyFtrlV2: flops 12
 
-# Lists, arrays
-EmptyTensorList Stack StackPopV2 StackPushV2 StackV2 TensorArrayCloseV3 TensorArrayGradV3 TensorArrayScatterV3 TensorArrayV3
-  TensorArrayWriteV3 TensorListGetItem TensorListPopBack TensorListReserve TensorListResize TensorListSetItem: free
-TensorArrayConcat TensorArrayConcatV2 TensorArrayGather TensorArrayGatherV2 TensorArrayPack TensorArrayRead TensorArrayReadV2
-  TensorArraySize TensorArraySizeV2: array value
-TensorArrayConcatV3 TensorArrayGatherV3: reads state, array value, moves
-TensorArrayReadV3: reads state, array value, free
-TensorArraySizeV3: static, reads state, array value
-TensorArrayV2FromTensor: enters loops
-TensorListConcatV2 TensorListGather TensorListPushBack TensorListStack: moves
-TensorListElementShape TensorListLength: static
-TensorListFromTensor: enters loops, free
-
 # Shapes, and what only writes
-Empty StatefulStandardNormalV2 StatefulUniform StatelessRandomNormal StatelessRandomUniform StatelessRandomUniformInt
-  StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2: makes
+BroadcastArgs ConcatOffset: free
+BroadcastGradientArgs: asks for shapes, left over
+Empty: makes
 Fill: makes, scalars 1
 LinSpace: makes, scalars 0 1 2
 OneHot: makes, ids 0, bound 1, scalars 1 2 3
 Range: not negative, makes, scalars 0 1 2
 Rank ShapeN Size: shape of
 Shape: shape of, reads by reference
-StatelessRandomNormalV2: makes, flops 20
-StatelessRandomUniformV2: makes, flops 10
 
-# What moves elements
-Concat: moves, axis 0
-BatchToSpaceND ConjugateTranspose DepthToSpace ExtractImagePatches MatrixDiag MatrixDiagV2 MatrixDiagV3 MirrorPadGrad
-  ParallelConcat SpaceToBatchND SpaceToDepth StridedSliceGrad: moves
-Bucketize: same shape, exact when widened, moves
-Cast: same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
-Copy DeepCopy MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves
-MatrixBandPart: same shape, wraps, moves
-MirrorPad: unchanged by shape, moves
-Reverse: same shape, picks values, moves
-ReverseV2: same shape, picks values, passes values, moves
-Where: dynamic, moves
-
-# Free
-Abort BroadcastArgs ConcatOffset DestroyResourceOp Iterator IteratorV2 StatelessRandomGetAlg StatelessRandomGetKeyCounter
-  TFRA>CuckooHashTableOfTensors TFRA>HkvHashTableOfTensors XlaOptimizationBarrier: free
-Assert PrintV2: repeatable, no result
-Bitcast: passes values, free
-BroadcastGradientArgs: asks for shapes, left over
-ControlTrigger: no result, free
-DebugIdentityV2 InvertPermutation: same shape, free
-HashTableV2 MutableHashTableV2: no effect, free
-IdentityN: host passes, stored, any slot, free
-IsVariableInitialized: same shape, reads by reference, reads state, no effect, no result, free
-NoOp: asks for shapes, no result, silent
-Print: same shape, repeatable, left over
-
-# Same shape
-AdjustContrastv2 AdjustHue AdjustSaturation Angle BatchMatrixBandPart BatchMatrixInverse BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
-  BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 CheckNumerics CheckNumericsV2 Cholesky ComplexAbs Conj CopyHost
-  CumulativeLogsumexp Dawsn DebugIdentity Digamma DrawBoundingBoxes Erfinv Expint FFT FFT2D FFT3D FakeQuantWithMinMaxArgs
-  FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel FresnelCos FresnelSin HSVToRGB IFFT IFFT2D IFFT3D Imag InplaceAdd InplaceSub
-  InplaceUpdate LRN MatrixExponential MatrixInverse MatrixSetDiagV2 Ndtri PopulationCount QuantizeAndDequantize QuantizeAndDequantizeV2
-  QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RGBToHSV Real TensorStridedSliceUpdate TridiagonalSolve XlaDynamicUpdateSlice
-  XlaSharding XlaSort _MklRelu: same shape
-Cumprod Cumsum: same shape, wraps, flops 2
-Lgamma Spence: same shape, stacks
-LRNGrad: same shape, flops 30
-ScatterNdNonAliasingAdd TensorScatterAdd TensorScatterSub TensorScatterUpdate: same shape, wraps
-TensorScatterMax TensorScatterMin: same shape, ordered
-
-# Rest
-AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors FakeQueue HashTable
-  LookupTableExport LookupTableSize MutableDenseHashTable MutableDenseHashTableV2 MutableHashTable MutableHashTableOfTensors
-  MutableHashTableOfTensorsV2: no effect
-BlockLSTM BlockLSTMV2 Conv Conv2DBackpropFilter Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CudnnRNN CudnnRNNV2 CudnnRNNV3 Einsum
-  SparseMatMul XlaEinsum _FusedBatchMatMulV2 _FusedConv3D: tensor cores
-Cross ScatterNd: wraps
-GRUBlockCell LSTMBlockCell: single cell, tensor cores
-_HostRecv _HostSend _Recv _Send: silent
-_LayerNorm: row kernel
-LookupTableExportV2 LookupTableSizeV2: reads state, no effect
+# Others
+Cross: wraps
 LowerBound UpperBound: ordered
-RaggedRange RowPartitionFromSplits: ragged
-RaggedTensorToTensor: passes values, values_in 1
-ResizeBicubic: flops 40
-ResizeBilinear ResizeBilinearGrad: flops 8
-SparseFillEmptyRows: dynamic, passes values, values_in 1, values_out 1
-SparseReorder: passes values, values_in 1, values_out 1
-SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments SparseSegmentSumWithNumSegments: table 0, ids 1, segments 2
-SparseToDense: wraps, passes values, values_in 2
-UniqueWithCountsV2: dynamic, wraps
 """
 
 
@@ -596,7 +622,6 @@ BIASES = ops_with("bias")
 CALLS = ops_with("call")
 CASE = ops_with("case")
 CONDS = ops_with("if") | ops_with("case")
-COMPARISONS = ops_with("comparison")
 CONSTANTS = ops_with("constant")
 CONV2D = ops_with("conv2d")
 CONVOLUTIONS = ops_with("convolution")

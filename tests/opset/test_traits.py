@@ -19,9 +19,8 @@ ELSEWHERE = {
 
 
 def _words() -> list[str]:
-    return [
-        line.partition(": ")[0].partition(" (")[0] for line in TRAITS.splitlines() if line.strip() and line[0] != " "
-    ]
+    entries = [line for line in TRAITS.splitlines() if line and line[0] not in " #"]
+    return [entry.partition(": ")[0].partition(" (")[0] for entry in entries]
 
 
 def test_every_op_is_known_to_tensorflow_or_named_as_another() -> None:
