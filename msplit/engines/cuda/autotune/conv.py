@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies, differ
+from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -114,20 +114,19 @@ def _winner(
     weights = {False: copies(filter)}  # by whether they are turned
     weights[True] = weights[False] if turned is filter else copies(turned)
     library = RotatingWeights(lowered(op), data, weights[False], rest)
-    expected = library()[:1]
-    found: list[tuple[float, Tiles, RotatingWeights]] = []
+    expected = library()
     results = int(filter.shape[3])
-    for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):
-        if not tiles.turned and filter.stride(2) != 1:
-            continue  # the library wants it to lie in yet another way
-        call = RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest)
-        if not differ(call()[:1], expected):
-            found.append((tuner.milliseconds(call, cold=True), tiles, call))
+    calls = (
+        (tiles, RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest))
+        for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results])
+        if tiles.turned or filter.stride(2) == 1  # elsewhere the library wants it to lie in yet another way
+    )
+    ranked = tuner.ranked(calls, expected, cold=True)
     alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))
-    for time, tiles, tiled in sorted(found, key=lambda one: one[0]):
-        if time >= MARGIN * alone:
+    for one in ranked:
+        if one.milliseconds >= MARGIN * alone:
             break
         # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
-        if tuner.milliseconds(tiled, LANES, cold=True) < MARGIN * loaded:
-            return tiles
+        if tuner.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded:
+            return one.choice
     return None

@@ -13,6 +13,7 @@ or 4.0). Only what is faster both ways replaces the library with the weights as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, differ
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.ir.graph import Op
 from msplit.opset.traits import BATCH_MATMULS, MATMULS
 
@@ -148,32 +149,20 @@ def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lower
     turns = movable and timed("library, turned", turned) < MARGIN * times["library"]
     turns = turns and tuner.beats(turned, as_it_lies)
     baseline = turned if turns else as_it_lies
-    lay_out = {False: arguments, True: others}
     if op.op == GROUPED or tuner.is_spent:
         return Choice(None, turns, times)
-    expected = baseline()[:1]
-    fastest: tuple[float, Tile, bool, Callable[[], Any]] | None = None
+    aligned = movable and arguments[1].shape[0] % _ALIGNED == 0
     with tuner.spending():
-        for tile in _tiles(op, arguments):
-            turn = turns if tile.exact else movable and arguments[1].shape[0] % _ALIGNED == 0
-            call = _bound(lowered(_tiled(op, tile)), lay_out[turn])
-            try:
-                if differ(call()[:1], expected):
-                    continue
-                time = timed(f"triton {tile}", call)
-            except (
-                Exception
-            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
-                continue
-            if fastest is None or time < fastest[0]:
-                fastest = time, tile, turn, call
-        if fastest is not None and tuner.beats(fastest[3], baseline):
-            return Choice(fastest[1], fastest[2], times)
+        tiles = [(tile, turns if tile.exact else aligned) for tile in _tiles(op, arguments)]
+        calls = (
+            ((tile, turn), functools.partial(lowered(_tiled(op, tile)), *(others if turn else arguments)))
+            for tile, turn in tiles
+        )
+        ranked = tuner.ranked(calls, baseline(), forgiving=True)
+        times |= {f"triton {one.choice[0]}": one.milliseconds * 1e3 / CALLS for one in ranked}
+        if ranked and tuner.beats(ranked[0].call, baseline):
+            return Choice(*ranked[0].choice, times)
     return Choice(None, turns, times)
-
-
-def _bound(function: Callable[..., Any], arguments: list[torch.Tensor]) -> Callable[[], Any]:
-    return lambda: function(*arguments)
 
 
 def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device import Device
+
+T = TypeVar("T")
+Call = Callable[[], Any]
 
 CALLS = 10
 """Calls in one timed graph, on each stream."""
@@ -37,6 +40,14 @@ MOST_COPIED = 256 << 20
 
 MOST_SIDE_BY_SIDE = 2 << 30
 """Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
+
+
+class Ranked(NamedTuple, Generic[T]):
+    """A candidate, how long `CALLS` calls of it take alone, and the call."""
+
+    milliseconds: float
+    choice: T
+    call: Call
 
 
 class Tuner:
@@ -60,19 +71,46 @@ class Tuner:
         """All choices between ways to compute one family of ops, by what they depend on, to be read and added to."""
         return self._chosen.setdefault(family, {})
 
-    def beats(self, candidate: Callable[[], Any], baseline: Callable[[], Any]) -> bool:
+    def ranked(
+        self,
+        candidates: Iterable[tuple[T, Call]],
+        expected: Sequence[torch.Tensor],
+        *,
+        cold: bool = False,
+        forgiving: bool = False,
+    ) -> list[Ranked[T]]:
+        """The candidates that give the baseline's numbers, the fastest first.
+
+        Args:
+            candidates: What may be chosen, and the call of it.
+            expected: The baseline's results.
+            cold: As `milliseconds_of` has it.
+            forgiving: Whether one that fails is left out: it may need more of an SM than this GPU has, which is said in the words of
+                whichever compiler stage.
+        """
+        found: list[Ranked[T]] = []
+        for choice, call in candidates:
+            try:
+                if not differ(call(), expected):
+                    found.append(Ranked(self.milliseconds(call, cold=cold), choice, call))
+            except Exception:
+                if not forgiving:
+                    raise
+        return sorted(found, key=lambda one: one.milliseconds)
+
+    def beats(self, candidate: Call, baseline: Call) -> bool:
         """Whether one call is faster than another both alone and side by side."""
         return all(
             self.milliseconds(candidate, lanes) < MARGIN * self.milliseconds(baseline, lanes) for lanes in (1, LANES)
         )
 
-    def milliseconds(self, call: Callable[[], Any], lanes: int = 1, *, cold: bool = False) -> float:
+    def milliseconds(self, call: Call, lanes: int = 1, *, cold: bool = False) -> float:
         """Time of a graph of `CALLS` calls on each of some streams; `cold` as `milliseconds_of` has it."""
         if lanes > 1 and lanes * bytes_of(call()) > MOST_SIDE_BY_SIDE:
             return lanes * self.milliseconds_of([call], cold=cold)
         return self.milliseconds_of([call] * lanes, cold=cold)
 
-    def milliseconds_of(self, lanes: Sequence[Callable[[], Any]], *, cold: bool = False) -> float:
+    def milliseconds_of(self, lanes: Sequence[Call], *, cold: bool = False) -> float:
         """Time of a graph of `CALLS` calls on each stream, given the call of each.
 
         Args:

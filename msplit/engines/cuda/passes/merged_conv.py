@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.autotune import conv
-from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, RotatingWeights, Tuner, copies, differ
+from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Ranked, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
@@ -104,38 +104,37 @@ def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.
 
     expected = [member()[0] for member in alone]
     together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
-    merged = _fastest(tuner, members, [data, together, *_side_by_side(biases)], expected)
-    if merged is None:
+    merged = _ranked(tuner, members, [data, together, *_side_by_side(biases)], expected)
+    if not merged:
         return None
     us = 1e3 / CALLS
-    time, tiles, all_at_once = merged
     return Times(
-        tiles,
-        us * time,
-        us * tuner.milliseconds(all_at_once, LANES, cold=True),
+        merged[0].choice,
+        us * merged[0].milliseconds,
+        us * tuner.milliseconds(merged[0].call, LANES, cold=True),
         us * tuner.milliseconds(one_by_one, cold=True),
         us * tuner.milliseconds(one_by_one, LANES, cold=True),
         us * tuner.milliseconds_of(alone, cold=True),
     )
 
 
-def _fastest(
+def _ranked(
     tuner: Tuner, members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> tuple[float, Tiles, _Call] | None:
-    """The fastest kernel for all that gives the expected numbers: its time, its tiles, a call of it."""
+) -> list[Ranked[Tiles]]:
+    """Kernels for all, the fastest first."""
     first = members[0]
     data, filters, *biases = arguments
     weights = copies(filters)
     sizes = tuple(int(one.shape[-1]) for one in expected)
-    found: list[tuple[float, Tiles, _Call]] = []
     pixels = expected[0].numel() // sizes[0]
-    for tiles in conv.candidates(data, filters, pixels, sizes):
+
+    def merged(tiles: Tiles) -> RotatingWeights:
         attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
         op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes)
-        run = RotatingWeights(_lowered(op), data, weights, biases)
-        if not differ(run(), expected):
-            found.append((tuner.milliseconds(run, cold=True), tiles, run))
-    return min(found, key=lambda one: one[0], default=None)
+        return RotatingWeights(_lowered(op), data, weights, biases)
+
+    calls = ((tiles, merged(tiles)) for tiles in conv.candidates(data, filters, pixels, sizes))
+    return tuner.ranked(calls, expected, cold=True)
 
 
 def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:

@@ -54,7 +54,7 @@ def measured(monkeypatch):
         last.append(tile.name)
         return batched_matmul.by_library(work) * (2 if tile.name in wrong else 1)
 
-    def milliseconds(self, call, lanes=1):
+    def milliseconds(self, call, lanes=1, *, cold=False):
         last.clear()
         call()
         name = f"triton {last[0]}" if last else "library"

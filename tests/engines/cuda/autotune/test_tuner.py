@@ -57,3 +57,26 @@ def test_every_call_has_the_next_copy_which_lies_and_is_like_the_others():
     assert [first, *(place for place, _ in others)] == [*(one.data_ptr() for one in made), made[0].data_ptr()]
     assert all(one.stride() == weights.stride() for one in made)
     assert all(torch.equal(other, result) for _, other in others)
+
+
+@pytest.mark.parametrize("forgiving", [True, False])
+def test_candidates_that_give_other_numbers_or_do_not_run_are_left_out(monkeypatch, forgiving):
+    def fails():
+        raise RuntimeError("out of resource: shared memory")
+
+    ones = (torch.ones(3), torch.full((2,), 100.0))
+    calls = {
+        "slow": lambda: ones,
+        "wrong": lambda: (ones[0], ones[1] + 1),
+        "nan": lambda: (ones[0] * float("nan"), ones[1]),
+        "fast": lambda: (ones[0] + 0.004, ones[1] - 0.4),
+        **({"fails": fails} if forgiving else {}),
+    }
+    took = {calls["slow"]: 3.0, calls["fast"]: 2.0}
+    monkeypatch.setattr(Tuner, "milliseconds", lambda self, call, cold: took[call])
+    own = Tuner(Device(torch.device("cpu")))
+    ranked = own.ranked(calls.items(), ones, forgiving=forgiving)
+    assert [(one.choice, one.milliseconds) for one in ranked] == [("fast", 2.0), ("slow", 3.0)]
+    assert own.ranked([], ones) == []
+    with pytest.raises(RuntimeError, match="shared memory"):
+        own.ranked([("fails", fails)], ones)
