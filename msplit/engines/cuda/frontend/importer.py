@@ -18,14 +18,14 @@ from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.reachable import reachable
-from msplit.engines.cuda.ops import identity
+from msplit.engines.cuda.ops.shape import check_numerics, identity, identity_n
 from msplit.engines.seeds import seeds_of
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
 
-_HANDS_ON = (identity.identity, identity.identity_n, identity.check_numerics)
+_HANDS_ON = (identity, identity_n, check_numerics)
 """Lowerings that give their inputs back: such ops vanish."""
 
 

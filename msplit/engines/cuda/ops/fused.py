@@ -1,10 +1,15 @@
-"""The ops that TensorFlow's Grappler fuses: a matrix product or a convolution and what follows it.
+"""What one op does for several: TensorFlow's Grappler makes some of them, the engine's passes the others.
 
-`fused_ops` lists what follows, in order; each takes its inputs from the node's `args`. On a GPU the library's epilogue is
-used where there is one: bias in cuBLAS, with ReLU or approximate GELU in cuBLASLt, bias and ReLU and a side input in cuDNN.
+Of a matrix product or a convolution with what follows it, `fused_ops` lists that, in order; each takes its inputs from the node's
+`args`. On a GPU the library's epilogue is used where there is one: bias in cuBLAS, with ReLU or approximate GELU in cuBLASLt, bias and
+ReLU and a side input in cuDNN.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +17,12 @@ from torch import Tensor
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import channels_first
+from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
 from msplit.engines.cuda.kernels.activations import activate
-from msplit.engines.cuda.ops.conv import convolve
+from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.ops.conv import convolve, frames_of
 from msplit.engines.cuda.ops.matmul import product_in_tiles
-from msplit.engines.cuda.ops.norm import normalize
+from msplit.engines.cuda.ops.nn import normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 
 # Defaults of attributes, as the float32 numbers that they are.
@@ -113,3 +119,79 @@ def _steps(node: Node) -> tuple[str, ...]:
         except KeyError:
             raise Unsupported(f"{node.op} {node.name}: fused op {step} is not supported") from None
     return steps
+
+
+@lowering("_GroupedMatMul", own=True)
+def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
+    """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul."""
+    _own(node)
+    result = batched_matmul.run(batched_matmul.grouped(node.attrs, x, weights, *args), node.attrs)
+    return result[0] if node.get("single") else result
+
+
+@lowering("_GroupedLookup", own=True)
+def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
+    """Rows of several tables below each other: what `--group` makes of lookups. An id outside of its own table is out of range."""
+    _own(node)
+    count = int(node.attrs["count"])
+    shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
+    flat = ids.reshape(count, -1)
+    kernel = _kernel() if table.is_cuda and table.element_size() <= 8 else None
+    if kernel is not None:
+        return kernel(table, flat.contiguous(), starts, sizes).reshape(shape)
+    inside = (flat >= 0) & (flat < sizes.unsqueeze(1))
+    if table.device.type == "cpu" and not bool(inside.all()):
+        raise IndexError("index out of range in a lookup")
+    rows = torch.where(inside, flat.to(torch.int64) + starts.unsqueeze(1), 0).reshape(-1)
+    taken = table.index_select(0, rows)
+    if table.device.type != "cpu":
+        taken = torch.where(inside.reshape(-1, *[1] * (table.dim() - 1)), taken, 0)
+    return taken.reshape(shape)
+
+
+def _own(node: Node) -> None:
+    if "count" not in node.attrs:
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+
+
+@functools.cache
+def _kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    if not can_compile():
+        return None
+    from msplit.engines.cuda.kernels.grouped_gather import lookup
+
+    return lookup
+
+
+@lowering("_SiblingConv2D", own=True)
+def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Convolutions of the same data with windows of one kind, bias and activation included: an output for each.
+
+    Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
+    """
+    sizes = node.get(SIBLINGS)
+    if sizes is None:
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    relu = "Relu" in node.get("fused_ops", ())
+    tiles = node.get(TILES)
+    if tiles is not None and data.is_cuda and can_compile():
+        from msplit.engines.cuda.kernels import conv
+
+        frames = frames_of(node, data, filter)
+        if conv.fits(data, filter, frames):
+            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
+    results, start = [], 0
+    for size in sizes:
+        own = None if bias is None else bias.narrow(0, start, size)
+        results.append(convolve(node, data, filter.narrow(3, start, size), own, relu=relu))
+        start += size
+    return tuple(results)
+
+
+@lowering("_FusedPointwise", own=True)
+def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
+    """What fusion makes of a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
+    run = node.get("kernel") or node.get("body")
+    if run is None:
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    return tuple(run(*inputs))

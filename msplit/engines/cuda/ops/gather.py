@@ -1,8 +1,11 @@
-"""Reading rows of a tensor at given indices.
+"""Reading and writing rows at given indices, and sparse tensors, which are three dense ones.
 
-An index out of range: on the CPU an `IndexError`, as TensorFlow's CPU kernel refuses it; on CUDA zeros in place of the row, as
-TensorFlow's GPU kernel writes them. It never crashes the CUDA context. On CUDA with Triton a gather is one kernel; without
+An index out of range, where rows are read: on the CPU an `IndexError`, as TensorFlow's CPU kernel refuses it; on CUDA zeros in place of
+the row, as TensorFlow's GPU kernel writes them. It never crashes the CUDA context. On CUDA with Triton a gather is one kernel; without
 Triton it is several, because PyTorch's own gathers must not see a wrong index.
+
+Where rows are written, it is passed over, as TensorFlow's GPU kernels do; its CPU kernels refuse it. Every kernel writes to a buffer
+with one row to spare for such indices, because PyTorch would crash the CUDA context over them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.engines.cuda.ops.axes import axis_within, integer
+from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
 
 @lowering("Gather")
@@ -145,3 +148,134 @@ def _kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
     from msplit.engines.cuda.kernels.gather import gather as kernel
 
     return kernel
+
+
+@lowering("ScatterNd", static=(2,))
+def scatter_nd(node: Node, indices: Tensor, updates: Tensor, shape: np.ndarray) -> Tensor:
+    """Zeros of the given shape with the updates added at the coordinates of the last axis of the indices."""
+    sizes = integers(shape)
+    depth = indices.shape[-1]
+    count = math.prod(sizes[:depth])
+    buffer = updates.new_zeros((count + 1, math.prod(sizes[depth:])))
+    return _added(buffer, linear_index(indices, sizes[:depth], outside=count), updates).reshape(sizes)
+
+
+@lowering("TensorScatterUpdate")
+def tensor_scatter_update(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """A copy of x with the updates written at the indices. Of several updates to one place any one may win."""
+    buffer, linear = _buffer(x, indices)
+    buffer.index_copy_(0, linear.reshape(-1), updates.reshape(-1, buffer.shape[1]))
+    return buffer[:-1].reshape(x.shape)
+
+
+@lowering("TensorScatterAdd", "ScatterNdNonAliasingAdd")
+def tensor_scatter_add(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """A copy of x with the updates added at the indices."""
+    buffer, linear = _buffer(x, indices)
+    return _added(buffer, linear, updates).reshape(x.shape)
+
+
+@lowering("TensorScatterSub")
+def tensor_scatter_sub(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """A copy of x with the updates subtracted at the indices."""
+    buffer, linear = _buffer(x, indices)
+    return _added(buffer, linear, -updates).reshape(x.shape)
+
+
+@lowering("TensorScatterMax", "TensorScatterMin")
+def tensor_scatter_extreme(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """A copy of x with the larger (smaller) of element and updates at the indices."""
+    buffer, linear = _buffer(x, indices)
+    values = updates.reshape(-1, buffer.shape[1])
+    index = linear.reshape(-1, 1).expand(values.shape)
+    buffer.scatter_reduce_(0, index, values, "amax" if node.op == "TensorScatterMax" else "amin")
+    return buffer[:-1].reshape(x.shape)
+
+
+def _buffer(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of x as rows, with one more row at the end, and the row that every index means."""
+    depth = indices.shape[-1]
+    count = math.prod(x.shape[:depth])
+    inner = math.prod(x.shape[depth:])
+    buffer = x.new_empty((count + 1, inner))
+    buffer[:count].copy_(x.reshape(count, inner))
+    return buffer, linear_index(indices, tuple(x.shape[:depth]), outside=count)
+
+
+def _added(buffer: Tensor, linear: Tensor, updates: Tensor) -> Tensor:
+    """The buffer without its spare row, after adding the updates to its rows in place."""
+    buffer.index_add_(0, linear.reshape(-1), updates.reshape(-1, buffer.shape[1]))
+    return buffer[:-1]
+
+
+@lowering("SparseToDense", static=(1,))
+def sparse_to_dense(node: Node, indices: Tensor, shape: np.ndarray, values: Tensor, default: Tensor) -> Tensor:
+    """A dense tensor of the shape: the values at their indices, the default elsewhere. Wrong indices are passed over."""
+    sizes = integers(shape)
+    if indices.dim() < 2:
+        indices = indices.reshape(-1, 1)
+    count = math.prod(sizes)
+    buffer = default.reshape(()).expand(count + 1).clone(memory_format=torch.contiguous_format)
+    places = linear_index(indices, sizes, outside=count)
+    buffer.index_copy_(0, places, values.reshape(-1).expand(places.shape[0]))
+    return buffer[:count].reshape(sizes)
+
+
+@lowering("SparseReshape")
+def sparse_reshape(node: Node, indices: Tensor, shape: Tensor, new_shape: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of the same elements in another dense shape, of which one size may be -1, and that shape."""
+    known = torch.where(new_shape < 0, 1, new_shape).prod()
+    left = torch.div(shape.prod(), known.clamp(min=1), rounding_mode="floor")
+    result_shape = torch.where(new_shape < 0, left, new_shape)
+    linear = (indices * _steps(shape)).sum(-1)
+    places = torch.div(linear.unsqueeze(-1), _steps(result_shape).clamp(min=1), rounding_mode="floor")
+    return places % result_shape.clamp(min=1), result_shape
+
+
+def _steps(shape: Tensor) -> Tensor:
+    """Distance in a flat row-major tensor between neighbours on every axis."""
+    after = torch.cat([shape[1:], torch.ones_like(shape[:1])])
+    return after.flip(0).cumprod(0, dtype=shape.dtype).flip(0)
+
+
+@lowering("SparseFillEmptyRows", dynamic=True)
+def sparse_fill_empty_rows(
+    node: Node, indices: Tensor, values: Tensor, shape: Tensor, default: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Puts one element, the default in column 0, in every row that has none.
+
+    Returns:
+        Indices and values in order of rows, which rows were empty, and where each given element went.
+    """
+    rows = int(shape[0])
+    row_of = indices[:, 0]
+    if row_of.numel() and not 0 <= int(row_of.min()) <= int(row_of.max()) < rows:
+        raise IndexError(f"{node.name}: an element lies outside of the {rows} rows")
+    occupied = torch.zeros(rows, dtype=torch.bool, device=indices.device)
+    occupied[row_of] = True
+    missing = torch.nonzero(~occupied).reshape(-1)
+    new_indices = torch.zeros((missing.shape[0], indices.shape[1]), dtype=indices.dtype, device=indices.device)
+    new_indices[:, 0] = missing
+    # Elements keep their order within a row. A row has given elements or a new one, never both.
+    order = torch.argsort(torch.cat([row_of, missing]), stable=True)
+    position = torch.empty_like(order)
+    position[order] = torch.arange(order.shape[0], device=order.device)
+    all_indices = torch.cat([indices, new_indices])[order]
+    all_values = torch.cat([values, default.reshape(1).expand(missing.shape[0])])[order]
+    return all_indices, all_values, ~occupied, position[: row_of.shape[0]]
+
+
+@lowering("SparseTensorDenseMatMul", static=(2,))
+def sparse_dense_matmul(node: Node, indices: Tensor, values: Tensor, shape: np.ndarray, dense: Tensor) -> Tensor:
+    """The product of a sparse and a dense matrix, either one transposed and conjugated first where the node says so."""
+    row_of, column_of = indices[:, 0], indices[:, 1]
+    rows = integers(shape)[0]
+    if node.get("adjoint_a", False):
+        row_of, column_of, values = column_of, row_of, values.conj()
+        rows = integers(shape)[1]
+    if node.get("adjoint_b", False):
+        dense = dense.t().conj().resolve_conj()
+    terms = take(dense, column_of) * values.unsqueeze(1)
+    # One row to spare, for elements outside of the matrix.
+    places = linear_index(row_of.unsqueeze(1), (rows,), outside=rows)
+    return terms.new_zeros((rows + 1, dense.shape[1])).index_add_(0, places, terms)[:rows]

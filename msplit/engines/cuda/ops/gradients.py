@@ -17,7 +17,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import Window, channels_first, from_channels_first, spatial, windows
 from msplit.engines.cuda.ops.axes import integers
-from msplit.engines.cuda.ops.resize import cubic_weights, linear_weights, nearest_pixels
+from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
 
 _EPSILON = 9.999999747378752e-05
 

@@ -1,4 +1,4 @@
-"""Order: the largest elements, positions in sorted numbers."""
+"""Order and groups: the largest elements, sorted positions, partitions, stitches, distinct elements, counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.axes import axis_within, integer
+from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
 
 @lowering("TopK")
@@ -129,3 +129,125 @@ def _bound(node: Node, sorted_inputs: Tensor, values: Tensor, right: bool) -> Te
         sorted_inputs.contiguous(), values.contiguous(), right=right, out_int32=out_type == torch.int32
     )
     return found.to(out_type)
+
+
+@lowering("DynamicPartition", dynamic=True)
+def dynamic_partition(node: Node, data: Tensor, partitions: Tensor) -> tuple[Tensor, ...]:
+    """The rows of `data`, in order, by the number of their partition."""
+    count = int(node.attrs["num_partitions"])
+    return tuple(data[partitions == number] for number in range(count))
+
+
+@lowering("DynamicStitch", "ParallelDynamicStitch", dynamic=True)
+def dynamic_stitch(node: Node, *inputs: Tensor) -> Tensor:
+    """Puts rows of several tensors at their indices of one: first all tensors of indices, then all of data.
+
+    Where two rows have one index, that of the later tensor stays. Where no row has an index, TensorFlow leaves what was in
+    memory; here it is zeros.
+    """
+    half = len(inputs) // 2
+    indices, data = inputs[:half], inputs[half:]
+    inner = data[0].shape[indices[0].dim() :]
+    rows = max((int(index.max()) + 1 for index in indices if index.numel()), default=0)
+    result = data[0].new_zeros((rows, *inner))
+    for index, values in zip(indices, data, strict=True):
+        if index.numel():
+            if int(index.min()) < 0:
+                raise IndexError(f"{node.name}: a negative index")
+            result[index.reshape(-1).to(torch.int64)] = values.reshape(-1, *inner)
+    return result
+
+
+@lowering("Unique", dynamic=True)
+def unique(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct elements of a vector in the order in which they come first, and where each element's value went."""
+    return _unique(node, x, 0)[:2]
+
+
+@lowering("UniqueWithCounts", dynamic=True)
+def unique_with_counts(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unique, and how often each distinct element comes."""
+    return _unique(node, x, 0)
+
+
+@lowering("UniqueV2", static=(1,), dynamic=True)
+def unique_v2(node: Node, x: Tensor, axis: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Unique of the slices along an axis."""
+    return _unique(node, x, _unique_axis(node, x, axis))[:2]
+
+
+@lowering("UniqueWithCountsV2", static=(1,), dynamic=True)
+def unique_with_counts_v2(node: Node, x: Tensor, axis: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """UniqueWithCounts of the slices along an axis."""
+    return _unique(node, x, _unique_axis(node, x, axis))
+
+
+def _unique_axis(node: Node, x: Tensor, axis: np.ndarray) -> int:
+    found = integers(axis)
+    if not found and x.dim() != 1:
+        raise Unsupported(
+            f"{node.name}: {node.op} without an axis needs a vector, the input has shape {tuple(x.shape)}"
+        )
+    return axis_within(node, found[0] if found else 0, x.dim())
+
+
+def _unique(node: Node, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    index_type = torch_dtype(node.get("out_idx", "int32"))
+    size = x.shape[axis]
+    if size == 0:
+        nothing = torch.zeros(0, dtype=index_type, device=x.device)
+        return x, nothing, nothing
+    ordered, group, counts = torch.unique(
+        x, return_inverse=True, return_counts=True, dim=None if x.dim() == 1 else axis
+    )
+    # PyTorch sorts; TensorFlow keeps the order of first appearance.
+    places = torch.arange(size, device=x.device)
+    first = torch.full_like(counts, size).scatter_reduce(0, group, places, "amin")
+    order = torch.argsort(first)
+    new_group = torch.argsort(order)[group]
+    return ordered.index_select(axis, order), new_group.to(index_type), counts[order].to(index_type)
+
+
+@lowering("ListDiff", dynamic=True)
+def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements of x that are not in y, in order, and their positions."""
+    places = torch.nonzero(~torch.isin(x, y)).reshape(-1)
+    return x[places], places.to(torch_dtype(node.get("out_idx", "int32")))
+
+
+@lowering("Bincount", static=(1,))
+def bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
+    """How often each number below `size` comes, or with weights the sum of their weights. Others are passed over."""
+    return _counted(node, values.reshape(1, -1), integer(size), weights.reshape(1, -1))[0]
+
+
+@lowering("DenseBincount", static=(1,))
+def dense_bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
+    """Bincount of a vector or of every row of a matrix; `binary_output` says only whether a number comes at all."""
+    if values.dim() == 2:
+        return _counted(node, values, integer(size), weights)
+    return _counted(node, values.reshape(1, -1), integer(size), weights.reshape(1, -1))[0]
+
+
+def _counted(node: Node, values: Tensor, size: int, weights: Tensor) -> Tensor:
+    # Column 0 takes the negative numbers, the last one those from `size` on.
+    places = values.to(torch.int64).add(1).clamp(0, size + 1)
+    buffer = weights.new_zeros((values.shape[0], size + 2))
+    if node.get("binary_output", False):
+        buffer.scatter_(1, places, 1)
+    else:
+        addends = weights if weights.numel() else torch.ones_like(places, dtype=weights.dtype)
+        buffer.scatter_add_(1, places, addends)
+    return buffer[:, 1 : size + 1]
+
+
+@lowering("HistogramFixedWidth", static=(2,))
+def histogram(node: Node, values: Tensor, limits: Tensor, bins: np.ndarray) -> Tensor:
+    """How many values are in each of the bins, equally wide, between two limits. The outer ones take what lies outside."""
+    count, out_type = integer(bins), torch_dtype(node.get("dtype", "int32"))
+    low, high = limits[0], limits[1]
+    width = (high - low).to(torch.float64) / count
+    # As TensorFlow's kernel: the difference in the values' own type, the quotient in float64.
+    places = ((values.maximum(low) - low).to(torch.float64) / width).clamp(0, count - 1).to(torch.int64).reshape(-1)
+    buffer = torch.zeros(count, dtype=out_type, device=values.device)
+    return buffer.scatter_add_(0, places, torch.ones_like(places, dtype=out_type))

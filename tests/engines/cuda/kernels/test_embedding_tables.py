@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.kernels import embedding_tables
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.ops.columns import empty_outputs
+from msplit.engines.cuda.ops.embedding import empty_outputs
 
 BUCKETS = (0.5, 1.5)
 

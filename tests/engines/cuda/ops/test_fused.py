@@ -1,3 +1,5 @@
+"""None"""
+
 import numpy as np
 import pytest
 import torch

@@ -1,9 +1,12 @@
+"""Linear algebra on the last two axes: decompositions, diagonals and bands; and Fourier transforms."""
+
 import numpy as np
 import pytest
 
 from msplit.engines.cuda.ir.node import Unsupported
+from tests.campaign import sample, sampled
 
-from .harness import check, run_lowering, run_tensorflow, values
+from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 
 pytestmark = pytest.mark.tf
 
@@ -92,3 +95,106 @@ def test_qr(shape, dtype):
 def test_product_with_a_tridiagonal_matrix(batch, size, columns, dtype):
     diagonals = [values((*batch, 1, size), dtype, seed=seed) for seed in range(3)]
     check("TridiagonalMatMul", [*diagonals, values((*batch, size, columns), dtype, seed=3)])
+
+
+DTYPES = [*FLOATS, "float64", "int32", "int64", "complex64", "bool"]
+ALIGNMENTS = ["RIGHT_LEFT", "LEFT_RIGHT", "LEFT_LEFT", "RIGHT_RIGHT"]
+BANDS = [(0, 0), (1, 1), (-2, -2), (-1, 1), (-2, 0), (0, 3), (1, 2), (-2, -1), (-2, 3)]
+
+
+def _i(*numbers):
+    return np.array(numbers, np.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bands(dtype):
+    shapes, widths = [(3, 4), (4, 3), (2, 3, 3), (1, 1), (0, 3, 3)], (-1, 0, 1)
+    for shape, lower, upper in sample(12, shapes, widths, widths):
+        check("MatrixBandPart", [values(shape, dtype), np.int64(lower), np.int64(upper)])
+
+
+def test_a_band_keeps_no_nan_outside():
+    check("MatrixBandPart", [np.full((3, 3), np.nan, np.float32), np.int32(0), np.int32(0)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_main_diagonals(dtype):
+    for shape in [(3,), (2, 3), (2, 0), (1,)]:
+        check("MatrixDiag", [values(shape, dtype)])
+    for shape in [(3, 4), (4, 3), (2, 3, 3)]:
+        array = values(shape, dtype)
+        check("MatrixDiagPart", [array])
+        check("MatrixSetDiag", [array, values((*shape[:-2], 3), dtype, seed=1)])
+
+
+@sampled(18, band=BANDS, align=ALIGNMENTS)
+def test_parts_and_replacements_of_bands(band, align):
+    k = _i(band[0]) if band[0] == band[1] else _i(*band)
+    for shape in [(3, 4), (2, 5, 4)]:
+        array, padding = values(shape), np.float32(9)
+        (packed,) = check("MatrixDiagPartV3", [array, k, padding], {"align": align})
+        other = values(tuple(packed.shape), seed=1)
+        check("MatrixSetDiagV3", [array, other, k], {"align": align})
+        if align == "LEFT_LEFT":
+            check("MatrixDiagPartV2", [array, k, padding])
+            check("MatrixSetDiagV2", [array, other, k])
+
+
+@sampled(18, band=BANDS, align=ALIGNMENTS)
+def test_matrices_from_bands(band, align):
+    k = _i(*band)
+    for rows, columns in [(3, 4), (5, 4)]:
+        (packed,) = run_tensorflow("MatrixDiagPartV3", [values((2, rows, columns)), k, np.float32(0)], {"align": align})
+        check("MatrixDiagV3", [packed, k, np.int32(rows), np.int32(columns), np.float32(9)], {"align": align})
+        if align == "LEFT_LEFT":
+            check("MatrixDiagV2", [packed, k, np.int32(rows), np.int32(columns), np.float32(9)])
+
+
+@pytest.mark.parametrize("k", [0, 2, -1])
+def test_sizes_that_the_diagonals_decide(k):
+    diagonal, one = values((2, 3)), np.int32(-1)
+    check("MatrixDiagV3", [diagonal, np.int32(k), one, one, np.float32(0)])
+    check("MatrixDiagV3", [diagonal, np.int32(k), np.int32(3 + max(-k, 0)), one, np.float32(0)])
+    check("MatrixDiagV3", [diagonal, np.int32(k), one, np.int32(7), np.float32(0)])
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(Unsupported, match="outside"):
+        run_lowering("MatrixDiagPartV3", [values((3, 3)), _i(3), np.float32(0)])
+    with pytest.raises(Unsupported, match="elements long"):
+        run_lowering("MatrixDiagV3", [values((3,)), _i(0), np.int32(5), np.int32(5), np.float32(0)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "complex64"])
+def test_tensors_of_two_halves(dtype):
+    for shape in [(3,), (2, 3)]:
+        check("Diag", [values(shape, dtype)])
+        check("DiagPart", [values((*shape, *shape), dtype)])
+
+
+SHAPES = {"": (3, 8), "2D": (2, 6, 8), "3D": (2, 4, 6, 5)}
+
+
+@pytest.mark.parametrize("suffix", list(SHAPES))
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers(suffix, dtype):
+    for op in ("FFT", "IFFT"):
+        check(f"{op}{suffix}", [values(SHAPES[suffix], dtype)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", list(SHAPES))
+@pytest.mark.parametrize("change", [0, 1, -1, 3])
+@pytest.mark.parametrize(("real", "dtype"), [("float32", "complex64"), ("float64", "complex128")])
+def test_real_numbers(suffix, change, real, dtype):
+    shape = SHAPES[suffix]
+    rank = int(suffix[0]) if suffix else 1
+    lengths = np.array([size + change for size in shape[-rank:]], np.int32)
+    array = np.zeros((shape[0], *np.maximum(lengths, shape[-rank:])), real)
+    array[:] = values(array.shape, real)
+    check(f"RFFT{suffix}", [array, lengths], {"Tcomplex": dtype}, rtol=1e-4)
+    frequencies = values((shape[0], *lengths[:-1], lengths[-1] // 2 + 1), dtype)
+    # The imaginary parts of the first frequency say nothing about real numbers.
+    if rank == 1:
+        frequencies[..., 0] = frequencies[..., 0].real
+        frequencies[..., -1] = frequencies[..., -1].real
+    check(f"IRFFT{suffix}", [frequencies, lengths], {"Treal": real}, rtol=1e-4, atol=1e-5 if rank == 1 else 1.0)

@@ -1,6 +1,6 @@
-"""Resizing of images, NHWC.
+"""Images, NHWC: resizing, colors, windows as values of their own.
 
-Three ways to place output pixels on the input, by the attributes `align_corners` and `half_pixel_centers`; where both are
+There are three ways to place output pixels on the input, by the attributes `align_corners` and `half_pixel_centers`; where both are
 absent, TensorFlow's old way: output pixel i lies at ``i * input size / output size``. PyTorch's kernels know two of the three.
 """
 
@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
-from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.windows import spatial, windows
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024
@@ -162,3 +163,103 @@ def _crop_places(start: Tensor, end: Tensor, count: int, size: int) -> tuple[Ten
     else:
         place = (0.5 * (start + end) * last)[:, None]
     return place, (place >= 0) & (place <= last)
+
+
+@lowering("RGBToHSV")
+def rgb_to_hsv(node: Node, images: Tensor) -> Tensor:
+    """Hue, saturation and value, each in [0, 1] for colors in [0, 1]."""
+    hue, low, high = _hue(images)
+    return torch.stack((hue, _saturation(low, high), high), -1)
+
+
+@lowering("HSVToRGB")
+def hsv_to_rgb(node: Node, images: Tensor) -> Tensor:
+    """Red, green and blue of hue, saturation and value."""
+    return _colors(*images.unbind(-1))
+
+
+@lowering("AdjustHue")
+def adjust_hue(node: Node, images: Tensor, delta: Tensor) -> Tensor:
+    """The hue turned by `delta` of the wheel; the largest and the smallest of the three colors stay."""
+    colors = images.to(torch.float32)
+    hue, low, high = _hue(colors)
+    hue = torch.remainder(hue + delta, 1)
+    return (low[..., None] + (high - low)[..., None] * _wheel(hue)).to(images.dtype)
+
+
+@lowering("AdjustSaturation")
+def adjust_saturation(node: Node, images: Tensor, scale: Tensor) -> Tensor:
+    """The saturation times `scale`, within [0, 1]."""
+    colors = images.to(torch.float32)
+    hue, low, high = _hue(colors)
+    saturation = torch.clamp(_saturation(low, high) * scale, 0, 1)
+    return _colors(hue, saturation, high).to(images.dtype)
+
+
+@lowering("AdjustContrastv2")
+def adjust_contrast(node: Node, images: Tensor, factor: Tensor) -> Tensor:
+    """The distance to each channel's mean over height and width, times `factor`."""
+    colors = images.to(torch.float32)
+    mean = colors.mean((-3, -2), keepdim=True)
+    return ((colors - mean) * factor + mean).to(images.dtype)
+
+
+def _hue(colors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hue in [0, 1), 0 for gray, and the smallest and the largest color."""
+    red, green, blue = colors.unbind(-1)
+    low, high = colors.amin(-1), colors.amax(-1)
+    span = 6 * (high - low)
+    hue = torch.where(
+        red == high,
+        (green - blue) / span,
+        torch.where(green == high, (blue - red) / span + 2 / 6, (red - green) / span + 4 / 6),
+    )
+    hue = torch.where(high > low, hue, 0)
+    return torch.where(hue < 0, hue + 1, hue), low, high
+
+
+def _saturation(low: Tensor, high: Tensor) -> Tensor:
+    """Of the smallest and the largest color; 0 for black."""
+    return torch.where(high > 0, (high - low) / high, 0)
+
+
+def _colors(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Red, green and blue, on a new last axis."""
+    return (1 - saturation[..., None] * (1 - _wheel(hue))) * value[..., None]
+
+
+def _wheel(hue: Tensor) -> Tensor:
+    """How much of its three colors a hue has, each in [0, 1]."""
+    turn = 6 * hue
+    parts = ((turn - 3).abs() - 1, 2 - (turn - 2).abs(), 2 - (turn - 4).abs())
+    return torch.stack(parts, -1).clamp(0, 1)
+
+
+@lowering("ExtractImagePatches")
+def extract_patches(node: Node, images: Tensor) -> Tensor:
+    """Every window's pixels side by side in the channels; zeros where a window hangs over the image."""
+    kernel = spatial(node, node.attrs["ksizes"], "ksizes")
+    found = _patches(node, images, kernel, node.attrs["strides"], node.attrs["rates"], 0)
+    return found.permute(0, 1, 2, 4, 5, 3).reshape(*found.shape[:3], -1)
+
+
+@lowering("Dilation2D")
+def dilation(node: Node, images: Tensor, filter: Tensor) -> Tensor:
+    """The largest sum of a pixel and the filter's number for it in each window, by channel."""
+    if not images.is_floating_point():
+        raise Unsupported(f"Dilation2D {node.name}: only of floats")
+    lowest = torch.finfo(images.dtype).min
+    found = _patches(node, images, filter.shape[:2], node.attrs["strides"], node.attrs["rates"], lowest)
+    return (found + filter.permute(2, 0, 1)).amax((-2, -1))
+
+
+def _patches(
+    node: Node, images: Tensor, kernel: tuple[int, ...], strides: tuple[int, ...], rates: tuple[int, ...], fill: float
+) -> Tensor:
+    """Windows as (batch, height, width, channels, window's height, window's width): a view, of the padded images where there is padding."""
+    steps, gaps = spatial(node, strides, "strides"), spatial(node, rates, "rates")
+    down, across = windows(node, images.shape[1:3], kernel, steps, gaps)
+    pads = (0, 0, max(across.before, 0), max(across.after, 0), max(down.before, 0), max(down.after, 0))
+    padded = F.pad(images, pads, value=fill) if any(pads) else images
+    found = padded.unfold(1, down.reach, down.stride).unfold(2, across.reach, across.stride)
+    return found[..., :: down.dilation, :: across.dilation]

@@ -1,11 +1,128 @@
+"""Activation functions, their gradients, softmax with its losses, bias and normalization."""
+
 import numpy as np
 import pytest
+import torch
 
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, run_tensorflow_nchw, values
 
 pytestmark = pytest.mark.tf
+
+SHAPES = [(), (0,), (1,), (3, 4), (2, 3, 4)]
+UNARY = ["Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Softplus", "Softsign"]
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 6.0, 7.0, 30.0, -30.0, 1e-6, -1e-6])
+
+
+@pytest.mark.parametrize("op", UNARY)
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+def test_activations(op, dtype):
+    for shape in SHAPES:
+        check(op, [values(shape, dtype, low=-9, high=9)])
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_activations_of_special_values(op):
+    special = SPECIAL.astype(np.float32)
+    if op == "Softsign":  # inf / inf
+        special = special[~np.isinf(special)]
+    check(op, [special])
+
+
+@pytest.mark.parametrize("op", ["Relu", "Relu6"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_relu_integers(op, dtype):
+    check(op, [values((3, 4), dtype, low=-9, high=9)])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_relu_of_unsigned_words_changes_nothing(dtype):
+    check("Relu", [values((3, 4), dtype, high=99)])
+    if dtype != "uint64":
+        check("Relu6", [values((3, 4), dtype, high=99)])
+        return
+    with pytest.raises(Unsupported, match=dtype):
+        run_lowering("Relu6", [values((3, 4), dtype, high=99)])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.01, 1.0, 1.5])
+def test_leaky_relu_slope(alpha):
+    check("LeakyRelu", [values((3, 4))], {"alpha": alpha})
+    check("LeakyReluGrad", [values((3, 4)), values((3, 4), seed=1)], {"alpha": alpha})
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 7), (0, 4), (1, 1)], ids=str)
+def test_softmax(op, dtype, shape):
+    check(op, [values(shape, dtype, low=-9, high=9)])
+
+
+def test_softmax_of_large_logits_does_not_overflow():
+    check("Softmax", [np.array([[1e4, 0, -1e4], [-np.inf, 0, 1]], np.float32)])
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "ReluGrad",
+        "Relu6Grad",
+        "LeakyReluGrad",
+        "EluGrad",
+        "SeluGrad",
+        "SoftplusGrad",
+        "SoftsignGrad",
+    ],
+)
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+def test_gradients(op, dtype):
+    for shape in SHAPES:
+        # Wide for Relu6 and Softplus, but half's square of the result must not cancel.
+        wide = 9 if op in ("Relu6Grad", "SoftplusGrad") else 0.9
+        check(op, [values(shape, dtype, low=-wide, high=wide), values(shape, dtype, seed=1, low=-wide, high=wide)])
+
+
+@pytest.mark.parametrize("op", ["ReluGrad", "Relu6Grad"])
+def test_gradients_at_the_corners(op):
+    check(op, [np.full(4, 3, np.float32), np.array([0, 6, -0.0, 5], np.float32)])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+@pytest.mark.parametrize("shapes", [((3, 5), (3, 5)), ((1, 5), (3, 5)), ((3, 5), (1, 5)), ((0, 5), (0, 5))], ids=str)
+def test_softmax_cross_entropy(dtype, shapes):
+    labels = run_tensorflow("Softmax", [values(shapes[1], dtype, seed=1)])[0]
+    check("SoftmaxCrossEntropyWithLogits", [values(shapes[0], dtype), labels])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("labels", ["int32", "int64"])
+@pytest.mark.parametrize("rows", [0, 1, 6])
+def test_sparse_softmax_cross_entropy(dtype, labels, rows):
+    check("SparseSoftmaxCrossEntropyWithLogits", [values((rows, 5), dtype), values((rows,), labels, low=0, high=5)])
+
+
+def test_a_label_that_is_no_class_gives_nan_as_on_a_gpu():
+    loss, gradient = run_lowering("SparseSoftmaxCrossEntropyWithLogits", [values((3, 5)), np.array([-1, 5, 2])])
+    assert loss.isnan().tolist() == [True, True, False]
+    assert gradient.isnan().all(-1).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu"])
+def test_activations_by_name_are_the_ops(name):
+    x = values((3, 4), low=-9, high=9)
+    (expected,) = run_tensorflow(name, [x], {"alpha": 0.3} if name == "LeakyRelu" else {})
+    np.testing.assert_allclose(activate(name, 0.3)(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "approximate"), [("GeluApproximate", True), ("GeluExact", False)])
+def test_gelu_by_name(name, approximate):
+    import tensorflow as tf
+
+    x = values((3, 4), low=-4, high=4)
+    expected = tf.nn.gelu(x, approximate=approximate).numpy()
+    np.testing.assert_allclose(activate(name)(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["BiasAdd", "BiasAddV1"])

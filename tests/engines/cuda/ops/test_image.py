@@ -1,3 +1,5 @@
+"""Images, NHWC: resizing, colors, windows as values of their own."""
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -69,3 +71,50 @@ def test_crop_and_resize_of_no_boxes():
 @pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
 def test_resize_of_an_empty_batch(op, attrs):
     check(op, [values((0, 5, 7, 3)), size(4, 8)], attrs)
+
+
+COLORS = [
+    values((2, 3, 4, 3), low=0, high=1),
+    values((5, 3), seed=1),
+    np.float32([[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.2]]),
+]
+
+
+@pytest.mark.parametrize("colors", COLORS, ids=lambda colors: str(colors.shape))
+def test_hue_saturation_value(colors):
+    check("RGBToHSV", [colors], atol=1e-6)
+    check("HSVToRGB", [np.abs(colors) % 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [-0.7, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 3), (3, 3, 3)], ids=str)
+def test_adjusted(shape, number):
+    for low in (0, -1):
+        images = values(shape, low=low, high=1)
+        check("AdjustHue", [images, np.float32(number)], atol=2e-6)
+        check("AdjustSaturation", [images, np.float32(number + 1)], atol=2e-6)
+        check("AdjustContrastv2", [images, np.float32(number)], atol=2e-6)
+
+
+def test_gray_and_two_equal_colors():
+    images = np.float32([[[[0.2, 0.2, 0.2], [0.7, 0.7, 0.1], [0.1, 0.7, 0.7], [0.7, 0.1, 0.7]]]])
+    for number in (0.0, 0.25, -0.5):
+        check("AdjustHue", [images, np.float32(number)], atol=1e-6)
+        check("AdjustSaturation", [images, np.float32(number + 1)], atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 4)], ids=str)
+@pytest.mark.parametrize("stride", [(1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("rate", [(1, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_windows(kernel, stride, rate, padding):
+    sizes = {"strides": (1, *stride, 1), "rates": (1, *rate, 1), "padding": padding}
+    images = values((2, 7, 8, 3))
+    check("ExtractImagePatches", [images], {"ksizes": (1, *kernel, 1), **sizes}, exact=True)
+    check("Dilation2D", [images, values((*kernel, 3), seed=1)], sizes)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16, np.float64])
+def test_patches_of_other_types(dtype):
+    sizes = {"ksizes": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "rates": (1, 1, 1, 1), "padding": "SAME"}
+    check("ExtractImagePatches", [values((1, 5, 5, 2), dtype)], sizes, exact=True)

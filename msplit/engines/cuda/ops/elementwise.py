@@ -1,0 +1,356 @@
+"""Functions element by element: of one tensor, of two with NumPy's broadcasting, and choice between tensors.
+
+TensorFlow gives both inputs of arithmetic the same dtype, so that PyTorch promotes nothing. Integer division by zero is an error in
+both libraries on the CPU, and an arbitrary number in both on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": torch.abs,
+    "Acos": torch.acos,
+    "Acosh": torch.acosh,
+    "Asin": torch.asin,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
+    "Atanh": torch.atanh,
+    "BesselI0": torch.special.i0,
+    "BesselI0e": torch.special.i0e,
+    "BesselI1": torch.special.i1,
+    "BesselI1e": torch.special.i1e,
+    "BesselJ0": torch.special.bessel_j0,
+    "BesselJ1": torch.special.bessel_j1,
+    "BesselK0": torch.special.modified_bessel_k0,
+    "BesselK0e": torch.special.scaled_modified_bessel_k0,
+    "BesselK1": torch.special.modified_bessel_k1,
+    "BesselK1e": torch.special.scaled_modified_bessel_k1,
+    "BesselY0": torch.special.bessel_y0,
+    "BesselY1": torch.special.bessel_y1,
+    "Ceil": torch.ceil,
+    "Cos": torch.cos,
+    "Cosh": torch.cosh,
+    "Erf": torch.erf,
+    "Erfc": torch.erfc,
+    "Erfinv": torch.erfinv,
+    "Exp": torch.exp,
+    "Expm1": torch.expm1,
+    "Floor": torch.floor,
+    "Inv": torch.reciprocal,
+    "Invert": torch.bitwise_not,
+    "IsFinite": torch.isfinite,
+    "IsInf": torch.isinf,
+    "IsNan": torch.isnan,
+    "Lgamma": torch.lgamma,
+    "Log": torch.log,
+    "Log1p": torch.log1p,
+    "LogicalNot": torch.logical_not,
+    "Ndtri": torch.special.ndtri,
+    "Neg": torch.neg,
+    "OnesLike": torch.ones_like,
+    "Reciprocal": torch.reciprocal,
+    "Rint": torch.round,
+    "Round": torch.round,
+    "Rsqrt": torch.rsqrt,
+    "Sigmoid": torch.sigmoid,
+    "Sin": torch.sin,
+    "Sinh": torch.sinh,
+    "Sqrt": torch.sqrt,
+    "Square": torch.square,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+    "ZerosLike": torch.zeros_like,
+}
+
+
+def _register_unary(op: str, function: Callable[[Tensor], Tensor]) -> None:
+    def lower(node: Node, x: Tensor) -> Tensor:
+        return function(x)
+
+    lower.__doc__ = f"`torch.{function.__name__}` of every element."
+    lowering(op)(lower)
+
+
+for _op, _function in _UNARY.items():
+    _register_unary(_op, _function)
+
+
+@lowering("Sign")
+def sign(node: Node, x: Tensor) -> Tensor:
+    """-1, 0 or 1; x / |x| of complex numbers; NaN stays NaN (`torch.sign` makes it 0)."""
+    if x.is_complex():
+        return torch.sgn(x)
+    result = torch.sign(x)
+    return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
+
+
+@lowering("Digamma")
+def digamma(node: Node, x: Tensor) -> Tensor:
+    """Derivative of the logarithm of gamma; NaN at its poles, zero and minus infinity among them."""
+    at_pole = (x == 0) | (x == -torch.inf)
+    return torch.where(at_pole, torch.nan, torch.digamma(x))
+
+
+_SPENCE = (
+    (
+        *(4.65128586073990045e-5, 7.31589045238094711e-3, 0.133847639578309019, 0.879691311754530315),
+        *(2.71149851196553470, 4.25697156008121756, 3.29771340985225107, 1.0),
+    ),
+    (
+        *(6.90990488912553277e-4, 2.54043763932544379e-2, 0.282974860602568090, 1.41172597751831070),
+        *(3.63800533345137075, 5.03278880143316990, 3.54771340985225097, 1.0),
+    ),
+)
+"""-Spence(1 + w) / w for w from -0.5 to 0.5: numerator and denominator, highest power first (Cephes)."""
+
+
+@lowering("Spence")
+def spence(node: Node, x: Tensor) -> Tensor:
+    """The integral of log(t) / (1 - t) from 1 to x, which is a dilogarithm; NaN below zero, and at infinity."""
+    inner = torch.where(x > 2, 1 / x, x)  # the integrals to x and to 1 / x are -log(x)² / 2 together
+    small = inner < 0.5  # and those to x and to 1 - x are π² / 6 - log(x) log(1 - x)
+    w = torch.where(inner > 1.5, 1 / inner - 1, torch.where(small, -inner, inner - 1))
+    above, below = (functools.reduce(lambda sum_, factor: sum_ * w + factor, powers) for powers in _SPENCE)
+    result = -w * above / below
+    result = torch.where(small, math.pi**2 / 6 - torch.xlogy(torch.log1p(-inner), inner) - result, result)
+    result = torch.where(x > 1.5, -0.5 * torch.log(x) ** 2 - result, result)
+    return torch.where(x.isinf(), torch.nan, result)
+
+
+@lowering("PopulationCount")
+def population_count(node: Node, x: Tensor) -> Tensor:
+    """Number of one bits of every integer, as uint8."""
+    bits = 8 * x.element_size()
+    value = x.to(torch.int64)
+    count = torch.zeros_like(value)
+    # The sign bit of narrow types is repeated in int64, so only the type's own bits are counted.
+    for bit in range(bits):
+        count = count + ((value >> bit) & 1)
+    return count.to(torch.uint8)
+
+
+@lowering("SqrtGrad")
+def sqrt_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of y = Sqrt(x): dy / 2y."""
+    return dy * 0.5 / y
+
+
+@lowering("RsqrtGrad")
+def rsqrt_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of y = Rsqrt(x): -dy y³ / 2."""
+    return dy * -0.5 * (y * y * y)
+
+
+@lowering("InvGrad", "ReciprocalGrad")
+def reciprocal_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of y = 1 / x: -dy y²."""
+    return -dy * (y * y)
+
+
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Add": torch.add,
+    "AddV2": torch.add,
+    "Atan2": torch.atan2,
+    "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
+    "FloorMod": torch.remainder,
+    "Greater": torch.gt,
+    "GreaterEqual": torch.ge,
+    "Igamma": torch.special.gammainc,
+    "Igammac": torch.special.gammaincc,
+    "Less": torch.lt,
+    "LessEqual": torch.le,
+    "LogicalAnd": torch.logical_and,
+    "LogicalOr": torch.logical_or,
+    # These two give NaN when either side is NaN, as TensorFlow's kernels do.
+    "Maximum": torch.maximum,
+    "Minimum": torch.minimum,
+    "Mod": torch.fmod,
+    "Mul": torch.mul,
+    "NextAfter": torch.nextafter,
+    "Pow": torch.pow,
+    "RealDiv": torch.div,
+    "Sub": torch.sub,
+    "TruncateMod": torch.fmod,
+    "Zeta": torch.special.zeta,
+}
+
+# From this many addends on, one stack and one reduction take fewer kernels than a chain of additions.
+_CHAIN_OF_ADDITIONS = 4
+
+
+def _register_binary(op: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def lower(node: Node, x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y)
+
+    lower.__doc__ = f"`torch.{function.__name__}` of every pair of elements."
+    lowering(op)(lower)
+
+
+for _op, _pairwise in _BINARY.items():
+    _register_binary(_op, _pairwise)
+
+
+@lowering("Polygamma")
+def polygamma(node: Node, order: Tensor, x: Tensor) -> Tensor:
+    """Derivative of digamma of an order for every pair of elements; NaN where the order is no natural number."""
+    following = order + 1
+    sign = 1 - 2 * torch.remainder(following, 2)
+    higher = sign * torch.exp(torch.lgamma(following)) * torch.special.zeta(following, x)
+    natural = (order >= 0) & (order == torch.floor(order))
+    return torch.where(order == 0, torch.digamma(x), torch.where(natural, higher, torch.nan))
+
+
+@lowering("Div", "TruncateDiv")
+def divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Quotient; of integers rounded towards zero."""
+    if x.is_floating_point() or x.is_complex():
+        return torch.trunc(x / y) if node.op == "TruncateDiv" else x / y
+    return torch.div(x, y, rounding_mode="trunc")
+
+
+@lowering("FloorDiv")
+def floor_divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Quotient rounded down.
+
+    Of floats it is the floor of the rounded quotient: 1 // 0.1 is 10. `torch.floor_divide` follows Python, where it is 9.
+    """
+    if x.is_floating_point():
+        return torch.floor(x / y)
+    return torch.div(x, y, rounding_mode="floor")
+
+
+@lowering("DivNoNan")
+def divide_no_nan(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Quotient; zero where the divisor is zero."""
+    return torch.where(y == 0, 0, x / y)
+
+
+@lowering("MulNoNan")
+def multiply_no_nan(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Product; zero where y is zero, even if x is NaN or infinite."""
+    return torch.where(y == 0, 0, x * y)
+
+
+@lowering("Xdivy")
+def x_divided_by_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Quotient; zero where x is zero, whatever y is."""
+    return torch.where(x == 0, 0, x / y)
+
+
+@lowering("Xlogy")
+def x_log_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x log(y); zero where x is zero, even if y is NaN (`torch.xlogy` gives NaN there)."""
+    return torch.where(x == 0, 0, x * torch.log(y))
+
+
+@lowering("Xlog1py")
+def x_log1p_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x log(1 + y); zero where x is zero, even if y is NaN."""
+    return torch.where(x == 0, 0, x * torch.log1p(y))
+
+
+@lowering("SquaredDifference")
+def squared_difference(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """(x - y)², with |x - y|² for complex numbers."""
+    difference = x - y
+    return difference * difference.conj() if difference.is_complex() else torch.square(difference)
+
+
+@lowering("LeftShift")
+def left_shift(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Bits moved up by y, which is brought into [0, width - 1] first."""
+    return torch.bitwise_left_shift(x, _shift_within(y))
+
+
+@lowering("RightShift")
+def right_shift(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Bits moved down by y, the sign repeated; y is brought into [0, width - 1] first."""
+    return torch.bitwise_right_shift(x, _shift_within(y))
+
+
+def _shift_within(y: Tensor) -> Tensor:
+    return y.clamp(0, 8 * y.element_size() - 1)
+
+
+@lowering("AddN", "AccumulateNV2")
+def add_n(node: Node, *inputs: Tensor) -> Tensor:
+    """Sum of tensors of one shape."""
+    if len(inputs) > _CHAIN_OF_ADDITIONS:
+        return torch.stack(inputs).sum(0, dtype=inputs[0].dtype)
+    total = inputs[0]
+    for addend in inputs[1:]:
+        total = total + addend
+    return total
+
+
+@lowering("Cross")
+def cross(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    """Cross product of vectors of three along the last axis."""
+    return torch.linalg.cross(a, b, dim=-1)
+
+
+@lowering("Equal")
+def equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x == y; a single False for shapes that do not broadcast, where `incompatible_shape_error` is false."""
+    return _one_answer(x, False) if _forgiven(node, x, y) else x == y
+
+
+@lowering("NotEqual")
+def not_equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x != y; a single True for shapes that do not broadcast, where `incompatible_shape_error` is false."""
+    return _one_answer(x, True) if _forgiven(node, x, y) else x != y
+
+
+@lowering("ApproximateEqual")
+def approximate_equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """|x - y| < tolerance, computed in the inputs' dtype. NaN, and equal infinities, are not near anything."""
+    return torch.abs(x - y) < node.get("tolerance", 1e-5)
+
+
+def _forgiven(node: Node, x: Tensor, y: Tensor) -> bool:
+    """Whether the shapes do not broadcast and the node asks for an answer all the same."""
+    if node.get("incompatible_shape_error", True):
+        return False
+    pairs = zip(reversed(x.shape), reversed(y.shape), strict=False)
+    return any(a != b and 1 not in (a, b) for a, b in pairs)
+
+
+def _one_answer(x: Tensor, answer: bool) -> Tensor:
+    return torch.full((), answer, dtype=torch.bool, device=x.device)
+
+
+@lowering("Select")
+def select(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where the condition holds, else y. A condition of rank one chooses whole rows of x and y."""
+    if condition.dim() == 1 and x.dim() > 1:
+        condition = condition.reshape(-1, *(1 for _ in x.shape[1:]))
+    return torch.where(condition, x, y)
+
+
+@lowering("SelectV2")
+def select_v2(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where the condition holds, else y, with NumPy's broadcasting of all three."""
+    return torch.where(condition, x, y)
+
+
+@lowering("Where", dynamic=True)
+def where(node: Node, condition: Tensor) -> Tensor:
+    """Indices of the elements that are not zero, in order, one row each, as int64."""
+    return torch.nonzero(condition)
+
+
+@lowering("ClipByValue")
+def clip_by_value(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Elements brought into [low, high]. `low` wins where it is above `high`; in `torch.clamp` it is the other one."""
+    return torch.maximum(torch.minimum(x, high), low)
