@@ -23,6 +23,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict
 from msplit.formats import WriteReport
 from msplit.formats.record import AssignmentRecord
+from msplit.progress import Progress
 from msplit.rules import RuleSet
 from msplit.shapes import Shapes
 
@@ -212,7 +213,7 @@ def compare(
     profile: Profile | None = None,
     measure: bool = True,
     device: Callable[[Mapping[str, Arm]], Device] | None = None,
-    tell: Callable[[str, float], None] | None = None,
+    tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.
 

@@ -8,6 +8,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol
 
+Progress = Callable[[str, float], None]
+"""Is called with what is being done, and the share of it that is done."""
+
 
 class Listener(Protocol):
     """Who wants to know."""
@@ -80,7 +83,7 @@ def wrote(path: Path) -> None:
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str, float], None]]:
+def telling() -> Iterator[Progress]:
     """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else."""
     listener = present()
     now: list[str] = []

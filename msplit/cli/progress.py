@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -170,7 +170,7 @@ def clear() -> None:
 
 
 @contextmanager
-def reporting() -> Iterator[Callable[[str, float], None]]:
+def reporting() -> Iterator[progress.Progress]:
     """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else.
 
     Within `shown`, such as in every command: `with progress.reporting() as tell: bench(..., progress=tell)`.

@@ -21,6 +21,7 @@ from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
+from msplit.progress import Progress
 from msplit.rules import RuleSet
 from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import Placed, Remark
@@ -92,7 +93,7 @@ class Chooser:
         *,
         batch: int | None = None,
         names: Sequence[str] = tuple(KernelMode),
-        tell: Callable[[str, float], None] | None = None,
+        tell: Progress | None = None,
     ) -> None:
         self._job, self._batch, self._names, self._tell = job, batch, names, tell
         self.ways: Ways | None = None

@@ -20,13 +20,13 @@ from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
-from msplit.measure.measure import Progress
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.rounding import computed_in
 from msplit.measure.verification import OutputComparison, compare
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, ops_with
+from msplit.progress import Progress
 
 Key = tuple[int, int]
 

@@ -30,7 +30,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.measure import statistics
-from msplit.progress import phase
+from msplit.progress import Progress, phase
 from msplit.rules import RuleSet
 from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import Context
@@ -117,7 +117,7 @@ def compare(
     streams: int | None = None,
     measure: bool = True,
     device: Callable[[Mapping[str, Arm]], Device] | None = None,
-    tell: Callable[[str, float], None] | None = None,
+    tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels; see `api.compare`."""
     flat = opened(flat)
@@ -172,7 +172,7 @@ def _kernels(
     streams: int,
     measure: bool,
     device: Callable[[Mapping[str, Arm]], Device] | None,
-    tell: Callable[[str, float], None] | None,
+    tell: Progress | None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
     """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
     if not measure:
@@ -218,7 +218,7 @@ def _measured(
     rows: Sequence[Row],
     ids: Sequence[Ints],
     device: Callable[[Mapping[str, Arm]], Device] | None,
-    tell: Callable[[str, float], None] | None,
+    tell: Progress | None,
 ) -> tuple[list[Row], str]:
     """The rows with times: each in a heat of its own with one stream."""
     arms = cuda.arms(job, groups(job.flat).of, ("plain",))

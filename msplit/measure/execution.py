@@ -20,11 +20,12 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.compilation import Compiled, compiled
-from msplit.measure.measure import Progress, Variant
+from msplit.measure.measure import Variant
 from msplit.measure.measure import prepare as make_ready
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
 from msplit.measure.variants import Setup, plan_label, set_up
+from msplit.progress import Progress
 
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
 

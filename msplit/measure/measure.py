@@ -26,9 +26,7 @@ from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.results import BenchResult, Check, Settings, VariantResult
 from msplit.measure.rounding import computed_in
 from msplit.measure.verification import Comparison, compare
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
+from msplit.progress import Progress
 
 _SLOW = 20.0
 """How many times the asked duration a run may take to reach its fewest rounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +26,10 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.digest import structure_hash
 from msplit.inputs.make import feeds_for
+from msplit.progress import Progress
 
 if TYPE_CHECKING:
     import torch
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.benchmark import Bench, bench
-from msplit.measure.measure import Progress
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import VariantResult
+from msplit.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)

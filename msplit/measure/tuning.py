@@ -22,6 +22,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure import statistics
 from msplit.measure.results import BenchResult
+from msplit.progress import Progress
 from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.search import Device, Found, Limits, search
 
@@ -101,7 +102,7 @@ def tune(
     batch: int | None = None,
     device: Device | None = None,
     now: Callable[[], float] = time.perf_counter,
-    tell: Callable[[str, float], None] | None = None,
+    tell: Progress | None = None,
 ) -> Tuned:
     """Searches for the fastest plan of a model on the cuda engine.
 
@@ -137,7 +138,7 @@ def tune(
         limits,
         given={name: [(label, arm.streams_of(ids)) for label, ids in given] for name, arm in arms.items()},
         now=now,
-        tell=tell,
+        progress=tell,
     )
     if tell:
         tell("confirming", 1.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msplit.engines.base import Executable, Job
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
+from msplit.progress import Progress
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.cache import kernel_folder, refused_folders
@@ -111,7 +111,7 @@ ENGINE = CudaEngine()
 
 
 def profile_kernels(
-    job: Job, compiled: Compiled, *, seconds: float, grids: bool, progress: Callable[[str, float], None] | None = None
+    job: Job, compiled: Compiled, *, seconds: float, grids: bool, progress: Progress | None = None
 ) -> Measured:
     """Times every kind of step of a compiled graph alone, in the job's precision; see `kernel_profile.measure`."""
     import torch

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from msplit.core.graph import Ints
+from msplit.progress import Progress
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.candidates import POOL_EFFORT, WIDTHS, Candidate, candidates, simulated_candidate, single
 from msplit.schedule.search.evaluate import evaluate
@@ -151,9 +152,6 @@ class Found:
     stopped: str
 
 
-Tell = Callable[[str, float], None]
-
-
 @dataclass(eq=False)
 class _Search:
     """State of one search."""
@@ -162,7 +160,7 @@ class _Search:
     device: Device
     limits: Limits
     now: Callable[[], float]
-    tell: Tell
+    progress: Progress
     start: float = 0.0
     seen: set[tuple[str, bytes]] = field(default_factory=set)
     memory: dict[tuple[str, bytes], float] = field(default_factory=dict)
@@ -177,7 +175,7 @@ class _Search:
         return self.limits.seconds - self.spent()
 
     def say(self, what: str) -> None:
-        self.tell(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
+        self.progress(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
 
     def fits(self, candidate: Candidate) -> bool:
         return self.ratio(candidate) <= self.limits.max_memory + 1e-9
@@ -196,7 +194,7 @@ def search(
     *,
     given: Mapping[str, Sequence[tuple[str, Ints]]] | None = None,
     now: Callable[[], float],
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Found:
     """Searches.
 
@@ -206,9 +204,9 @@ def search(
         limits: Time, streams, memory.
         given: Arm -> further candidates: a name, and a stream per block.
         now: Seconds on some clock.
-        tell: Told what is being done and the share of the time that is spent.
+        progress: Is called with what is being done and the share of the time that is spent.
     """
-    state = _Search(problems, device, limits, now, tell or _nothing, start=now())
+    state = _Search(problems, device, limits, now, progress or _nothing, start=now())
     first = next(iter(problems))
     one = single(problems[first], first)
     candidates = [

@@ -21,8 +21,7 @@ from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.profiling import cupti
 from msplit.engines.cuda.profiling.microbench import constants
 from msplit.errors import EngineError
-
-Progress = Callable[[str, float], None]
+from msplit.progress import Progress
 
 LONG_US = 150.0
 """A chain of copies of a step takes about so long; the time that a graph takes to begin is 2 % of it."""

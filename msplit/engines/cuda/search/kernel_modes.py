@@ -6,7 +6,7 @@ which runs it once on the device (`trace`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.search.measurement import Arm, arms
+from msplit.progress import Progress
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
 from msplit.schedule.search.candidates import Candidate, candidate_of
@@ -125,7 +126,7 @@ def ways(
     names: Sequence[str] = tuple(KernelMode),
     candidates: Sequence[str] | None = None,
     wait_us: float | None = None,
-    tell: Callable[[str, float], None] | None = None,
+    tell: Progress | None = None,
 ) -> Ways | None:
     """Simulates every way to make the kernels of a model, on every way to put them on streams. None where nothing launches a kernel.
 

@@ -19,6 +19,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
+from msplit.progress import Progress
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.plan import Plan
@@ -95,7 +96,7 @@ def arms(
     names: Sequence[str] = tuple(KernelMode),
     *,
     seconds: float = 0.0,
-    tell: Callable[[str, float], None] | None = None,
+    tell: Progress | None = None,
 ) -> dict[str, Arm]:
     """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
 
