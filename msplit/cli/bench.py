@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,93 @@ from msplit.cli import comparing, options, progress
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
+    from msplit.cost.profile import Profile
     from msplit.flatten.flat import FlatGraph
     from msplit.measure.request import BenchRequest
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model, and how its file is read."""
+
+    model: Path
+    tags: Sequence[str] | None
+    signature: str | None
+    inputs: Sequence[str] | None
+    outputs: Sequence[str] | None
+    no_record: bool
+
+    def load(self) -> FlatGraph:
+        """The model's graph."""
+        return options.load(self.model, self.tags, self.signature, self.inputs, self.outputs, record=not self.no_record)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What runs: engine, streams, kernels, precision, and what outputs are held against."""
+
+    streams: tuple[int, ...]
+    ruleset: str | None
+    engine: str | None
+    seed: int
+    precision: str
+    layout: str
+    op_libraries: Sequence[Path]
+    no_capture: bool
+    no_fuse: bool
+    no_group: bool
+    no_tensorflow: bool
+    reference: Path | None
+    save_reference: Path | None
+    plan: Path | None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What sizes, feeds and prices the model."""
+
+    batches: tuple[int, ...] | None
+    shapes: Sequence[tuple[str, tuple[int, ...]]]
+    given: Sequence[str]
+    gpu: str | None
+    profile_path: Path | None
+
+    @property
+    def several(self) -> bool:
+        """Whether it is measured with several batches."""
+        return len(self.batches or ()) > 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long and how often."""
+
+    duration: float
+    warmup: float
+    min_iters: int
+    builds: int
+    tolerance: float | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The search for a plan, and where it goes."""
+
+    tune: bool
+    tune_seconds: float
+    max_memory: float
+    output: Path | None
+    plan_out: Path | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is asked of the result, and how it is told."""
+
+    trace: Path | None
+    bisect: bool
+    force: bool
+    style: str
 
 
 @click.command()
@@ -108,48 +194,16 @@ if TYPE_CHECKING:
     help="How to print the result. csv: a row per variant and batch.",
 )
 @click.pass_context
+@options.collected(source=Source, run=Run, sized=Sized, measured=Measured, tuning=Tuning, told=Told)
 def command(
     ctx: click.Context,
-    model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    streams: tuple[int, ...],
-    ruleset: str | None,
-    engine: str | None,
-    given: Sequence[str],
-    duration: float,
-    warmup: float,
-    min_iters: int,
-    builds: int,
-    seed: int,
-    precision: str,
-    no_capture: bool,
-    layout: str,
-    no_fuse: bool,
-    no_group: bool,
-    no_tensorflow: bool,
-    tolerance: float | None,
-    reference: Path | None,
-    save_reference: Path | None,
-    tune: bool,
-    tune_seconds: float,
-    max_memory: float,
-    output: Path | None,
-    plan_out: Path | None,
-    plan: Path | None,
-    trace: Path | None,
-    bisect: bool,
-    force: bool,
-    op_libraries: Sequence[Path],
-    batches: tuple[int, ...] | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str | None,
-    profile_path: Path | None,
-    no_record: bool,
+    source: Source,
+    run: Run,
+    sized: Sized,
+    measured: Measured,
+    tuning: Tuning,
+    told: Told,
     beside: comparing.Beside,
-    style: str,
 ) -> None:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
 
@@ -157,97 +211,122 @@ def command(
     """
     from msplit.decide.export import check_places
     from msplit.measure.benchmark import bench
-    from msplit.measure.request import BenchRequest
-    from msplit.measure.results import Settings
-    from msplit.measure.tuning import TuneSettings, write
+    from msplit.measure.tuning import write
     from msplit.report import benchmark
 
-    others = {
-        "--tune": tune,
-        "-o": output,
-        "--plan-out": plan_out,
-        "--plan": plan,
-        "--trace": trace,
-        "--save-reference": save_reference,
-    }
-    if bisect and (extra := [name for name, value in others.items() if value]):
-        raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
-    if bisect and engine == "tensorflow":
-        raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
-    if bisect and (len(batches or ()) > 1 or style == "csv"):
-        raise click.UsageError(
-            "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
-        )
-    if tune and no_capture:
-        raise click.UsageError("--tune measures CUDA graphs: leave --no-capture out.")
-    if not tune and (output is not None or plan_out is not None):
-        option = "--output" if output is not None else "--plan-out"
-        raise click.UsageError(
-            f"{option} writes what --tune finds: give --tune, too (`msplit assign` writes what rules find)."
-        )
-    several = len(batches or ()) > 1
-    if several:
-        one_batch = {"--tune": tune, "--plan": plan, "--trace": trace, "--reference": reference}
-        comparing.refuse_several({**one_batch, "--save-reference": save_reference})
-    elif beside.plot is not None:
-        raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
-    if beside.plot is not None and beside.plot.suffix.lower() != ".svg":
-        raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
+    _refuse(run, sized, tuning, told, beside)
     then = beside.load()
-    measured = options.profile(profile_path)
-    flat = options.load(model, tags, signature, inputs, outputs, record=not no_record)
-    places = (output, plan_out, trace, save_reference, beside.plot)
-    check_places(flat, [path for path in places if path is not None], force=force)
-    request = BenchRequest(
-        streams=streams,
-        ruleset=ruleset,
-        engine=engine,
-        batch=batches[0] if batches else None,
-        shapes=dict(shapes),
-        inputs=options.input_files(given),
-        gpu=gpu,
-        profile=measured,
-        seed=seed,
-        ieee=precision == "ieee",
-        capture=not no_capture,
-        layout=layout,
-        fuse=not no_fuse,
-        group=not no_group,
-        compare_tensorflow=not no_tensorflow,
-        reference=reference,
-        save_reference=save_reference,
-        force=force,
-        op_libraries=tuple(op_libraries),
-        settings=Settings(
-            duration=duration, warmup=warmup, min_rounds=min_iters, builds=builds, seed=seed, tolerance=tolerance
-        ),
-        tune=TuneSettings(tune_seconds, max_memory, seed=seed) if tune else None,
-        plan=plan,
-        timelines=trace is not None,
-        command=("msplit", *sys.argv[1:]),
-    )
-    if bisect:
-        ctx.exit(_bisect(flat, request, style))
+    profile = options.profile(sized.profile_path)
+    flat = source.load()
+    places = (tuning.output, tuning.plan_out, told.trace, run.save_reference, beside.plot)
+    check_places(flat, [path for path in places if path is not None], force=told.force)
+    request = _request(run, sized, profile, measured, tuning, told)
+    if told.bisect:
+        ctx.exit(_bisect(flat, request, told.style))
     comparing.refuse(then, request, beside.limit, flat)
-    if several:
-        swept = comparing.sweep(flat, request, batches or ())
-        ctx.exit(comparing.report(flat, swept, beside, then, style, force=force))
+    if sized.several:
+        swept = comparing.sweep(flat, request, sized.batches or ())
+        ctx.exit(comparing.report(flat, swept, beside, then, told.style, force=told.force))
     with progress.reporting() as show:
         found = bench(flat, request, progress=show)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
-        written = write(flat, found.tuned, output=output, plan=plan_out, force=force, workload=found.workload)
-    if trace is not None and found.traced:  # what gives wrong outputs is not traced
+        written = write(
+            flat,
+            found.tuned,
+            output=tuning.output,
+            plan=tuning.plan_out,
+            force=told.force,
+            workload=found.workload,
+        )
+    if told.trace is not None and found.traced:  # what gives wrong outputs is not traced
         from msplit.report import timelines
 
-        timelines.write(flat, found, trace, force=force)
+        timelines.write(flat, found, told.trace, force=told.force)
         written.append(
-            f"Written: {trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
+            f"Written: {told.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )
     shown = comparing.Shown(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    ctx.exit(comparing.show(flat, shown, then, beside.limit, style))
+    ctx.exit(comparing.show(flat, shown, then, beside.limit, told.style))
+
+
+def _refuse(run: Run, sized: Sized, tuning: Tuning, told: Told, beside: comparing.Beside) -> None:
+    """Raises a UsageError for options that do not go together."""
+    others = {
+        "--tune": tuning.tune,
+        "-o": tuning.output,
+        "--plan-out": tuning.plan_out,
+        "--plan": run.plan,
+        "--trace": told.trace,
+        "--save-reference": run.save_reference,
+    }
+    if told.bisect and (extra := [name for name, value in others.items() if value]):
+        raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
+    if told.bisect and run.engine == "tensorflow":
+        raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
+    if told.bisect and (sized.several or told.style == "csv"):
+        raise click.UsageError(
+            "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
+        )
+    if tuning.tune and run.no_capture:
+        raise click.UsageError("--tune measures CUDA graphs: leave --no-capture out.")
+    if not tuning.tune and (tuning.output is not None or tuning.plan_out is not None):
+        option = "--output" if tuning.output is not None else "--plan-out"
+        raise click.UsageError(
+            f"{option} writes what --tune finds: give --tune, too (`msplit assign` writes what rules find)."
+        )
+    if sized.several:
+        one_batch = {"--tune": tuning.tune, "--plan": run.plan, "--trace": told.trace, "--reference": run.reference}
+        comparing.refuse_several({**one_batch, "--save-reference": run.save_reference})
+    elif beside.plot is not None:
+        raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
+    if beside.plot is not None and beside.plot.suffix.lower() != ".svg":
+        raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
+
+
+def _request(
+    run: Run, sized: Sized, profile: Profile | None, measured: Measured, tuning: Tuning, told: Told
+) -> BenchRequest:
+    """What the options ask for."""
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.results import Settings
+    from msplit.measure.tuning import TuneSettings
+
+    return BenchRequest(
+        streams=run.streams,
+        ruleset=run.ruleset,
+        engine=run.engine,
+        batch=sized.batches[0] if sized.batches else None,
+        shapes=dict(sized.shapes),
+        inputs=options.input_files(sized.given),
+        gpu=sized.gpu,
+        profile=profile,
+        seed=run.seed,
+        ieee=run.precision == "ieee",
+        capture=not run.no_capture,
+        layout=run.layout,
+        fuse=not run.no_fuse,
+        group=not run.no_group,
+        compare_tensorflow=not run.no_tensorflow,
+        reference=run.reference,
+        save_reference=run.save_reference,
+        force=told.force,
+        op_libraries=tuple(run.op_libraries),
+        settings=Settings(
+            duration=measured.duration,
+            warmup=measured.warmup,
+            min_rounds=measured.min_iters,
+            builds=measured.builds,
+            seed=run.seed,
+            tolerance=measured.tolerance,
+        ),
+        tune=TuneSettings(tuning.tune_seconds, tuning.max_memory, seed=run.seed) if tuning.tune else None,
+        plan=run.plan,
+        timelines=told.trace is not None,
+        command=("msplit", *sys.argv[1:]),
+    )
 
 
 def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +144,27 @@ def _together(*several: Callable[[Decorated], Decorated]) -> Callable[[Decorated
         for one in reversed(several):
             command = one(command)
         return command
+
+    return decorate
+
+
+def collected(**groups: type) -> Callable[[Decorated], Decorated]:
+    """Gives a command dataclasses in place of single parameters.
+
+    Args:
+        groups: Name of the command's parameter -> the dataclass, whose fields are called as the options are.
+    """
+
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            made = {
+                name: group(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(group)})
+                for name, group in groups.items()
+            }
+            return command(*args, **made, **kwargs)
+
+        return wrapped
 
     return decorate
 
