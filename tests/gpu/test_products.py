@@ -1,4 +1,4 @@
-"""Products on a real GPU: what the contests chose computes the same, in replay after replay and side by side on streams."""
+"""Products on a real GPU: what the tuner chose computes the same, in replay after replay and side by side on streams."""
 
 from __future__ import annotations
 

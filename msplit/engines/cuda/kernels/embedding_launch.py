@@ -83,11 +83,6 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     )
 
 
-def made(device: Device) -> weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]:
-    """The tables of all columns on a device, of each by the ways in which their inputs were seen to lie."""
-    return device.owned(_Made)
-
-
 def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:
     """The memory that most of the inputs share, from its start, and where in it they lie; nothing where none share any."""
     blocks: dict[int, list[int]] = {}

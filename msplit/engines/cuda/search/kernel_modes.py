@@ -1,7 +1,7 @@
 """What each way to make kernels is worth, in the simulator: plain ones, fused ones, grouped ones, and both, each on its best streams.
 
 Nothing is timed here: steps cost what the data sheet or a profile says (`step_costs`). To learn what steps there are, the graph is lowered,
-which runs it once on the device (`trace`).
+which runs it once on the device (`specialize.trace`).
 """
 
 from __future__ import annotations

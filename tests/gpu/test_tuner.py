@@ -1,4 +1,4 @@
-"""Contests on a real GPU: large results, and calls that fail while they are captured."""
+"""Timing on a real GPU: large results, and calls that fail while they are captured."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_what_fails_in_a_capture_is_told_and_harms_no_later_one() -> None:
     assert Tuner.of(GPU).milliseconds(lambda: data + 1) > 0
 
 
-def test_one_contest_after_the_other_takes_no_more_memory() -> None:
-    """PyTorch keeps memory by stream: streams of their own for every contest would keep a gigabyte each."""
+def test_one_timing_after_the_other_takes_no_more_memory() -> None:
+    """PyTorch keeps memory by stream: streams of their own for every timing would keep a gigabyte each."""
     data = torch.ones(1 << 28, device="cuda")
     before = torch.cuda.memory_reserved()
     for _ in range(12):
@@ -45,7 +45,7 @@ def test_one_contest_after_the_other_takes_no_more_memory() -> None:
     assert torch.cuda.memory_reserved() - before < 8 << 30
 
 
-def test_weights_take_turns() -> None:
+def test_weights_rotate() -> None:
     data, weights = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
     seen: list[int] = []
 
@@ -53,6 +53,6 @@ def test_weights_take_turns() -> None:
         seen.append(weights.data_ptr())
         return data @ weights
 
-    turns = tuner.RotatingWeights(run, data, tuner.copies(weights), ())
-    assert Tuner.of(GPU).milliseconds(turns, tuner.LANES, cold=True) > 0
+    call = tuner.RotatingWeights(run, data, tuner.copies(weights), ())
+    assert Tuner.of(GPU).milliseconds(call, tuner.LANES, cold=True) > 0
     assert len(set(seen)) == tuner.CALLS * tuner.LANES
