@@ -29,7 +29,7 @@ from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
     from msplit.decide.kernels import Chooser
-    from msplit.engines.cuda.engine import Arm
+    from msplit.engines.cuda.engine import CompiledVariant
     from msplit.measure.benchmark import Bench, bench
     from msplit.measure.comparison import Compared
     from msplit.measure.execution import Runner, prepare
@@ -212,7 +212,7 @@ def compare(
     gpu: str = DEFAULT_GPU,
     profile: Profile | None = None,
     measure: bool = True,
-    device: Callable[[Mapping[str, Arm]], Device] | None = None,
+    device: Callable[[Mapping[str, CompiledVariant]], Device] | None = None,
     tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.

@@ -27,7 +27,7 @@ from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import Placed, Remark
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Way, Ways
+    from msplit.engines.cuda.engine import SimulatedVariant, SimulatedVariants
 
 MADE_HERE = ("gpu", "driver", "torch")
 """What a plan that no GPU had a part in does not depend on."""
@@ -96,7 +96,7 @@ class Chooser:
         tell: Progress | None = None,
     ) -> None:
         self._job, self._batch, self._names, self._tell = job, batch, names, tell
-        self.ways: Ways | None = None
+        self.ways: SimulatedVariants | None = None
         self.chosen: Chosen | None = None
 
     def __call__(
@@ -114,7 +114,7 @@ class Chooser:
         job = self._job()
         try:
             with progress.telling() as tell:
-                found = cuda.ways(
+                found = cuda.simulate_variants(
                     job,
                     tied,
                     streams=streams,
@@ -146,7 +146,7 @@ class Chooser:
         return Placed(ids, describe(taken, plain))
 
 
-def describe(taken: Way, plain: Way) -> str:
+def describe(taken: SimulatedVariant, plain: SimulatedVariant) -> str:
     """A sentence about the best way."""
     best, other = taken.best, plain.best
     where = f"on {best.streams} streams" if best.streams > 1 else "on one stream"

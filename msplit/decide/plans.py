@@ -28,7 +28,7 @@ from msplit.schedule.plan.record_order import topological
 from msplit.schedule.search.candidates import Candidate
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Arm
+    from msplit.engines.cuda.engine import CompiledVariant
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Planned:
         return replace(job, ids=self.ids, streams=self.streams, options=options)
 
 
-def planned(arm: Arm, trial: Candidate, batch: int | None = None) -> Planned:
+def planned(arm: CompiledVariant, trial: Candidate, batch: int | None = None) -> Planned:
     """What a trial of an arm means for the graph.
 
     Args:

@@ -41,7 +41,7 @@ from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Arm
+    from msplit.engines.cuda.engine import CompiledVariant
 
 STREAMS = 4
 """Most streams where neither the user nor the rules say."""
@@ -116,7 +116,7 @@ def compare(
     *,
     streams: int | None = None,
     measure: bool = True,
-    device: Callable[[Mapping[str, Arm]], Device] | None = None,
+    device: Callable[[Mapping[str, CompiledVariant]], Device] | None = None,
     tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels; see `api.compare`."""
@@ -171,7 +171,7 @@ def _kernels(
     job: Callable[[], Job],
     streams: int,
     measure: bool,
-    device: Callable[[Mapping[str, Arm]], Device] | None,
+    device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
     tell: Progress | None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
     """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
@@ -185,7 +185,7 @@ def _kernels(
         made = job()
         if device is not None:
             made = replace(made, options=replace(made.options, device="cpu"))
-        found = cuda.ways(made, groups(made.flat).of, streams=streams, tell=tell)
+        found = cuda.simulate_variants(made, groups(made.flat).of, streams=streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"
         if found.dynamic:
@@ -217,11 +217,11 @@ def _measured(
     job: Job,
     rows: Sequence[Row],
     ids: Sequence[Ints],
-    device: Callable[[Mapping[str, Arm]], Device] | None,
+    device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
     tell: Progress | None,
 ) -> tuple[list[Row], str]:
     """The rows with times: each in a heat of its own with one stream."""
-    arms = cuda.arms(job, groups(job.flat).of, ("plain",))
+    arms = cuda.compile_variants(job, groups(job.flat).of, ("plain",))
     arm = arms["plain"]
     if arm.compiled.program.dynamic:
         raise EngineError(_NO_GRAPH)

@@ -18,7 +18,7 @@ from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.simulate import Breakdown, breakdown
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Arm
+    from msplit.engines.cuda.engine import CompiledVariant
 
 MEASURE_SECONDS = 8.0
 """Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
@@ -56,7 +56,11 @@ class Limits:
 
 
 def limits(
-    job: Job, *, arm: Arm | None = None, seconds: float = MEASURE_SECONDS, ids: Mapping[str, Ints] | None = None
+    job: Job,
+    *,
+    arm: CompiledVariant | None = None,
+    seconds: float = MEASURE_SECONDS,
+    ids: Mapping[str, Ints] | None = None,
 ) -> Limits | None:
     """Works out what limits a job's kernels, timing them alone where it runs on a GPU and no profile did.
 
@@ -74,10 +78,10 @@ def limits(
     if arm is None:
         alone = np.full(len(job.flat), -1, np.int32)
         try:
-            arm = cuda.arms(job, alone, ("plain",), seconds=seconds)["plain"]
+            arm = cuda.compile_variants(job, alone, ("plain",), seconds=seconds)["plain"]
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
-            arm = cuda.arms(job, alone, ("plain",))["plain"]
+            arm = cuda.compile_variants(job, alone, ("plain",))["plain"]
     if arm.compiled.program.dynamic:
         return None
     profiled = job.costs.constants is not None
@@ -89,7 +93,7 @@ def limits(
     return Limits(bounds(job.flat, job.costs), found, source, spent)
 
 
-def _spent(arm: Arm, ids: Ints) -> Breakdown:
+def _spent(arm: CompiledVariant, ids: Ints) -> Breakdown:
     """Where the time of kernels on given streams goes."""
     program = arm.compiled.program
     lanes, _ = program.lanes(ids)

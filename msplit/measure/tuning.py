@@ -27,7 +27,7 @@ from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.search import Device, Found, Limits, search
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Arm
+    from msplit.engines.cuda.engine import CompiledVariant
 
 BUILDS = 3
 """Builds of the confirmation."""
@@ -90,7 +90,7 @@ class Tuned(Planned):
     over_candidate: statistics.Ratio | None = field(kw_only=True)
     why: str = field(kw_only=True)
     fallback: Tuned | None = field(default=None, kw_only=True)
-    arms: Mapping[str, Arm] = field(default_factory=dict, kw_only=True)
+    arms: Mapping[str, CompiledVariant] = field(default_factory=dict, kw_only=True)
 
 
 def tune(
@@ -122,7 +122,7 @@ def tune(
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    arms = cuda.arms(
+    arms = cuda.compile_variants(
         job,
         groups(job.flat).of,
         settings.kernels,

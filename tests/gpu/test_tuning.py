@@ -86,7 +86,7 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
 def test_trials_are_cheap_and_agree_with_the_engine() -> None:
     """A trial of a plan takes the time that the engine's own executable of it takes."""
     job = job_of("mmoe_small.pb", batch=128)
-    arms = measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
+    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
     arm = arms["plain"]
     device = measurement.GpuRunner(arms)
     candidates, _ = all_candidates(arm.problem, "plain", 8)

@@ -54,7 +54,7 @@ class Clock:
 def tuned_of(name: str, seconds: float = 60.0, distort=None, **settings):
     job = job_of(name)
     device = measurement.SimulatedRunner(
-        measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain",)), distort
+        measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",)), distort
     )
     chosen = TuneSettings(seconds, kernels=("plain",), **settings)
     return job, tune(job, chosen, streams=4, batch=2, device=device, now=Clock())
@@ -101,7 +101,7 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
     name: str, kernels: str, kinds: set[str], tmp_path: Path
 ) -> None:
     job = job_of(name)
-    arms = measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
+    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
 
     def truth(trial, simulated):
         return (
@@ -295,7 +295,7 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
 
 def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_same_kernels() -> None:
     job = job_of("mmoe_small.pb")
-    arms = measurement.arms(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
+    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
     assert set(arms) == {"plain", "grouped"}
 
     def truth(trial, simulated):

@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.toolchain import c_compiler
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds, plan_of_job
-    from msplit.engines.cuda.search.kernel_modes import Way, Ways, predicted_us, ways
-    from msplit.engines.cuda.search.measurement import Arm, arms, make_runner
+    from msplit.engines.cuda.search.kernel_modes import (
+        SimulatedVariant,
+        SimulatedVariants,
+        predicted_us,
+        simulate_variants,
+    )
+    from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner
 
 __all__ = [
     "ENGINE",
-    "Arm",
+    "CompiledVariant",
     "CudaEngine",
-    "Way",
-    "Ways",
-    "arms",
+    "SimulatedVariant",
+    "SimulatedVariants",
     "c_compiler",
+    "compile_variants",
     "kernel_folder",
     "make_runner",
     "one_stream_seconds",
@@ -36,14 +41,14 @@ __all__ = [
     "profile_kernels",
     "refused_folders",
     "runs_as_stored",
-    "ways",
+    "simulate_variants",
 ]
 
 _LATER = {
-    "Arm": "search.measurement",
-    "Way": "search.kernel_modes",
-    "Ways": "search.kernel_modes",
-    "arms": "search.measurement",
+    "CompiledVariant": "search.measurement",
+    "SimulatedVariant": "search.kernel_modes",
+    "SimulatedVariants": "search.kernel_modes",
+    "compile_variants": "search.measurement",
     "c_compiler": "kernels.toolchain",
     "kernel_folder": "kernels.cache",
     "make_runner": "search.measurement",
@@ -51,7 +56,7 @@ _LATER = {
     "plan_of_job": "runtime.executables",
     "predicted_us": "search.kernel_modes",
     "refused_folders": "kernels.cache",
-    "ways": "search.kernel_modes",
+    "simulate_variants": "search.kernel_modes",
 }
 """Where what needs PyTorch is: it is loaded when it is asked for."""
 

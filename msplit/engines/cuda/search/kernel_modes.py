@@ -18,7 +18,7 @@ from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.engines.cuda.search.measurement import Arm, arms
+from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants
 from msplit.progress import Progress
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
@@ -30,15 +30,15 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """One way to make kernels.
+class SimulatedVariant:
+    """A model compiled in one kernel mode, with its schedules in the simulator.
 
     Attributes:
         arm: Its kernels.
         candidates: Ways to put them on streams, as `choose` gives them; empty where nothing launches.
     """
 
-    arm: Arm
+    arm: CompiledVariant
     candidates: tuple[Proposal, ...]
 
     @property
@@ -73,7 +73,7 @@ class Way:
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
+class SimulatedVariants:
     """All of them.
 
     Attributes:
@@ -81,11 +81,11 @@ class Ways:
         asked: The names that were to be tried.
     """
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, SimulatedVariant]
     asked: tuple[str, ...]
 
     @property
-    def favourite(self) -> Way:
+    def favourite(self) -> SimulatedVariant:
         """The fastest in the simulator. Larger kernels are taken only where they gain more than `TIE` over simpler ones."""
         taken, *rest = self.ways.values()
         for way in rest:
@@ -94,7 +94,7 @@ class Ways:
         return taken
 
     @property
-    def plain(self) -> Way:
+    def plain(self) -> SimulatedVariant:
         """The simplest, plain kernels as a rule."""
         return next(iter(self.ways.values()))
 
@@ -108,7 +108,7 @@ class Ways:
         """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
         return bool(self.plain.arm.compiled.program.dynamic)
 
-    def gain(self, way: Way) -> float:
+    def gain(self, way: SimulatedVariant) -> float:
         """Of a way on its best streams, over plain kernels on one stream."""
         return self.one_us / way.best.makespan_us
 
@@ -118,7 +118,7 @@ class Ways:
         return tuple(name for name in self.asked if name not in self.ways)
 
 
-def ways(
+def simulate_variants(
     job: Job,
     groups: Ints,
     *,
@@ -127,7 +127,7 @@ def ways(
     candidates: Sequence[str] | None = None,
     wait_us: float | None = None,
     tell: Progress | None = None,
-) -> Ways | None:
+) -> SimulatedVariants | None:
     """Simulates every way to make the kernels of a model, on every way to put them on streams. None where nothing launches a kernel.
 
     Args:
@@ -142,7 +142,7 @@ def ways(
     Raises:
         EngineError: The engine can not run the model.
     """
-    made = arms(job, groups, names, tell=tell)
+    made = compile_variants(job, groups, names, tell=tell)
     if not all(len(arm.problem) for arm in made.values()):
         return None
     found = {}
@@ -152,8 +152,8 @@ def ways(
         if wait_us is not None:
             slower = replace(arm.problem, machine=replace(arm.problem.machine, wait_us=wait_us))
             arm = replace(arm, problem=slower)
-        found[name] = Way(arm, tuple(choose(arm.problem, streams, candidates)))
-    return Ways(found, tuple(names))
+        found[name] = SimulatedVariant(arm, tuple(choose(arm.problem, streams, candidates)))
+    return SimulatedVariants(found, tuple(names))
 
 
 def predicted_us(job: Job) -> float:

@@ -41,8 +41,8 @@ MEMORY_FLOOR = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
-    """One way to make kernels of a model, ready to be scheduled.
+class CompiledVariant:
+    """A model compiled in one kernel mode, ready to be scheduled.
 
     Attributes:
         name: Its `KernelMode`.
@@ -90,14 +90,14 @@ class Arm:
         return stream
 
 
-def arms(
+def compile_variants(
     job: Job,
     groups: Ints,
     names: Sequence[str] = tuple(KernelMode),
     *,
     seconds: float = 0.0,
     tell: Progress | None = None,
-) -> dict[str, Arm]:
+) -> dict[str, CompiledVariant]:
     """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
 
     Args:
@@ -111,7 +111,7 @@ def arms(
     from msplit.engines.cuda.profiling.step_costs import estimated, measured
 
     profiled = job.costs is not None and job.costs.constants is not None
-    found: dict[str, Arm] = {}
+    found: dict[str, CompiledVariant] = {}
     seen = set()
     for number, name in enumerate(names):
         if tell:
@@ -140,7 +140,7 @@ def arms(
             if costs.measured:
                 costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
-        found[name] = Arm(name, own, compiled, problem, costs)
+        found[name] = CompiledVariant(name, own, compiled, problem, costs)
     return found
 
 
@@ -154,7 +154,7 @@ def _machine(job: Job, costs: StepCosts) -> Machine:
 class _Memory:
     """Memory of candidates over one stream's."""
 
-    def __init__(self, arms: Mapping[str, Arm]) -> None:
+    def __init__(self, arms: Mapping[str, CompiledVariant]) -> None:
         self.arms = arms
         self._one: dict[str, int] = {}
 
@@ -181,7 +181,10 @@ class GpuRunner(_Memory):
     """
 
     def __init__(
-        self, arms: Mapping[str, Arm], seed: int = 0, build: Callable[[Arm, Plan], Executable] | None = None
+        self,
+        arms: Mapping[str, CompiledVariant],
+        seed: int = 0,
+        build: Callable[[CompiledVariant, Plan], Executable] | None = None,
     ) -> None:
         super().__init__(arms)
         self._build = build or (lambda arm, plan: executable_for(arm.job, arm.compiled, plan, timing_only=True))
@@ -253,7 +256,9 @@ class SimulatedRunner(_Memory):
         distort: Makes the true time of a candidate, in µs, from the simulated one; by default it is the simulated one.
     """
 
-    def __init__(self, arms: Mapping[str, Arm], distort: Callable[[Candidate, float], float] | None = None) -> None:
+    def __init__(
+        self, arms: Mapping[str, CompiledVariant], distort: Callable[[Candidate, float], float] | None = None
+    ) -> None:
         super().__init__(arms)
         self._distort = distort or (lambda candidate, simulated: simulated)
 
@@ -275,7 +280,7 @@ class SimulatedRunner(_Memory):
         return "the simulator"
 
 
-def make_runner(arms: Mapping[str, Arm]) -> GpuRunner | SimulatedRunner:
+def make_runner(arms: Mapping[str, CompiledVariant]) -> GpuRunner | SimulatedRunner:
     """What measures where the arms run. The CPU does not measure: it simulates."""
     on_gpu = all(arm.job.options.on_gpu for arm in arms.values())
     return GpuRunner(arms) if on_gpu else SimulatedRunner(arms)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.cost import estimate, infer
-from msplit.engines.cuda.search.kernel_modes import predicted_us, ways
+from msplit.engines.cuda.search.kernel_modes import predicted_us, simulate_variants
 from tests.engines.cuda.alike_branches import Branches, alike_branches
 from tests.engines.cuda.cases import flat_of, job
 
@@ -46,7 +46,7 @@ def simulated(graph_def, feeds, streams=4, **options):
     flat = flat_of(graph_def)
     costs = estimate(flat, infer(flat))
     own = replace(job(flat, feeds), costs=costs)
-    return ways(own, np.full(len(flat), -1, np.int32), streams=streams, **options)
+    return simulate_variants(own, np.full(len(flat), -1, np.int32), streams=streams, **options)
 
 
 @pytest.mark.parametrize("count", [2, 5, 16])
@@ -100,7 +100,7 @@ def test_the_same_kernels_cost_the_same_in_whatever_order_the_file_has_them(case
     for one in (graph_def, other):
         flat = flat_of(one, outputs=outputs)
         own = replace(job(flat, feeds), costs=estimate(flat, infer(flat)))
-        found = ways(own, np.full(len(flat), -1, np.int32), streams=3, candidates=["list"])
+        found = simulate_variants(own, np.full(len(flat), -1, np.int32), streams=3, candidates=["list"])
         times.append({} if found is None else {kernels(way): way.one.makespan_us for way in found.ways.values()})
         if found is None:
             continue

@@ -35,7 +35,7 @@ def arms():
     flat = flatten(read(SAMPLES / "towers_small.pb"))
     costs = estimate(flat, infer(flat, batch=2))
     made = job(flat, make_inputs(flat, {}, batch=2))
-    return measurement.arms(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
+    return measurement.compile_variants(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
 
 
 def runners(arms):
