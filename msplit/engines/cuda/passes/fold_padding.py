@@ -1,6 +1,15 @@
-"""Zeros put around the data of a convolution become padding of the convolution."""
+"""Zeros put around the data of a convolution become padding of it, and pixels that it is made to skip become its dilation.
+
+TensorFlow's Python layers (`tf.nn.convolution`, `tf.nn.atrous_conv2d`) spell dilation with SpaceToBatchND and BatchToSpaceND: every b-th
+pixel goes into an image of its own, those images are convolved side by side, and the results are interleaved again. The convolution
+itself can skip pixels, which saves both copies, and lets the bias, the batch norm and the activation that follow ride on it. (The two
+spellings are equal: L.-C. Chen et al., "Semantic Image Segmentation with Deep Convolutional Nets, Atrous Convolution, and Fully
+Connected CRFs", 2016.)
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -77,3 +86,121 @@ def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, axis: int | None) ->
     elif mode != "VALID":
         return None  # what SAME adds depends on the padded size
     return tuple(int(size) for size in paddings.reshape(-1) + own)
+
+
+_PLAIN = (1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class _Spelled:
+    """One dilated convolution as it is spelled.
+
+    Attributes:
+        split: SpaceToBatchND.
+        views: What adds an axis before the convolution and takes it away behind, where the data have only one spatial axis.
+        convolution: Between them.
+        join: BatchToSpaceND.
+        axis: The added axis, if there is one.
+    """
+
+    split: Op
+    views: tuple[Op, ...]
+    convolution: Op
+    join: Op
+    axis: int | None
+
+
+def fold_dilation(graph: OpGraph) -> bool:
+    """Lets such convolutions skip pixels by themselves."""
+    readers = Readers(graph)
+    names: dict[Key, Key] = {}
+    changed = False
+    for split in list(graph.ops.values()):
+        spelled = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
+        changed |= spelled is not None and _respell(graph, spelled, names)
+    graph.rename(names)
+    return changed
+
+
+def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
+    """What reads a SpaceToBatchND, up to the BatchToSpaceND, if nothing else reads anything on the way."""
+    chain = [split]
+    while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
+        key = (chain[-1].node, 0)
+        reader = readers.only(key)
+        if (
+            reader is None
+            or reader.inputs[0] != key
+            or reader.op not in (*RESHAPES, *IMAGE_CONVOLUTIONS, "BatchToSpaceND")
+        ):
+            return None
+        chain.append(reader)
+    convolution = chain[len(chain) // 2]
+    if (
+        chain[-1].op != "BatchToSpaceND"
+        or len(chain) not in (3, 5)
+        or [op for op in chain if op.op in IMAGE_CONVOLUTIONS] != [convolution]
+    ):
+        return None
+    plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))
+    if not plain or convolution.attrs.get("padding") != "VALID" or not channels_last(convolution):
+        return None
+    if len(chain) == 3:
+        return _Spelled(split, (), convolution, chain[-1], None)
+    before, after = (graph.shapes.get((op.node, 0)) for op in (split, chain[1]))
+    result, narrow = (graph.shapes.get((op.node, 0)) for op in (convolution, chain[3]))
+    kernel = graph.shape(convolution.inputs[1])
+    if before is None or after is None or result is None or kernel is None:
+        return None
+    axis = inserted_axis(before, after, kernel)
+    if axis is None or narrow != result[:axis] + result[axis + 1 :]:
+        return None
+    return _Spelled(split, (chain[1], chain[3]), convolution, chain[-1], axis)
+
+
+def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
+    """Puts one convolution in the place of all, if what is cut off at the end is no more than what was put around before."""
+    split, convolution, join, axis = spelled.split, spelled.convolution, spelled.join, spelled.axis
+    blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
+    pads, crops = (graph.constants.get(op.inputs[2]) for op in (split, join))
+    data, whole = graph.shape(split.inputs[0]), graph.shapes.get((join.node, 0))
+    kernel = graph.shape(convolution.inputs[1])
+    if blocks[0] is None or blocks[1] is None or pads is None or crops is None:
+        return False
+    if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
+        return False
+    around = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
+    if (around < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
+        return False
+    steps, sides = [1] * _RANK, [(0, 0)] * _RANK
+    axes = [one for one in (1, 2) if one != axis]
+    for place, step, pair in zip(axes, blocks[0].tolist(), around.tolist(), strict=False):
+        steps[place], sides[place] = int(step), (int(pair[0]), int(pair[1]))
+    wide, result = (
+        shape if axis is None else (*shape[:axis], 1, *shape[axis:]) for shape in (tuple(data), tuple(whole))
+    )
+    if any(
+        result[place] != wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)
+    ):
+        return False
+    convolution.attrs = {
+        **convolution.attrs,
+        "dilations": tuple(steps),
+        "padding": "EXPLICIT",
+        "explicit_paddings": tuple(size for pair in sides for size in pair),
+    }
+    convolution.source_nodes = [node for op in (convolution, split, join, *spelled.views) for node in op.source_nodes]
+    graph.shapes[convolution.node, 0] = result
+    if axis is None:
+        convolution.inputs = [split.inputs[0], *convolution.inputs[1:]]
+        names[join.node, 0] = (convolution.node, 0)
+        del graph.ops[join.node]
+    else:
+        view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
+        convolution.inputs = [(view.node, 0), *convolution.inputs[1:]]
+        join.op, join.attrs, join.inputs = "Reshape", {}, [(convolution.node, 0), graph.sizes(whole)]
+        join.source_nodes = [join.source_nodes[0]]
+        for one in spelled.views:
+            del graph.ops[one.node]
+    del graph.ops[split.node]
+    return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.gelu import match_gelu
+from msplit.engines.cuda.passes.match_rows import match_gelu
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 

@@ -1,15 +1,28 @@
-"""Functions of single rows, however they are spelled: what ops behind a value compute of each of its rows, found by evaluating them.
+"""Layer normalization, softmax and GELU, however they are spelled: each in one kernel.
 
-A *row* runs along the last axis. Elementwise ops with constants that are the same for all rows, and reductions over the last axis,
-treat each row on its own, so that a few rows tell what the ops do to all of them.
+What ops behind a value compute of each of its rows is found by evaluating them. A *row* runs along the last axis. Elementwise ops with
+constants that are the same for all rows, and reductions over the last axis, treat each row on its own, so that a few rows tell what the
+ops do to all of them.
+
+Layer normalization is spelled in many ways: with a square or a squared difference, with gamma multiplied into the factor or behind it,
+as ``x * inv + (beta - mean * inv)``. All are the same function of a row x with mean m and variance v: ``(x - m) / sqrt(v + epsilon) *
+gamma + beta``. Gamma, beta and (nearly) epsilon are read off from what the ops make of three rows; epsilon itself must be one of their
+constants; and other rows prove them.
+
+GELU comes as ``0.5 * x * (1 + erf(x / sqrt(2)))``, as ``x * (0.5 + 0.5 * erf(...))``, with `tanh`, with `Pow` or with products, in any
+order. Instead of a pattern for each, the elementwise ops behind a value are evaluated on a grid of points: what agrees with GELU on all
+of them is GELU.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple
@@ -112,3 +125,203 @@ def replace(graph: OpGraph, part: list[Op], op: str, inputs: list[Key], attrs: d
         del graph.ops[one.node]
     last.op, last.inputs, last.attrs = op, inputs, attrs
     last.source_nodes = [*last.source_nodes, *(node for node in source_nodes if node not in last.source_nodes)]
+
+
+_FLOATS = ("float32", "float64")
+_OF_SOFTMAX = ops_with("softmax part")
+_TOLERANCE = 1e-6
+_NEAR = 1e-3
+_WIDEST = 1 << 16
+"""Columns: wider rows are no layer norm worth the search."""
+
+
+def fuse_layer_norm(graph: OpGraph) -> bool:
+    """Turns every layer norm over the last axis into one op."""
+    readers = Readers(graph)
+    done: set[Key] = set()
+    changed = False
+    for op in list(graph.ops.values()):
+        key = op.inputs[0] if op.op == "Mean" and op.node in graph.ops else None
+        shape = graph.shapes.get(key) if key is not None else None
+        if key is None or shape is None or len(shape) < 1 or key in done or op.attrs.get("T") not in _FLOATS:
+            continue
+        done.add(key)
+        changed |= 1 < shape[-1] <= _WIDEST and _fuse_layer_norm(graph, readers, key, str(op.attrs["T"]))
+    return changed
+
+
+def _fuse_layer_norm(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> bool:
+    found = region(graph, readers, key)
+    for part in functions(graph, readers, key, found):
+        if sum(op.op == "Mean" for op in part) != 2 or any(op.op in _OF_SOFTMAX for op in part):
+            continue
+        made = _parameters(graph, key, part)
+        if made is not None:
+            gamma, beta, epsilon = made
+            inputs = [key, graph.constant(gamma.astype(dtype)), graph.constant(beta.astype(dtype))]
+            replace(graph, part, "_LayerNorm", inputs, {"T": dtype, "epsilon": epsilon})
+            return True
+    return False
+
+
+def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Gamma, beta and epsilon, if the ops are a layer norm."""
+    columns = graph.shapes[key][-1]
+    chance = torch.Generator().manual_seed(0)
+    unit = 0.5 + torch.rand(columns, generator=chance, dtype=torch.float64)
+    unit[::2] *= -1
+    unit = (unit - unit.mean()) / unit.std(correction=0)
+    small = 1e-3
+    probes = torch.stack([torch.zeros(columns, dtype=torch.float64), 1e6 * unit, small * unit])
+    zero, far, near = evaluate(graph, key, part, probes)
+    gamma = (far - zero) / unit
+    widest = int(gamma.abs().argmax())
+    part_of = float((near[widest] - zero[widest]) / (gamma[widest] * unit[widest])) if gamma[widest] != 0 else 0.0
+    if not 0 < part_of <= 1:
+        return None
+    epsilon = _constant_near(graph, part, small**2 * (1 / part_of**2 - 1))
+    if epsilon is None:
+        return None
+    scales = torch.tensor([[1e-4], [1e-2], [1.0], [1.0], [30.0], [1e3]], dtype=torch.float64)
+    tried = torch.randn(len(scales), columns, generator=chance, dtype=torch.float64) * scales + scales
+    wanted = torch.layer_norm(tried, (columns,), gamma, zero, epsilon)
+    found = evaluate(graph, key, part, tried)
+    if not torch.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * float(wanted.abs().max())):
+        return None
+    return gamma.numpy(), zero.numpy(), epsilon
+
+
+def _constant_near(graph: OpGraph, part: list[Op], wanted: float) -> float | None:
+    """The number among the ops' constants that is nearest to one that was measured, if it is near."""
+    found = [graph.constants[key] for op in part for key in op.inputs if key in graph.constants]
+    numbers = [float(value.reshape(-1)[0]) for value in found if value.size == 1 and value.dtype.kind == "f"]
+    best = min(numbers, key=lambda number: abs(number - wanted), default=None)
+    return best if best is not None and best > 0 and abs(best - wanted) <= _NEAR * best else None
+
+
+_SOFTMAX_TOLERANCE = 1e-9
+
+
+def fuse_softmax(graph: OpGraph) -> bool:
+    """Turns every softmax over the last axis into one op."""
+    readers = Readers(graph)
+    done: set[Key] = set()
+    changed = False
+    for op in list(graph.ops.values()):
+        key = op.inputs[0] if op.op == "Max" and op.node in graph.ops else None
+        if key is None or key in done or not graph.shapes.get(key) or op.attrs.get("T") not in _FLOATS:
+            continue
+        done.add(key)
+        found = region(graph, readers, key)
+        for part in functions(graph, readers, key, found):
+            kinds = [one.op for one in part]
+            if kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part):
+                replace(graph, part, "Softmax", [key], {"T": op.attrs["T"]})
+                changed = True
+                break
+    return changed
+
+
+def _is_softmax(graph: OpGraph, key: Key, part: list[Op]) -> bool:
+    """Also of rows whose exponentials would overflow: that they do not is what the maximum is for."""
+    chance = torch.Generator().manual_seed(0)
+    scales = torch.tensor([[1e-3], [1.0], [10.0], [1e4]], dtype=torch.float64)
+    tried = torch.randn(len(scales), graph.shapes[key][-1], generator=chance, dtype=torch.float64) * scales + scales
+    found = evaluate(graph, key, part, tried)
+    return bool(torch.allclose(found, torch.softmax(tried, -1), rtol=_SOFTMAX_TOLERANCE, atol=_SOFTMAX_TOLERANCE))
+
+
+_CURVED = ops_with("gelu curve")
+_GELU_ELEMENTWISE = ops_with("gelu part")
+_GELU_LARGEST = 16
+"""Ops that a GELU is made of at most."""
+
+_GELU_TOLERANCE = {"float64": 1e-7, "float32": 1e-6, "float16": 2e-4, "bfloat16": 2e-4}
+"""Largest difference from GELU, by dtype: constants are rounded. The two GELUs differ by 4.7e-4."""
+
+
+def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op]] | None:
+    """The ops that compute GELU of a value, if they are all that reads it.
+
+    Returns:
+        ``GeluExact`` or ``GeluApproximate``, and the ops, the one that gives the result last; None where there is no GELU.
+    """
+    if key in readers.fetched or key not in graph.shapes:
+        return None
+    region = _gelu_region(graph, readers, key)
+    if not _CURVED.intersection(op.op for op in region):
+        return None
+    for count in range(2, len(region) + 1):
+        if _is_closed(readers, key, region[:count]):
+            name = _compare(graph, key, region[:count])
+            if name is not None:
+                return name, region[:count]
+    return None
+
+
+def _gelu_region(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
+    """Elementwise ops that depend on a value and on constant numbers alone, in topological order."""
+    shape = graph.shapes[key]
+    inside = {key}
+    region: list[Op] = []
+    waiting = list(dict.fromkeys(readers.of.get(key, [])))
+    while waiting and len(region) < _GELU_LARGEST:
+        ready = [
+            number
+            for number in waiting
+            if number in graph.ops and _gelu_belongs(graph, graph.ops[number], inside, shape)
+        ]
+        if not ready:
+            break
+        op = graph.ops[ready[0]]
+        waiting.remove(op.node)
+        region.append(op)
+        inside.add((op.node, 0))
+        waiting += [number for number in readers.of.get((op.node, 0), []) if number not in waiting]
+    return region
+
+
+def _gelu_belongs(graph: OpGraph, op: Op, inside: set[Key], shape: tuple[int, ...]) -> bool:
+    if op.op not in _GELU_ELEMENTWISE or graph.shapes.get((op.node, 0)) != shape:
+        return False
+    return all(key in inside or _number(graph, key) is not None for key in op.inputs)
+
+
+def _number(graph: OpGraph, key: Key) -> float | None:
+    value = graph.constants.get(key)
+    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+
+def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
+    """Whether only the last op's result is wanted outside."""
+    inside = {op.node for op in ops}
+    for value in [key, *((op.node, 0) for op in ops[:-1])]:
+        users = readers.of.get(value, [])
+        if not users or value in readers.fetched or not inside.issuperset(users):
+            return False
+    return True
+
+
+def _compare(graph: OpGraph, key: Key, ops: list[Op]) -> str | None:
+    """Evaluates the ops on a grid, in float64."""
+    points = torch.linspace(-9, 9, 1801, dtype=torch.float64)
+    values = {key: points}
+    for op in ops:
+        arguments = [
+            values[name] if name in values else torch.tensor(_number(graph, name), dtype=torch.float64)
+            for name in op.inputs
+        ]
+        values[op.node, 0] = table()[op.op].function(Node(op.name, op.op, {}), *arguments)
+    result = values[ops[-1].node, 0].numpy()
+    allowed = _GELU_TOLERANCE.get(str(ops[-1].attrs.get("T", "float32")), 0.0)
+    errors = {name: float(np.abs(result - curve).max()) for name, curve in _curves().items()}
+    name = min(errors, key=errors.__getitem__)
+    return name if errors[name] <= allowed else None
+
+
+@functools.cache
+def _curves() -> dict[str, NDArray[np.float64]]:
+    x = np.linspace(-9, 9, 1801)
+    erf = np.asarray([math.erf(value / math.sqrt(2)) for value in x])
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return {"GeluExact": 0.5 * x * (1 + erf), "GeluApproximate": 0.5 * x * (1 + np.tanh(inner))}

@@ -3,19 +3,32 @@
 A block of Inception starts with three or four 1×1 convolutions of one tensor, each of which fills a tenth of a large GPU. Their filters
 side by side are one filter with more output channels (Jia et al., TASO, SOSP 2019, merge them so and cut the result afterwards); here each
 one's result is a tensor of its own, so that nothing is cut or copied. Siblings depend on nothing but the tensor that they share and on
-constants, so that none of them can depend on another. Whether one kernel for all beats each with its own, one after the other and side by
-side, is measured (`merged_conv`).
+constants, so that none of them can depend on another.
+
+Whether one kernel for all beats each with its own is measured. Merged siblings start as one kernel, end as one, and need no streams to
+overlap. But each of them alone may have a better kernel in a library, and what waits for the smallest waits for all. So one kernel must
+win against the members one after the other, must not lose against the members each on a stream of its own (which must also fork and
+join), and many such kernels side by side must not take longer than as many times the members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from msplit.engines.cuda.autotune import conv
+from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Ranked, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import as_tuple, call
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.opset.traits import CONV2D
 
 MOST = 4
@@ -129,3 +142,124 @@ def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> Non
         del graph.ops[op.node]
     graph.ops[number] = Op(number, first.name, "_SiblingConv2D", attrs, inputs, source_nodes, len(members))
     graph.rename(names)
+
+
+JOIN = 0.2
+"""µs that a fork of streams and the join after it take at the least: merged siblings save them, and `Times.beside` leaves them out."""
+
+_Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured of one set of siblings, µs per run of all of them.
+
+    Attributes:
+        tiles: Of the fastest kernel for all.
+        merged: That kernel alone.
+        loaded: As many of it side by side as `tuner.LANES`.
+        one_by_one: The members one after the other.
+        one_by_one_loaded: Likewise, on each of as many streams.
+        beside: The members each on a stream of its own, without what it costs to fork and to join.
+    """
+
+    tiles: Tiles
+    merged: float
+    loaded: float
+    one_by_one: float
+    one_by_one_loaded: float
+    beside: float
+
+    def wins(self) -> bool:
+        """Whether one kernel is better, with streams and without."""
+        return (
+            self.merged < MARGIN * self.one_by_one
+            and self.merged <= self.beside + JOIN
+            and self.loaded < self.one_by_one_loaded / MARGIN
+        )
+
+
+FAMILY = "merged convolutions"
+"""The choices of `Tuner.chosen` that are made here: `Times`, None where no kernel gives the same numbers. A key begins with the data's
+shape, the filter's height and width, and the members' output channels."""
+
+
+def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
+    """What `merge_convolutions.merge_siblings` asks, for data that lies as NHWC on this device."""
+
+    def decide(graph: OpGraph, members: Sequence[Op]) -> Tiles | None:
+        first = members[0]
+        shape = graph.shapes[first.inputs[0]]
+        filters = [graph.constants[op.inputs[1]] for op in members]
+        if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
+            return None
+        attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
+        sizes = tuple(filter.shape[3] for filter in filters)
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs)
+        tuner = Tuner.of(device)
+        measured: dict[tuple[Any, ...], Times | None] = tuner.chosen(FAMILY)
+        if key not in measured:
+            with torch.no_grad(), torch.cuda.device(device):
+                measured[key] = _measure(tuner, graph, members, device)
+        times = measured[key]
+        return times.tiles if times is not None and times.wins() else None
+
+    return decide
+
+
+def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
+    filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
+    biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
+    chance = torch.Generator(device).manual_seed(0)
+    shape = graph.shapes[members[0].inputs[0]]
+    data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
+    alone: list[_Call] = []
+    for op, filter, bias in zip(members, filters, biases, strict=True):
+        prepared = FILTERS[op.op](filter, True)
+        chosen, weights = conv.choose(op, [data, prepared, *bias], _lowered)
+        alone.append(RotatingWeights(_lowered(chosen), data, copies(weights), bias))
+
+    def one_by_one() -> list[Any]:
+        return [member() for member in alone]
+
+    expected = [member()[0] for member in alone]
+    together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
+    merged = _ranked(tuner, members, [data, together, *_side_by_side(biases)], expected)
+    if not merged:
+        return None
+    us = 1e3 / CALLS
+    return Times(
+        merged[0].choice,
+        us * merged[0].milliseconds,
+        us * tuner.milliseconds(merged[0].call, LANES, cold=True),
+        us * tuner.milliseconds(one_by_one, cold=True),
+        us * tuner.milliseconds(one_by_one, LANES, cold=True),
+        us * tuner.milliseconds_of(alone, cold=True),
+    )
+
+
+def _ranked(
+    tuner: Tuner, members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> list[Ranked[Tiles]]:
+    """Kernels for all, the fastest first."""
+    first = members[0]
+    data, filters, *biases = arguments
+    weights = copies(filters)
+    sizes = tuple(int(one.shape[-1]) for one in expected)
+    pixels = expected[0].numel() // sizes[0]
+
+    def merged(tiles: Tiles) -> RotatingWeights:
+        attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
+        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes)
+        return RotatingWeights(_lowered(op), data, weights, biases)
+
+    calls = ((tiles, merged(tiles)) for tiles in conv.candidates(data, filters, pixels, sizes))
+    return tuner.ranked(calls, expected, cold=True)
+
+
+def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
+
+
+def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))

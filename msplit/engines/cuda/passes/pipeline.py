@@ -24,18 +24,15 @@ from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
 from msplit.engines.cuda.passes.embedding.unique import eliminate_unique
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
-from msplit.engines.cuda.passes.fold_dilation import fold_dilation
-from msplit.engines.cuda.passes.fold_padding import fold_padding
+from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
 from msplit.engines.cuda.passes.fold_partition import fold_partition
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.keep_boundaries import keep_boundaries
-from msplit.engines.cuda.passes.layer_norm import fuse_layer_norm
-from msplit.engines.cuda.passes.merge_convolutions import merge_siblings
-from msplit.engines.cuda.passes.merged_conv import decide_on
+from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
+from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
-from msplit.engines.cuda.passes.softmax import fuse_softmax
 from msplit.engines.cuda.passes.specialize import specialize
 
 VERIFY = "MSPLIT_VERIFY"

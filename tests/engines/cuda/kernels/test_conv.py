@@ -171,8 +171,7 @@ def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.device.device import precision
-    from msplit.engines.cuda.passes.merge_convolutions import find_siblings
-    from msplit.engines.cuda.passes.merged_conv import FAMILY, decide_on
+    from msplit.engines.cuda.passes.merge_convolutions import FAMILY, decide_on, find_siblings
     from tests.engines.cuda.passes.test_merge_convolutions import block, source_of
 
     graph = block()

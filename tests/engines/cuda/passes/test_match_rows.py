@@ -1,15 +1,20 @@
-"""Layer norm and softmax, however they are spelled, are one kernel; what only looks like them stays."""
+"""Layer normalization, softmax and GELU, however they are spelled: each in one kernel."""
 
 import numpy as np
 import pytest
 
 from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
-from tests.engines.cuda.passes.harness import normal
+from tests.engines.cuda.passes.harness import (
+    assert_equals_itself,
+    check,
+    normal,
+    placeholder,
+)
 
 pytestmark = pytest.mark.tf
 
 
-def check(spelled, shape, expected, *, dtype=np.float32, outputs=("out",)):
+def check_rows(spelled, shape, expected, *, dtype=np.float32, outputs=("out",)):
     """Equal to TensorFlow, in exactly these kernels."""
     feeds = {"x": 3 * normal(*shape, dtype=dtype) + 1}
 
@@ -47,20 +52,22 @@ def divided(tf, v1, x):
 @pytest.mark.parametrize("spelled", [bert, moments, divided])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 16)])
 def test_a_layer_norm_is_one_kernel(spelled, shape):
-    check(spelled, shape, ["_LayerNorm"])
+    check_rows(spelled, shape, ["_LayerNorm"])
 
 
 def test_epsilon_is_read_off():
-    program = check(lambda tf, v1, x: bert(tf, v1, x, 0.01), (3, 8), ["_LayerNorm"], dtype=np.float64)
+    program = check_rows(lambda tf, v1, x: bert(tf, v1, x, 0.01), (3, 8), ["_LayerNorm"], dtype=np.float64)
     assert program.steps[0].op.attrs["epsilon"] == pytest.approx(0.01, rel=1e-6)
 
 
 def test_a_layer_norm_before_a_residual_leaves_its_input_alone():
-    check(lambda tf, v1, x: x + bert(tf, v1, tf.tanh(x)) + tf.tanh(x), (3, 8), ["AddV2", "AddV2", "Tanh", "_LayerNorm"])
+    check_rows(
+        lambda tf, v1, x: x + bert(tf, v1, tf.tanh(x)) + tf.tanh(x), (3, 8), ["AddV2", "AddV2", "Tanh", "_LayerNorm"]
+    )
 
 
 def test_a_mean_that_is_wanted_stays():
-    program = check(
+    program = check_rows(
         bert,
         (3, 8),
         ["AddV2", "AddV2", "Mean", "Mean", "Mul", "Mul", "Rsqrt", "Square", "Sub"],
@@ -71,7 +78,7 @@ def test_a_mean_that_is_wanted_stays():
 
 def test_a_parameter_per_row_is_no_layer_norm():
     scale = normal(3, 1)
-    check(lambda tf, v1, x: bert(tf, v1, x) * scale, (3, 8), ["Mul", "_LayerNorm"])
+    check_rows(lambda tf, v1, x: bert(tf, v1, x) * scale, (3, 8), ["Mul", "_LayerNorm"])
     per_row = np.abs(normal(3, 1)) + 0.1
 
     def other(tf, v1, x):
@@ -79,7 +86,7 @@ def test_a_parameter_per_row_is_no_layer_norm():
         variance = tf.reduce_mean(tf.square(x - mean), -1, keepdims=True)
         return (x - mean) * tf.math.rsqrt(variance + per_row)
 
-    check(other, (3, 8), ["AddV2", "Mean", "Mean", "Mul", "Rsqrt", "Square", "Sub"])
+    check_rows(other, (3, 8), ["AddV2", "Mean", "Mean", "Mul", "Rsqrt", "Square", "Sub"])
 
 
 def test_a_norm_that_is_almost_one_stays():
@@ -87,7 +94,7 @@ def test_a_norm_that_is_almost_one_stays():
         mean = tf.reduce_mean(x, -1, keepdims=True)
         return (x - mean) / (tf.sqrt(tf.reduce_mean(tf.square(x - mean), -1, keepdims=True)) + 1e-3)
 
-    check(other, (3, 8), ["AddV2", "Mean", "Mean", "RealDiv", "Sqrt", "Square", "Sub"])
+    check_rows(other, (3, 8), ["AddV2", "Mean", "Mean", "RealDiv", "Sqrt", "Square", "Sub"])
 
 
 def test_half_precision_keeps_its_rounding():
@@ -107,7 +114,7 @@ def spelled_softmax(tf, v1, x):
 
 
 def test_a_softmax_is_one_kernel():
-    check(spelled_softmax, (2, 5, 16), ["Softmax"])
+    check_rows(spelled_softmax, (2, 5, 16), ["Softmax"])
 
 
 def test_a_softmax_that_may_overflow_stays():
@@ -115,19 +122,81 @@ def test_a_softmax_that_may_overflow_stays():
         raised = tf.exp(x)
         return raised / tf.reduce_sum(raised, -1, keepdims=True) + tf.reduce_max(x, -1, keepdims=True)
 
-    check(other, (3, 8), ["AddV2", "Exp", "Max", "RealDiv", "Sum"])
+    check_rows(other, (3, 8), ["AddV2", "Exp", "Max", "RealDiv", "Sum"])
 
 
 def test_an_activation_that_the_library_has_needs_no_bias():
     weights = normal(8, 4)
-    check(lambda tf, v1, x: tf.nn.relu(tf.matmul(x, weights)), (3, 8), ["_FusedMatMul"])
-    check(lambda tf, v1, x: tf.nn.gelu(tf.matmul(x, weights), approximate=True), (3, 8), ["_FusedMatMul"])
-    check(lambda tf, v1, x: tf.nn.relu(tf.reshape(tf.matmul(x, weights), (-1, 2, 2))), (3, 8), ["_FusedMatMul"])
-    check(lambda tf, v1, x: tf.tanh(tf.matmul(x, weights)), (3, 8), ["MatMul", "Tanh"])
+    check_rows(lambda tf, v1, x: tf.nn.relu(tf.matmul(x, weights)), (3, 8), ["_FusedMatMul"])
+    check_rows(lambda tf, v1, x: tf.nn.gelu(tf.matmul(x, weights), approximate=True), (3, 8), ["_FusedMatMul"])
+    check_rows(lambda tf, v1, x: tf.nn.relu(tf.reshape(tf.matmul(x, weights), (-1, 2, 2))), (3, 8), ["_FusedMatMul"])
+    check_rows(lambda tf, v1, x: tf.tanh(tf.matmul(x, weights)), (3, 8), ["MatMul", "Tanh"])
 
 
 def test_a_convolution_without_bias_takes_a_residual_and_relu_along():
     filter = normal(3, 3, 4, 4)
-    check(lambda tf, v1, x: tf.nn.relu(tf.nn.conv2d(x, filter, 1, "SAME")), (2, 6, 6, 4), ["_FusedConv2D"])
-    check(lambda tf, v1, x: tf.nn.relu(tf.nn.conv2d(x, filter, 1, "SAME") + x), (2, 6, 6, 4), ["_FusedConv2D"])
-    check(lambda tf, v1, x: tf.nn.conv2d(x, filter, 1, "SAME") + x, (2, 6, 6, 4), ["AddV2", "Conv2D"])
+    check_rows(lambda tf, v1, x: tf.nn.relu(tf.nn.conv2d(x, filter, 1, "SAME")), (2, 6, 6, 4), ["_FusedConv2D"])
+    check_rows(lambda tf, v1, x: tf.nn.relu(tf.nn.conv2d(x, filter, 1, "SAME") + x), (2, 6, 6, 4), ["_FusedConv2D"])
+    check_rows(lambda tf, v1, x: tf.nn.conv2d(x, filter, 1, "SAME") + x, (2, 6, 6, 4), ["AddV2", "Conv2D"])
+
+
+EXACT = [
+    lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x / np.float32(np.sqrt(2)))),
+    lambda tf, x: x * (0.5 * (1.0 + tf.math.erf(x * np.float32(np.sqrt(0.5))))),
+    lambda tf, x: (x * 0.5) * (tf.math.erf(0.70710678 * x) + 1.0),
+    lambda tf, x: 0.5 * x * tf.math.erfc(-x * np.float32(np.sqrt(0.5))),
+    lambda tf, x: tf.nn.gelu(x, approximate=False),
+]
+APPROXIMATE = [
+    lambda tf, x: tf.nn.gelu(x, approximate=True),
+    lambda tf, x: x * 0.5 * (1.0 + tf.tanh(0.7978845608 * (x + 0.044715 * x * x * x))),
+    lambda tf, x: x * (0.5 * (1.0 + tf.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * tf.pow(x, 3.0))))),
+    lambda tf, x: x * tf.sigmoid(1.5957691216 * (x + 0.044715 * tf.square(x) * x)),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [(form, "GeluExact") for form in EXACT] + [(form, "GeluApproximate") for form in APPROXIMATE]
+)
+def test_gelu_rides_on_a_product_however_it_is_written(form, name):
+    feeds = {"x": normal(5, 6)}
+
+    def build(tf, v1):
+        y = tf.matmul(placeholder(tf, v1, feeds["x"]), normal(6, 4)) + normal(4)
+        tf.identity(form(tf, y), name="out")
+
+    program = check(build, feeds, ["_FusedMatMul"], outputs=["out"])
+    assert program.steps[0].op.attrs["fused_ops"] == ("BiasAdd", name)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x * 0.72)),
+        lambda tf, x: 0.51 * x * (1.0 + tf.math.erf(x * 0.70710678)),
+        lambda tf, x: x * tf.sigmoid(1.702 * x),
+        lambda tf, x: x * 0.5 * (1.0 + tf.tanh(0.7978845608 * (x + 0.05 * x * x * x))),
+    ],
+)
+def test_what_is_only_near_gelu_stays(form):
+    feeds = {"x": normal(5, 6)}
+
+    def build(tf, v1):
+        tf.identity(form(tf, tf.matmul(placeholder(tf, v1, feeds["x"]), normal(6, 4)) + normal(4)), name="out")
+
+    # Not against TensorFlow: its own optimizer takes the last one of them for GELU.
+    flat = graph_of(build, outputs=["out"])
+    assert_equals_itself(flat, feeds)
+    assert [op for op in kernels(program_of(flat, feeds)) if op == "Mul"]
+
+
+def test_gelu_whose_parts_are_wanted_elsewhere_stays():
+    feeds = {"x": normal(5, 6)}
+
+    def build(tf, v1):
+        y = tf.matmul(placeholder(tf, v1, feeds["x"]), normal(6, 4)) + normal(4)
+        tf.add(tf.nn.gelu(y, approximate=True), y, name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    assert_equals_tensorflow(flat, feeds)
+    assert "Tanh" in kernels(program_of(flat, feeds))

@@ -11,8 +11,7 @@ from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
 from msplit.engines.cuda.passes import merge_convolutions, pipeline
-from msplit.engines.cuda.passes.merge_convolutions import find_siblings, merge_siblings
-from msplit.engines.cuda.passes.merged_conv import Times, decide_on
+from msplit.engines.cuda.passes.merge_convolutions import Times, decide_on, find_siblings, merge_siblings
 from msplit.engines.cuda.runtime.executables import plan_of_job
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
