@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,9 @@ _FEW = 5
 """Rows of a table in the summary, so that the verdict below it stays on the screen."""
 
 _FEW_OPS = 8
+
+_KEYS = {"post_nodes": "behind", "unplaceable": "stuck"}
+"""Keys of JSON that are not called as the fields of a `Coverage` are."""
 
 
 def document(
@@ -395,7 +399,7 @@ def payload(
             for node in range(len(flat))
         ]
     if coverage is not None:
-        result["coverage"] = coverage
+        result["coverage"] = {_KEYS.get(one.name, one.name): getattr(coverage, one.name) for one in fields(coverage)}
     return result
 
 
