@@ -144,7 +144,8 @@ def test_a_type_without_a_generator_is_an_error_that_names_the_node():
 
 def test_filling_needs_no_tensorflow():
     code = (
-        "import sys; from msplit.opset import proto, samples; g = proto.graph_pb2.GraphDef(); samples.fill(samples.strip(g));"
+        "import sys; from msplit import samples; from msplit.opset import proto; g = proto.graph_pb2.GraphDef();"
+        "samples.fill(samples.strip(g));"
         "sys.exit('tensorflow' in sys.modules and hasattr(sys.modules['tensorflow'], 'constant') or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
