@@ -20,7 +20,8 @@ from msplit.cost.workload import Workload
 from msplit.decide import environment
 from msplit.decide.model import opened
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE, one_stream_seconds, profile_kernels
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE, profile_kernels
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -108,7 +109,7 @@ def profile(
     found = profile_kernels(job, compiled, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
     if device.type == "cuda" and not compiled.program.dynamic:
-        one_us = one_stream_seconds(job, compiled) * 1e6
+        one_us = cuda.one_stream_seconds(job, compiled) * 1e6
     names = flat.graph.names
     steps = tuple(
         Step(tuple(names[node] for node in step.op.source_nodes if node < len(flat)), kernel)
