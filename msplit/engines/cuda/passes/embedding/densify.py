@@ -11,112 +11,24 @@ structure. Nothing is assumed of the values that are fed, so that what is not pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.embedding import intervals, masked
-from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
+from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.passes.embedding import masked
+from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof, is_grid, run_length
 from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
-_LARGEST = 1 << 28
-"""Bytes of a constant that is worth keeping, as in `interpret.LARGEST_FOLDED`."""
 
-
-class Densifier:
-    """Goes along with one inference of shapes.
-
-    Args:
-        graph: The graph.
-
-    Attributes:
-        masks: What is known of values whose shapes depend on values.
-        made: The ops that ran, by number.
-    """
-
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
-        self.masks = masked.Masks()
-        self.made: dict[int, Op] = {}
-        self._ranges: dict[Key, intervals.Range] = {}
-        self._static: MutableMapping[Key, NDArray[Any]] = {}
-        self._shapes: Mapping[Key, tuple[int, ...]] = {}
-
-    def start(self, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]) -> None:
-        """Gives it what the inference knows; both grow while that goes on."""
-        self._static, self._shapes = static, shapes
-
-    # Facts, see `intervals.Facts`
-
-    def array(self, key: Key) -> NDArray[Any] | None:
-        """The value itself, where it is the same in every run."""
-        return self._static.get(key)
-
-    def range(self, key: Key) -> intervals.Range | None:
-        """Its interval."""
-        found = self._ranges.get(key)
-        if found is None and key in self._static:
-            found = intervals.of_array(self._static[key])
-            if found is not None:
-                self._ranges[key] = found
-        return found
-
-    def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
-        return self._static[key].shape if key in self._static else self._shapes.get(key)
-
-    def dtype(self, key: Key) -> str | None:
-        """Name of its type."""
-        return self._static[key].dtype.name if key in self._static else self.graph.dtypes.get(key)
-
-    def is_zero(self, key: Key) -> bool:
-        """Whether it is known to hold zeros and nothing else."""
-        op, value = self.made.get(key[0]), self.array(key)
-        return (op is not None and op.op == "ZerosLike") or (value is not None and not np.any(value))
-
-    # What the inference calls
+class Densifier(KnownValues):
+    """Goes along with one inference of shapes: `prove` before an op runs, `learn` after it."""
 
     def prove(self, op: Op) -> Proof | None:
-        """Before an op runs: whether it is something simpler."""
+        """Whether an op is something simpler."""
         rule = _RULES.get(op.op)
         found = rule(self, op) if rule is not None else None
         return found if found is not None else masked.prove(self, op)
-
-    def learn(self, op: Op, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """After an op ran: keeps the interval of its first output. If that can have one value only, the array that it always is."""
-        key = (op.node, 0)
-        self.made[op.node] = op
-        found = intervals.within(intervals.of(self, op, 0), dtype) if dtype.kind in "iub" else None
-        if found is None:
-            return None
-        self._ranges[key] = found
-        shape = self.shape(key)
-        if found[0] != found[1] or shape is None or math.prod(shape) * dtype.itemsize > _LARGEST:
-            return None
-        return np.full(shape, found[0], dtype)
-
-    def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
-        """A new op for a proof, that does the work of another."""
-        number = self.graph.fresh()
-        return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
-
-    def constant(self, value: NDArray[Any]) -> Key:
-        """A new constant."""
-        key = (self.graph.fresh(), 0)
-        self._static[key] = value
-        return key
-
-    def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
-        """Rows of a value."""
-        rows = indices if isinstance(indices, tuple) else self.constant(indices)
-        return self.new("GatherV2", like, [params, rows, self.constant(np.array(0, np.int32))], {"batch_dims": 0})
-
-    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...]) -> Op:
-        """A value in another shape."""
-        return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
 
 
 def _gather(densifier: Densifier, op: Op) -> Proof | None:

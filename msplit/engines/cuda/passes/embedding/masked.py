@@ -9,19 +9,15 @@ of each row's embeddings, the dense form takes its place: it is equal for all va
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.passes.embedding.proof import Proof, is_grid, run_length
+from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Lookup, Mask, Proof, is_grid, run_length
 from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_with
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.passes.embedding.densify import Densifier
 
 _ABSENT = -(2**62)
 """The id of what is not there. No id that a model has can be below it."""
@@ -31,110 +27,52 @@ _TESTS = ops_with("mask test")
 _LONGEST = 16
 
 
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """Which rows are there.
-
-    Attributes:
-        key: A vector of truth values, one per row.
-        base: Integers of which it is known what they are where the mask holds; None if nothing is.
-        apart: The mask does not hold where one of these numbers stands in the base.
-        floor: Nor where the base is below this; with `base` and both, that is all there is to the mask.
-        occupied: Of how many groups of rows each has one that is there; 0 where that is not known.
-    """
-
-    key: Key
-    base: Key | None = None
-    apart: frozenset[int] = frozenset()
-    floor: int | None = None
-    occupied: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """The rows of a dense value that a mask keeps."""
-
-    dense: Key
-    mask: Mask
-
-
-@dataclass(frozen=True, eq=False)
-class Lookup:
-    """A dense lookup by kept ids in which each row that had none has one default: what it was made of.
-
-    Attributes:
-        mask: Of the ids before that.
-        ids: Likewise, all of them.
-        rows: How many rows the result has.
-        empty: Which of them had none.
-    """
-
-    mask: Mask
-    ids: Key
-    rows: int
-    empty: Key
-
-
-@dataclass
-class Masks:
-    """What is known of values whose shapes depend on values."""
-
-    kept: dict[Key, Kept] = field(default_factory=dict)
-    places: dict[Key, tuple[Mask, Mask]] = field(
-        default_factory=dict
-    )  # positions in kept rows -> the mask before, and after
-    counts: dict[Key, Mask] = field(default_factory=dict)  # shapes of kept vectors
-    filled: dict[Mask, Lookup] = field(default_factory=dict)
-    lookups: dict[Key, tuple[Lookup, Op]] = field(default_factory=dict)
-    flags: dict[Key, Key] = field(default_factory=dict)  # values that repeat a truth value per row
-
-
-def prove(densifier: Densifier, op: Op) -> Proof | None:
+def prove(facts: KnownValues, op: Op) -> Proof | None:
     """What an op is that reads, or makes, rows that a condition keeps."""
-    known = densifier.masks
+    known = facts.masks
     if op.op == "Where":
-        return _where(densifier, op)
+        return _where(facts, op)
     if not op.inputs or not any(
         key in known.kept or key in known.places or key in known.counts or key in known.flags for key in op.inputs
     ):
         return None
     if op.op in _ELEMENTWISE and (op.op not in SELECT or op.inputs[0] in known.kept):
-        return _elementwise(densifier, op)
+        return _elementwise(facts, op)
     rule = _RULES.get(op.op)
-    return rule(densifier, op) if rule is not None else None
+    return rule(facts, op) if rule is not None else None
 
 
-def _where(densifier: Densifier, op: Op) -> Proof | None:
+def _where(facts: KnownValues, op: Op) -> Proof | None:
     condition = op.inputs[0]
-    shape = densifier.shape(condition)
-    inner = densifier.masks.kept.get(condition)
+    shape = facts.shape(condition)
+    inner = facts.masks.kept.get(condition)
     if inner is not None:
-        both = densifier.new("LogicalAnd", op, [inner.mask.key, inner.dense])
-        mask = _narrowed(densifier, inner.mask, inner.dense, (both.node, 0))
-        densifier.masks.places[op.node, 0] = (inner.mask, mask)
+        both = facts.new("LogicalAnd", op, [inner.mask.key, inner.dense])
+        mask = _narrowed(facts, inner.mask, inner.dense, (both.node, 0))
+        facts.masks.places[op.node, 0] = (inner.mask, mask)
         return Proof(ops=[both])
     if (
         shape is None
         or not shape
         or 0 in shape
-        or densifier.dtype(condition) != "bool"
-        or densifier.array(condition) is not None
+        or facts.dtype(condition) != "bool"
+        or facts.array(condition) is not None
     ):
         return None
-    view = densifier.reshape(op, condition, (-1,))
-    grid = densifier.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
-    mask = _narrowed(densifier, Mask((view.node, 0)), condition, (view.node, 0))
-    densifier.masks.kept[op.node, 0] = Kept(grid, mask)
+    view = facts.reshape(op, condition, (-1,))
+    grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
+    mask = _narrowed(facts, Mask((view.node, 0)), condition, (view.node, 0))
+    facts.masks.kept[op.node, 0] = Kept(grid, mask)
     return Proof(ops=[view])
 
 
-def _narrowed(densifier: Densifier, mask: Mask, condition: Key, key: Key) -> Mask:
+def _narrowed(facts: KnownValues, mask: Mask, condition: Key, key: Key) -> Mask:
     """A mask that holds where another and a condition do."""
-    op = densifier.made.get(root(densifier, condition)[0])
+    op = facts.made.get(root(facts, condition)[0])
     if op is None or op.op not in _TESTS or len(op.inputs) != 2:
         return Mask(key)
-    bound = densifier.range(op.inputs[1])
-    base = root(densifier, op.inputs[0])
+    bound = facts.range(op.inputs[1])
+    base = root(facts, op.inputs[0])
     first = mask.base is None and not mask.apart and mask.floor is None and mask.key == key
     if bound is None or bound[0] != bound[1] or not (first or mask.base == base):
         return Mask(key)
@@ -143,10 +81,10 @@ def _narrowed(densifier: Densifier, mask: Mask, condition: Key, key: Key) -> Mas
     return Mask(key, base, mask.apart, bound[0] if mask.floor is None else max(bound[0], mask.floor))
 
 
-def root(densifier: Densifier, key: Key) -> Key:
+def root(facts: KnownValues, key: Key) -> Key:
     """The value that another holds in another shape or a wider type."""
     for _ in range(_LONGEST):
-        op = densifier.made.get(key[0])
+        op = facts.made.get(key[0])
         widens = (
             op is not None and op.op == "Cast" and (op.attrs.get("SrcT"), op.attrs.get("DstT")) == ("int32", "int64")
         )
@@ -156,29 +94,29 @@ def root(densifier: Densifier, key: Key) -> Key:
     return key
 
 
-def _elementwise(densifier: Densifier, op: Op) -> Proof | None:
-    kept = [densifier.masks.kept[key] for key in op.inputs if key in densifier.masks.kept]
+def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
+    kept = [facts.masks.kept[key] for key in op.inputs if key in facts.masks.kept]
     if not kept or len({id(item.mask) for item in kept}) != 1:
         return None
     inputs = []
     for key in op.inputs:
-        if key in densifier.masks.kept:
-            inputs.append(densifier.masks.kept[key].dense)
-        elif densifier.shape(key) == ():
+        if key in facts.masks.kept:
+            inputs.append(facts.masks.kept[key].dense)
+        elif facts.shape(key) == ():
             inputs.append(key)
         else:
             return None
-    dense = densifier.new(op.op, op, inputs, dict(op.attrs))
-    densifier.masks.kept[op.node, 0] = Kept((dense.node, 0), kept[0].mask)
+    dense = facts.new(op.op, op, inputs, dict(op.attrs))
+    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept[0].mask)
     return Proof(ops=[dense])
 
 
-def _reshape(densifier: Densifier, op: Op) -> Proof | None:
-    known, key = densifier.masks, op.inputs[0]
+def _reshape(facts: KnownValues, op: Op) -> Proof | None:
+    known, key = facts.masks, op.inputs[0]
     if key in known.flags:
         known.flags[op.node, 0] = known.flags[key]
         return None
-    sizes = densifier.array(op.inputs[1]) if op.op == "Reshape" else None
+    sizes = facts.array(op.inputs[1]) if op.op == "Reshape" else None
     if sizes is None or not sizes.size or sizes.reshape(-1)[0] != -1:
         return None
     rest = tuple(int(size) for size in sizes.reshape(-1)[1:])
@@ -186,20 +124,20 @@ def _reshape(densifier: Densifier, op: Op) -> Proof | None:
         known.places[op.node, 0] = known.places[key]
         return None
     kept = known.kept.get(key)
-    shape = None if kept is None else densifier.shape(kept.dense)
+    shape = None if kept is None else facts.shape(kept.dense)
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
-    view = densifier.reshape(op, kept.dense, (shape[0], *rest))
+    view = facts.reshape(op, kept.dense, (shape[0], *rest))
     known.kept[op.node, 0] = Kept((view.node, 0), kept.mask)
     return Proof(ops=[view])
 
 
-def _repeat(densifier: Densifier, op: Op) -> Proof | None:
+def _repeat(facts: KnownValues, op: Op) -> Proof | None:
     """Tile and BroadcastTo of a truth value per row, along the row."""
     key = op.inputs[0]
-    if key in densifier.masks.flags:
-        before = densifier.shape(key)
-        times = densifier.array(op.inputs[1])
+    if key in facts.masks.flags:
+        before = facts.shape(key)
+        times = facts.array(op.inputs[1])
         along = (
             times is not None
             and before is not None
@@ -207,31 +145,31 @@ def _repeat(densifier: Densifier, op: Op) -> Proof | None:
             and before[1:] == (1,) * (len(before) - 1)
         )
         if along and times is not None and times.reshape(-1)[0] == 1 and op.op == "Tile":
-            densifier.masks.flags[op.node, 0] = densifier.masks.flags[key]
+            facts.masks.flags[op.node, 0] = facts.masks.flags[key]
     return None
 
 
-def _shape(densifier: Densifier, op: Op) -> Proof | None:
-    kept = densifier.masks.kept.get(op.inputs[0])
-    if kept is not None and len(densifier.shape(kept.dense) or ()) == 1:
-        densifier.masks.counts[op.node, 0] = kept.mask
+def _shape(facts: KnownValues, op: Op) -> Proof | None:
+    kept = facts.masks.kept.get(op.inputs[0])
+    if kept is not None and len(facts.shape(kept.dense) or ()) == 1:
+        facts.masks.counts[op.node, 0] = kept.mask
     return None
 
 
-def _fill(densifier: Densifier, op: Op) -> Proof | None:
-    mask = densifier.masks.counts.get(op.inputs[0])
-    shape = None if mask is None else densifier.shape(mask.key)
+def _fill(facts: KnownValues, op: Op) -> Proof | None:
+    mask = facts.masks.counts.get(op.inputs[0])
+    shape = None if mask is None else facts.shape(mask.key)
     if mask is None or shape is None:
         return None
-    dense = densifier.new("Fill", op, [densifier.constant(np.array(shape, np.int32)), op.inputs[1]], dict(op.attrs))
-    densifier.masks.kept[op.node, 0] = Kept((dense.node, 0), mask)
+    dense = facts.new("Fill", op, [facts.constant(np.array(shape, np.int32)), op.inputs[1]], dict(op.attrs))
+    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), mask)
     return Proof(ops=[dense])
 
 
-def _gather(densifier: Densifier, op: Op) -> Proof | None:
+def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows of which some are kept."""
-    known = densifier.masks
-    axis = densifier.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    known = facts.masks
+    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     kept, places = known.kept.get(op.inputs[0]), known.places.get(op.inputs[1])
     if axis is None or int(axis) or op.attrs.get("batch_dims", 0) or kept is None or places is None:
         return None
@@ -241,44 +179,44 @@ def _gather(densifier: Densifier, op: Op) -> Proof | None:
     return None
 
 
-def _gather_nd(densifier: Densifier, op: Op) -> Proof | None:
-    kept, shape = densifier.masks.kept.get(op.inputs[1]), densifier.shape(op.inputs[0])
-    indices = None if kept is None else densifier.array(kept.dense)
+def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
+    kept, shape = facts.masks.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
+    indices = None if kept is None else facts.array(kept.dense)
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
-    view = densifier.reshape(op, op.inputs[0], (-1,))
-    densifier.masks.kept[op.node, 0] = Kept((view.node, 0), kept.mask)
+    view = facts.reshape(op, op.inputs[0], (-1,))
+    facts.masks.kept[op.node, 0] = Kept((view.node, 0), kept.mask)
     return Proof(ops=[view])
 
 
-def _sparse_reshape(densifier: Densifier, op: Op) -> Proof | None:
-    kept = densifier.masks.kept.get(op.inputs[0])
-    if kept is None or any(densifier.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
+def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
+    kept = facts.masks.kept.get(op.inputs[0])
+    if kept is None or any(facts.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
         return None
-    dense = densifier.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    densifier.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
+    dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
+    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
     return Proof({1: (dense.node, 1)}, [dense], stays=True)
 
 
-def _strided_slice(densifier: Densifier, op: Op) -> Proof | None:
-    kept = densifier.masks.kept.get(op.inputs[0])
-    strides = densifier.array(op.inputs[3])
+def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
+    kept = facts.masks.kept.get(op.inputs[0])
+    strides = facts.array(op.inputs[3])
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
     other = int(op.attrs.get("ellipsis_mask", 0)) | int(op.attrs.get("new_axis_mask", 0))
     shrinks = int(op.attrs.get("shrink_axis_mask", 0)) & 1
     if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
         return None
-    dense = densifier.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    densifier.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
+    dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
+    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
     return Proof(ops=[dense])
 
 
-def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
+def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Every row gets one place more, for the default, which is there where none of the others is."""
-    known = densifier.masks
+    known = facts.masks
     places, values = known.kept.get(op.inputs[0]), known.kept.get(op.inputs[1])
-    shape = densifier.array(op.inputs[2])
-    indices = None if places is None else densifier.array(places.dense)
+    shape = facts.array(op.inputs[2])
+    indices = None if places is None else facts.array(places.dense)
     if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:
         return None
     rows = int(shape[0])
@@ -289,11 +227,11 @@ def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
     ops: list[Op] = []
 
     def add(name: str, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Key:
-        ops.append(densifier.new(name, like, inputs, attrs))
+        ops.append(facts.new(name, like, inputs, attrs))
         return ops[-1].node, 0
 
     def constant(value: NDArray[Any] | list[int] | int) -> Key:
-        return densifier.constant(np.asarray(value, np.int32) if not isinstance(value, np.ndarray) else value)
+        return facts.constant(np.asarray(value, np.int32) if not isinstance(value, np.ndarray) else value)
 
     square, column, axis = constant([rows, length]), constant([rows, 1]), constant(1)
     there = add("Reshape", [places.mask.key, square])
@@ -306,93 +244,89 @@ def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
     grid = np.concatenate([indices.reshape(rows, length, -1), fillers], 1).reshape(-1, indices.shape[1])
     flat = constant([-1])
     mask = Mask(add("Reshape", [longer, flat]), occupied=rows)
-    known.kept[op.node, 0] = Kept(densifier.constant(grid), mask)
+    known.kept[op.node, 0] = Kept(facts.constant(grid), mask)
     known.kept[op.node, 1] = Kept(add("Reshape", [filled, flat]), mask)
     known.filled[mask] = Lookup(values.mask, values.dense, rows, empty)
     known.flags[empty] = empty
     return Proof({2: empty}, ops, stays=True)
 
 
-def _sparse_segment(densifier: Densifier, op: Op) -> Proof | None:
+def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows by row, every one of which has some."""
-    ids, segments = (densifier.masks.kept.get(key) for key in op.inputs[1:3])
+    ids, segments = (facts.masks.kept.get(key) for key in op.inputs[1:3])
     if ids is None or segments is None or ids.mask is not segments.mask or not ids.mask.occupied:
         return None
-    numbers = densifier.array(segments.dense)
+    numbers = facts.array(segments.dense)
     if numbers is None or not run_length(numbers) or int(numbers[-1]) + 1 != ids.mask.occupied:
         return None
-    found = _looked_up(densifier, op, ids.mask, ids.dense, ids.mask.occupied)
+    found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied)
     if found is None:
         return None
-    filled = densifier.masks.filled.get(ids.mask)
+    filled = facts.masks.filled.get(ids.mask)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
-    if filled is not None and ids.dense == densifier.masks.kept[_filler_of(densifier, ids.mask)].dense:
-        densifier.masks.lookups[found.ops[-1].node, 0] = (filled, op)
+    if filled is not None and ids.dense == facts.masks.kept[_filler_of(facts, ids.mask)].dense:
+        facts.masks.lookups[found.ops[-1].node, 0] = (filled, op)
     return found
 
 
-def _filler_of(densifier: Densifier, mask: Mask) -> Key:
-    return next(key for key, kept in densifier.masks.kept.items() if kept.mask is mask and key[1] == 1)
+def _filler_of(facts: KnownValues, mask: Mask) -> Key:
+    return next(key for key, kept in facts.masks.kept.items() if kept.mask is mask and key[1] == 1)
 
 
-def _looked_up(densifier: Densifier, op: Op, mask: Mask, ids: Key, rows: int) -> Proof | None:
+def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int) -> Proof | None:
     """Rows of a table at the ids that are there, combined by row."""
-    table, count = densifier.shape(op.inputs[0]), densifier.shape(ids)
-    dtype = densifier.dtype(op.inputs[0])
+    table, count = facts.shape(op.inputs[0]), facts.shape(ids)
+    dtype = facts.dtype(op.inputs[0])
     if table is None or not table[0] or count is None or dtype not in ("float32", "float64", "float16", "bfloat16"):
         return None
     width, per_row = int(np.prod(table[1:])), count[0] // rows
     ops: list[Op] = []
-    base = root(densifier, ids)
+    base = root(facts, ids)
     all_told = mask.base == base and mask.floor is not None and all(number < mask.floor for number in mask.apart)
-    if all_told and mask.floor is not None and densifier.dtype(base) in ("int32", "int64"):
+    if all_told and mask.floor is not None and facts.dtype(base) in ("int32", "int64"):
         source, valid_from = base, mask.floor
     else:
-        if densifier.dtype(ids) != "int64":
-            ops.append(densifier.new("Cast", op, [ids], {"SrcT": densifier.dtype(ids), "DstT": "int64"}))
+        if facts.dtype(ids) != "int64":
+            ops.append(facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"}))
             ids = (ops[-1].node, 0)
-        absent = densifier.constant(np.array(_ABSENT, np.int64))
-        ops.append(densifier.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}))
+        absent = facts.constant(np.array(_ABSENT, np.int64))
+        ops.append(facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}))
         source, valid_from = (ops[-1].node, 0), _ABSENT + 1
     term = Term(0, 1, step=per_row, count=per_row, valid_from=valid_from)
     combiner = op.op.removeprefix("SparseSegment").lower()
     segment = Segment(0, 0, width, rows, width, (term,), combiner)
     spec = Columns((segment,), ((rows, *table[1:]),), dtype)
-    ops.append(densifier.new("_Columns", op, [source, op.inputs[0]], {"T": dtype, "columns": spec}))
+    ops.append(facts.new("_Columns", op, [source, op.inputs[0]], {"T": dtype, "columns": spec}))
     return Proof({0: (ops[-1].node, 0)}, ops)
 
 
-def _select(densifier: Densifier, op: Op) -> Proof | None:
+def _select(facts: KnownValues, op: Op) -> Proof | None:
     """Zeros in the rows that had no ids: then what the default stands for plays no part."""
-    lookup = densifier.masks.lookups.get(op.inputs[2])
-    if (
-        lookup is None
-        or densifier.masks.flags.get(op.inputs[0]) != lookup[0].empty
-        or not densifier.is_zero(op.inputs[1])
-    ):
+    lookup = facts.masks.lookups.get(op.inputs[2])
+    if lookup is None or facts.masks.flags.get(op.inputs[0]) != lookup[0].empty or not facts.is_zero(op.inputs[1]):
         return None
-    if not densifier.shape(op.inputs[0]) == densifier.shape(op.inputs[1]) == densifier.shape(op.inputs[2]):
+    if not facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]):
         return None
     found, segment = lookup
-    return _looked_up(densifier, segment, found.mask, found.ids, found.rows)
+    return _looked_up(facts, segment, found.mask, found.ids, found.rows)
 
 
-def _sparse_to_dense(densifier: Densifier, op: Op) -> Proof | None:
+def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """What is there, and the default elsewhere."""
-    places, values = (densifier.masks.kept.get(op.inputs[slot]) for slot in (0, 2))
-    shape = densifier.array(op.inputs[1])
-    indices = None if places is None else densifier.array(places.dense)
+    places, values = (facts.masks.kept.get(op.inputs[slot]) for slot in (0, 2))
+    shape = facts.array(op.inputs[1])
+    indices = None if places is None else facts.array(places.dense)
     if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:
         return None
     sizes = tuple(int(size) for size in shape.reshape(-1))
-    if not is_grid(indices, sizes) or densifier.shape(op.inputs[3]) != ():
+    if not is_grid(indices, sizes) or facts.shape(op.inputs[3]) != ():
         return None
-    chosen = densifier.new("SelectV2", op, [places.mask.key, values.dense, op.inputs[3]], {"T": op.attrs.get("T")})
-    view = densifier.reshape(op, (chosen.node, 0), sizes)
+    chosen = facts.new("SelectV2", op, [places.mask.key, values.dense, op.inputs[3]], {"T": op.attrs.get("T")})
+    view = facts.reshape(op, (chosen.node, 0), sizes)
     return Proof({0: (view.node, 0)}, [chosen, view])
 
 
-_RULES: dict[str, Callable[[Densifier, Op], Proof | None]] = {
+_RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),
     **dict.fromkeys(ops_with("repeat"), _repeat),
     "Shape": _shape,

@@ -1,15 +1,20 @@
-"""What the rules of the densifier share."""
+"""What the rules of the densifier share: what is known of values, and what an op turned out to be."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.embedding import intervals
+
+_LARGEST = 1 << 28
+"""Bytes of a constant that is worth keeping, as in `interpret.LARGEST_FOLDED`."""
 
 
 @dataclass
@@ -43,3 +48,146 @@ def run_length(ids: NDArray[Any]) -> int:
         return 0
     length = ids.size // rows
     return length if np.array_equal(ids, np.repeat(np.arange(rows), length)) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which rows are there.
+
+    Attributes:
+        key: A vector of truth values, one per row.
+        base: Integers of which it is known what they are where the mask holds; None if nothing is.
+        apart: The mask does not hold where one of these numbers stands in the base.
+        floor: Nor where the base is below this; with `base` and both, that is all there is to the mask.
+        occupied: Of how many groups of rows each has one that is there; 0 where that is not known.
+    """
+
+    key: Key
+    base: Key | None = None
+    apart: frozenset[int] = frozenset()
+    floor: int | None = None
+    occupied: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The rows of a dense value that a mask keeps."""
+
+    dense: Key
+    mask: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """A dense lookup by kept ids in which each row that had none has one default: what it was made of.
+
+    Attributes:
+        mask: Of the ids before that.
+        ids: Likewise, all of them.
+        rows: How many rows the result has.
+        empty: Which of them had none.
+    """
+
+    mask: Mask
+    ids: Key
+    rows: int
+    empty: Key
+
+
+@dataclass
+class Masks:
+    """What is known of values whose shapes depend on values."""
+
+    kept: dict[Key, Kept] = field(default_factory=dict)
+    places: dict[Key, tuple[Mask, Mask]] = field(
+        default_factory=dict
+    )  # positions in kept rows -> the mask before, and after
+    counts: dict[Key, Mask] = field(default_factory=dict)  # shapes of kept vectors
+    filled: dict[Mask, Lookup] = field(default_factory=dict)
+    lookups: dict[Key, tuple[Lookup, Op]] = field(default_factory=dict)
+    flags: dict[Key, Key] = field(default_factory=dict)  # values that repeat a truth value per row
+
+
+class KnownValues:
+    """What one inference of shapes knows of values so far, and new ops and constants beside them.
+
+    Args:
+        graph: The graph.
+
+    Attributes:
+        masks: What is known of values whose shapes depend on values.
+        made: The ops that ran, by number.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.masks = Masks()
+        self.made: dict[int, Op] = {}
+        self._ranges: dict[Key, intervals.Range] = {}
+        self._static: MutableMapping[Key, NDArray[Any]] = {}
+        self._shapes: Mapping[Key, tuple[int, ...]] = {}
+
+    def start(self, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]) -> None:
+        """Gives it what the inference knows; both grow while that goes on."""
+        self._static, self._shapes = static, shapes
+
+    # Facts, see `intervals.Facts`
+
+    def array(self, key: Key) -> NDArray[Any] | None:
+        """The value itself, where it is the same in every run."""
+        return self._static.get(key)
+
+    def range(self, key: Key) -> intervals.Range | None:
+        """Its interval."""
+        found = self._ranges.get(key)
+        if found is None and key in self._static:
+            found = intervals.of_array(self._static[key])
+            if found is not None:
+                self._ranges[key] = found
+        return found
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Its shape, where that is the same in every run."""
+        return self._static[key].shape if key in self._static else self._shapes.get(key)
+
+    def dtype(self, key: Key) -> str | None:
+        """Name of its type."""
+        return self._static[key].dtype.name if key in self._static else self.graph.dtypes.get(key)
+
+    def is_zero(self, key: Key) -> bool:
+        """Whether it is known to hold zeros and nothing else."""
+        op, value = self.made.get(key[0]), self.array(key)
+        return (op is not None and op.op == "ZerosLike") or (value is not None and not np.any(value))
+
+    def learn(self, op: Op, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """After an op ran: keeps the interval of its first output. If that can have one value only, the array that it always is."""
+        key = (op.node, 0)
+        self.made[op.node] = op
+        found = intervals.within(intervals.of(self, op, 0), dtype) if dtype.kind in "iub" else None
+        if found is None:
+            return None
+        self._ranges[key] = found
+        shape = self.shape(key)
+        if found[0] != found[1] or shape is None or math.prod(shape) * dtype.itemsize > _LARGEST:
+            return None
+        return np.full(shape, found[0], dtype)
+
+    def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
+        """A new op for a proof, that does the work of another."""
+        number = self.graph.fresh()
+        return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
+
+    def constant(self, value: NDArray[Any]) -> Key:
+        """A new constant."""
+        key = (self.graph.fresh(), 0)
+        self._static[key] = value
+        return key
+
+    def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
+        """Rows of a value."""
+        rows = indices if isinstance(indices, tuple) else self.constant(indices)
+        return self.new("GatherV2", like, [params, rows, self.constant(np.array(0, np.int32))], {"batch_dims": 0})
+
+    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...]) -> Op:
+        """A value in another shape."""
+        return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
