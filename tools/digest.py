@@ -1,7 +1,7 @@
 """What msplit makes of every model, in short: to show that a change of its structure changes nothing else.
 
     python benchmarks/models.py FOLDER                           the benchmark models (needs TensorFlow, once)
-    python tools/digest.py write DIGEST.json [--benchmarks FOLDER] [NAME ...]
+    python tools/digest.py write DIGEST.json [--benchmarks FOLDER] [--only NAME ...]
     python tools/digest.py compare OLD.json NEW.json             exit code 1 where they differ
 
 Per model: what `analyze` says, what `assign` writes under every shipped rule set, what `check` finds and the plan of it, and for the cuda
@@ -66,6 +66,7 @@ def content(path: Path) -> bytes:
 def decided(model: Path, folder: Path) -> dict[str, Any]:
     """What the commands that only decide say and write."""
     found: dict[str, Any] = {"analyze": short(said(folder, "analyze", str(model), "--format", "json"))}
+    found["analyze cuda"] = short(said(folder, "analyze", str(model), "--engine", "cuda", "--format", "json"))
     for rules in RULES:
         out, plan = folder / f"{rules}.out", folder / f"{rules}.plan"
         how = ("--rules", rules, "--streams", str(STREAMS))
@@ -191,13 +192,13 @@ def main() -> int:
     writes = commands.add_parser("write")
     writes.add_argument("target", type=Path)
     writes.add_argument("--benchmarks", type=Path)
-    writes.add_argument("names", nargs="*")
+    writes.add_argument("--only", action="append", default=[], metavar="NAME")
     compares = commands.add_parser("compare")
     compares.add_argument("old", type=Path)
     compares.add_argument("new", type=Path)
     given = parser.parse_args()
     if given.command == "write":
-        write(given.target, given.benchmarks, given.names)
+        write(given.target, given.benchmarks, given.only)
         return 0
     found = differences(json.loads(given.old.read_text()), json.loads(given.new.read_text()))
     print("\n".join(found) or "the digests are equal")
