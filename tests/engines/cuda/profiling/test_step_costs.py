@@ -137,7 +137,7 @@ def test_columns_whose_inputs_have_to_be_copied_first_take_a_launch_for_each():
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=8, gpu="h200")
     own = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=8), options=options_of(group=True))
-    program = CudaEngine().prepared(own).program
+    program = CudaEngine().compile(own).program
     lookup = next(number for number, step in enumerate(program.steps) if step.op.op == "_Columns")
     assert program.steps[lookup].scattered == 0
     steps = list(program.steps)
