@@ -19,6 +19,9 @@ Found = TypeVar("Found")
 _KEPT = 3
 """Results of one question that are kept for one object: more than one only where costs or options differ."""
 
+_MANY = 100_000
+"""Objects: the collector looks at fewer young ones in a few milliseconds."""
+
 _results: WeakKeyDictionary[Any, dict[str, list[tuple[tuple[Any, ...], Any]]]] = WeakKeyDictionary()
 
 
@@ -59,7 +62,8 @@ def no_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # what somebody else has frozen would thaw
+        # What somebody else has frozen would thaw; but counting that takes a walk through it, which has to be worth it.
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
         gc.enable()

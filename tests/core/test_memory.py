@@ -84,9 +84,21 @@ def test_what_was_made_meanwhile_is_not_looked_at_again_and_what_somebody_froze_
         count = gc.get_freeze_count()
         assert (count > 0) == frozen
         with no_collection():
-            made = [[number] for number in range(10_000)]
+            made = [[number] for number in range(200_000)]
         assert gc.get_freeze_count() == count
         young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
         assert frozen or not young & {id(one) for one in made}
     finally:
         (gc.freeze if before else gc.unfreeze)()
+
+
+def test_what_somebody_froze_is_not_counted_for_a_few_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting walks through it: 46 ms a time in a process with TensorFlow, which took five of them for every command."""
+
+    def counted() -> int:
+        raise AssertionError("walked through everything frozen")
+
+    monkeypatch.setattr(gc, "get_freeze_count", counted)
+    with no_collection():
+        made = [[number] for number in range(1000)]
+    assert len(made) == 1000
