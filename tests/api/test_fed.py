@@ -5,6 +5,7 @@ import json
 import pytest
 
 from msplit.api import load
+from msplit.errors import EngineError
 from msplit.measure.benchmark import bench
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Settings
@@ -35,12 +36,20 @@ def test_a_bench_says_what_share_of_its_inputs_is_in_the_tables(tmp_path):
     assert all(one["hits"] == one["values"] > 0 for one in listed)
 
 
-def test_data_of_the_models_own_is_said_with_the_way_to_feed_it(tmp_path):
-    def build(tf, v1):
-        data = tf.data.Dataset.range(100).map(lambda x: tf.cast(x, tf.float32)).batch(4)
-        tf.tanh(v1.data.make_one_shot_iterator(data).get_next() / 100.0, name="y")
+def own_data(tf, v1, times):
+    data = tf.data.Dataset.range(100).map(lambda x: tf.cast(x, tf.float32)).batch(100).repeat(times)
+    tf.tanh(v1.data.make_one_shot_iterator(data).get_next() / 100.0, name="y")
 
-    flat = foreign.written(build, tmp_path)
+
+def test_data_of_the_models_own_that_ends_is_told_with_the_way_to_feed_it(tmp_path):
+    flat = foreign.written(lambda tf, v1: own_data(tf, v1, times=1), tmp_path)
+    with pytest.raises(EngineError, match="End of sequence") as told:
+        bench(flat, REQUEST)
+    assert "--inputs" in told.value.fix
+
+
+def test_data_of_the_models_own_is_said_with_the_way_to_feed_it(tmp_path):
+    flat = foreign.written(lambda tf, v1: own_data(tf, v1, times=None), tmp_path)
     found = bench(flat, REQUEST)
     (said,) = (note for note in found.notes if "another batch" in note)
     assert "outputs are held against those of other batches" in said

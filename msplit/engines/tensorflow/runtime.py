@@ -214,6 +214,8 @@ def errors_of(model: str) -> Iterator[None]:
             fix = "it is no value that can be fetched: name other outputs with --outputs"
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
+        elif isinstance(error, tf.errors.OutOfRangeError):
+            fix = "the data that it reads itself came to an end: feed what its iterator gives (--inputs), or let its dataset repeat"
         elif isinstance(error, tf.errors.ResourceExhaustedError):
             fix = "choose a smaller --batch, or fewer --streams: logical devices share the GPU's memory"
         elif isinstance(error, tf.errors.InvalidArgumentError):
