@@ -7,10 +7,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from msplit import formats
 from msplit.errors import MsplitError, WriteError
@@ -20,7 +20,7 @@ from msplit.formats.record import AssignmentRecord, Choice, RecordedProfile, Rec
 
 SAMPLE = Path("sample_graphs/mmoe_small.pb")
 SAVED = Path("sample_graphs/keras_lookup")
-SCHEMA = json.loads(Path("docs/schemas/assignment.json").read_text("utf-8"))
+SCHEMA = Draft202012Validator(json.loads(Path("docs/schemas/assignment.json").read_text("utf-8")))
 RECORD = AssignmentRecord(
     msplit="0.1.0",
     rules=RecordedRules("rules.yaml", "version: 1\nrules: []\n", {"s.txt": "1:a.*\n"}),
@@ -58,7 +58,7 @@ def test_what_is_written_is_read_and_fits_the_schema(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "record.json"
     path.write_bytes(records.dumps(record))
     assert records.load(path) == record
-    jsonschema.validate(json.loads(path.read_text()), SCHEMA)
+    SCHEMA.validate(json.loads(path.read_text()))
 
 
 def write(out, model=SAMPLE, record=RECORD, ids=None, **options):
@@ -246,10 +246,9 @@ def test_any_value_of_another_type_is_told_by_its_place(tmp_path_factory, data):
         holder = holder[key]
     holder[at[-1]] = data.draw(st.sampled_from([-1, 1.5, True, [], [[]], {}, {"x": 1}, "x", [1]]))
     path.write_text(json.dumps(document))
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     rules, right = document["rules"], json.loads(records.dumps(RECORD))["rules"]
     hashed = isinstance(rules, dict) and all(rules.get(key) == right[key] for key in ("hash", "text", "files"))
-    if validator.is_valid(document) and (hashed or rules is None):
+    if SCHEMA.is_valid(document) and (hashed or rules is None):
         records.load(path)
     else:
         with pytest.raises(MsplitError, match=re.escape(str(path))):
