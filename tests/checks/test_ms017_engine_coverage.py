@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from msplit.checks import CheckSettings, check
 from tests.checks.harness import found, read
 
@@ -82,6 +84,7 @@ def test_loads_no_pytorch_for_any_sample_and_says_what_that_leaves_open():
 
 
 def test_builds_where_it_is_selected_by_name(monkeypatch):
+    pytest.importorskip("torch")
     model = ROOT / "sample_graphs" / "while_v1.pb"
     asked = CheckSettings(select=("MS017",))
     assert check(model, asked).skipped == {}
