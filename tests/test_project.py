@@ -100,30 +100,6 @@ def test_only_the_tests_of_what_has_to_be_covered_are_traced() -> None:
     assert sys.gettrace() is None
 
 
-def test_the_same_tests_are_collected_later_and_under_another_hash_seed(request: pytest.FixtureRequest) -> None:
-    """Workers collect at moments of their own, and xdist refuses to run what they do not agree on."""
-    here = request.session.items
-    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "--quiet",
-            "-p",
-            "no:cacheprovider",
-            *sorted({str(item.path) for item in here}),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert {item.nodeid for item in here} <= set(done.stdout.splitlines())
-
-
 @pytest.fixture(scope="module")
 def counts() -> ModuleType:
     spec = importlib.util.spec_from_file_location("counts", ROOT / "tools" / "counts.py")

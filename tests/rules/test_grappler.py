@@ -1,5 +1,6 @@
 """TensorFlow's optimizer makes as many nodes one in an annotated graph as in the graph that it was made of."""
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -61,15 +62,21 @@ def annotated(graph_def, ids):
     return result
 
 
-def differing(path, name):
-    """How many nodes more of each op there are with a rule set's ids than without any."""
+@functools.cache
+def without_ids(path):
+    """(graph_def, flat, costs, fetches, ops after Grappler) of a model."""
     model = read(path)
     graph_def, flat = as_graph_def(fill(model.graph_def)), flatten(model)
     fetches = [flat.graph.names[output.node] for output in flat.outputs]
-    costs = estimate(flat, infer(flat))
+    return graph_def, flat, estimate(flat, infer(flat)), fetches, optimized(graph_def, fetches)
+
+
+def differing(path, name):
+    """How many nodes more of each op there are with a rule set's ids than without any."""
+    graph_def, flat, costs, fetches, before = without_ids(path)
     outcome = rules.assign(flat, costs, rules.load(name))
     ids, _ = to_ids(flat, np.where(flat.host, -1, outcome.ids).tolist(), costs.time_us.tolist())
-    before, after = optimized(graph_def, fetches), optimized(annotated(graph_def, ids), fetches)
+    after = optimized(annotated(graph_def, ids), fetches)
     after.subtract(before)
     return {op: more for op, more in after.items() if more}
 

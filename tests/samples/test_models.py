@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit import samples
-from tests.campaign import campaign
+from tests.campaign import CAMPAIGN, campaign
 
 pytestmark = pytest.mark.tf
 
@@ -88,9 +88,10 @@ def test_inputs_and_outputs_are_nodes_and_nothing_else_is_a_placeholder(name):
 
 @pytest.mark.parametrize("name", ["inception_v3", pytest.param("nasnet_mobile", marks=campaign)])
 def test_a_keras_application_is_reproducible_runs_and_strips(name):
-    # One test: these take seconds to build.
-    sample, again = (samples.build(name, **TINY[name]) for _ in range(2))
-    assert sample.graph_def == again.graph_def
+    # One test: these take seconds to build. What is built twice is the same in every run of the campaign.
+    sample = samples.build(name, **TINY[name])
+    if CAMPAIGN:
+        assert sample.graph_def == samples.build(name, **TINY[name]).graph_def
     stripped = samples.strip(sample.graph_def)
     assert stripped.ByteSize() < 2_000_000
     assert samples.fill(stripped) == sample.graph_def
