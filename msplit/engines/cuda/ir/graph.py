@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -137,6 +138,10 @@ class OpGraph:
     def shape(self, key: Key) -> tuple[int, ...] | None:
         """Shape of a value, also of a constant; None where it differs from run to run."""
         return self.constants[key].shape if key in self.constants else self.shapes.get(key)
+
+    def ports(self, number: int) -> int:
+        """How many outputs of an op have a known shape, from the first one on."""
+        return next(port for port in itertools.count() if (number, port) not in self.shapes)
 
     def sizes(self, shape: tuple[int, ...]) -> Key:
         """A shape as a new constant, for a Reshape."""

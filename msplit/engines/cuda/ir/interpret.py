@@ -24,7 +24,7 @@ LARGEST_FOLDED = 1 << 28
 def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
     """Runs one op on the CPU, on values that are known; None if its results are too large to keep on the host."""
     lowering = table()[op.op]
-    static = positions(lowering, len(inputs))
+    static = static_slots(op)
     arguments = [
         value if slot in static else to_torch(np.asarray(value), torch.device("cpu"))
         for slot, value in enumerate(inputs)
@@ -95,9 +95,16 @@ def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Te
     return [values[key] if key in values else program.constants[key] for key in step.inputs]
 
 
-def positions(lowering: Lowering, count: int) -> set[int]:
-    """The static positions of a lowering, negative ones resolved."""
-    return {slot % count for slot in lowering.static if -count <= slot < count}
+def static_slots(op: Op) -> set[int]:
+    """The inputs of an op that its lowering wants on the host, negative ones resolved."""
+    count = len(op.inputs)
+    return {slot % count for slot in table()[op.op].static if -count <= slot < count}
+
+
+def device_inputs(op: Op) -> list[Key]:
+    """All other inputs."""
+    static = static_slots(op)
+    return [key for slot, key in enumerate(op.inputs) if slot not in static]
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:

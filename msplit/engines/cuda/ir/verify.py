@@ -10,7 +10,7 @@ from typing import Any
 from msplit.core.graph import FunctionRef
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.opset import schema
 
@@ -173,7 +173,7 @@ def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
         if lowering is None:
             continue
         free = lowering.dynamic_with(op.attrs) or any(graph.shape(key) is None for key in op.inputs)
-        asks = any(op.inputs[slot] not in graph.constants for slot in positions(lowering, len(op.inputs)))
+        asks = any(op.inputs[slot] not in graph.constants for slot in static_slots(op))
         if not free and not asks and (op.node, 0) not in graph.shapes:
             yield f"{_said(op)} has no shape"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.passes.pattern import Readers, attrs_key, value_key
 
 _RANDOM = "msplit.engines.cuda.ops.random"
 _LARGEST = 1024
@@ -22,9 +23,7 @@ def eliminate_common_subexpressions(graph: OpGraph) -> bool:
     names: dict[Key, Key] = {}
     first: dict[tuple[Any, ...], Op] = {}
     values: dict[Key, Key] = {}
-    ports: dict[int, list[int]] = {}
-    for number, port in sorted({key for op in graph.ops.values() for key in op.inputs} | set(graph.fetches.values())):
-        ports.setdefault(number, []).append(port)
+    ports = Readers(graph).ports
     same: dict[tuple[Any, ...], Key] = {}
 
     def canonical(key: Key) -> Key:
@@ -34,15 +33,13 @@ def eliminate_common_subexpressions(graph: OpGraph) -> bool:
         if constant is None or constant.nbytes > _LARGEST:
             return key
         if key not in values:
-            values[key] = same.setdefault((constant.dtype.str, constant.shape, constant.tobytes()), key)
+            values[key] = same.setdefault(value_key(constant), key)
         return values[key]
 
     for number, op in list(graph.ops.items()):
-        lowering = table()[op.op]
-        if lowering.file == _RANDOM:
+        if table()[op.op].file == _RANDOM:
             continue
-        attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items() if not name.startswith("_")))
-        kept = first.setdefault((op.op, attrs, tuple(map(canonical, op.inputs))), op)
+        kept = first.setdefault((op.op, attrs_key(op.attrs), tuple(map(canonical, op.inputs))), op)
         if kept is not op:
             kept.source_nodes = [*kept.source_nodes, *op.source_nodes]
             names |= {(number, port): (kept.node, port) for port in ports.get(number, ())}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.pattern import become_reshape
 from msplit.opset.traits import BATCH_MATMULS
 
 _COMPLEX = ("complex64", "complex128")
@@ -64,10 +65,5 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
     product = graph.add("MatMul", op, attrs, [(narrow.node, 0), right], (rows, columns))
     product.source_nodes = op.source_nodes
-    op.op, op.attrs, op.inputs, op.source_nodes = (
-        "Reshape",
-        {},
-        [(product.node, 0), graph.sizes(out)],
-        [op.source_nodes[0]],
-    )
+    become_reshape(graph, op, (product.node, 0))
     return True

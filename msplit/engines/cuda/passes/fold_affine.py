@@ -13,13 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input, per_channel, trailing
+from msplit.engines.cuda.passes.pattern import (
+    FLOATS,
+    Readers,
+    become_reshape,
+    channels_last,
+    other_input,
+    per_channel,
+    trailing,
+)
 from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, RESHAPES, ops_with
 
 _HEADS = CONVOLUTIONS | {"MatMul"}
 _DIVISIONS = ops_with("divide")
 _EPSILON = 9.999999747378752e-05
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 Doubles = NDArray[np.float64]
 
 
@@ -49,7 +56,7 @@ def fold_affine(graph: OpGraph) -> bool:
     for head in list(graph.ops.values()):
         weights = graph.constants.get(head.inputs[1]) if head.op in _HEADS else None
         shape = graph.shapes.get((head.node, 0))
-        if weights is None or shape is None or weights.dtype.name not in _FLOATS or not weights.size:
+        if weights is None or shape is None or weights.dtype.name not in FLOATS or not weights.size:
             continue
         channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
         chain = _follow(graph, readers, head, channels)
@@ -107,7 +114,7 @@ def _affine(
         return None if offset is None else (1.0, offset)
     other = other_input(op, key)
     constant = graph.constants.get(other) if other is not None else None
-    if constant is None or constant.dtype.name not in _FLOATS:
+    if constant is None or constant.dtype.name not in FLOATS:
         return None
     value = per_channel(constant, shape, axes)
     if value is None:
@@ -160,25 +167,20 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> b
         _bias(last, head, graph.constant(offset))
         last.source_nodes = source_nodes
         return True
-    shape = graph.shapes[last.node, 0]
     key = (head.node, 0)
     if adds:
         bias = graph.add("BiasAdd", last, {}, [], graph.shapes[key])
         _bias(bias, head, graph.constant(offset))
         bias.source_nodes = source_nodes
         key = (bias.node, 0)
-    last.op, last.attrs, last.source_nodes = "Reshape", {}, [last.source_nodes[0]]
-    last.inputs = [key, graph.sizes(tuple(shape))]
+    become_reshape(graph, last, key)
     return True
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:
     op.op, op.inputs = "BiasAdd", [(head.node, 0), bias]
-    op.attrs = {"T": head.attrs.get("T"), "data_format": _bias_format(head)}
-
-
-def _bias_format(head: Op) -> str:
-    return "NHWC" if head.op == "MatMul" or channels_last(head) else "NCHW"
+    last = head.op == "MatMul" or channels_last(head)
+    op.attrs = {"T": head.attrs.get("T"), "data_format": "NHWC" if last else "NCHW"}
 
 
 def _along(head: Op, weights: NDArray[Any], scale: Doubles) -> Doubles:

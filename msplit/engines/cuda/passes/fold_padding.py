@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import Readers, channels_last, inserted_axis
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis
 from msplit.opset.traits import IMAGE_CONVOLUTIONS, PADS, RESHAPES
 
 _RANK = 4
@@ -198,8 +198,7 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
     else:
         view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
         convolution.inputs = [(view.node, 0), *convolution.inputs[1:]]
-        join.op, join.attrs, join.inputs = "Reshape", {}, [(convolution.node, 0), graph.sizes(whole)]
-        join.source_nodes = [join.source_nodes[0]]
+        become_reshape(graph, join, (convolution.node, 0))
         for one in spelled.views:
             del graph.ops[one.node]
     del graph.ops[split.node]

@@ -9,12 +9,11 @@ import numpy as np
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.match_rows import match_gelu
-from msplit.engines.cuda.passes.pattern import Readers, channels_last, other_input
+from msplit.engines.cuda.passes.pattern import FLOATS, Readers, become_reshape, channels_last, other_input
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
 _ACTIVATIONS = ops_with("activation")
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 _ALPHA = 0.20000000298023224
 
@@ -24,13 +23,13 @@ def fuse_epilogue(graph: OpGraph) -> bool:
     changed = False
     readers = Readers(graph)
     for head in list(graph.ops.values()):
-        if head.op not in _HEADS or head.attrs.get("T") not in _FLOATS:
+        if head.op not in _HEADS or head.attrs.get("T") not in FLOATS:
             continue  # libraries have no fused kernels of integers
         bias_op = readers.only((head.node, 0))
-        if bias_op is not None and _takes_bias(head, bias_op):
+        if bias_op is not None and not _takes_bias(head, bias_op):
+            bias_op = None
+        if bias_op is not None or (head.node, 0) in graph.shapes:
             changed |= _fuse(graph, readers, head, bias_op)
-        elif (head.node, 0) in graph.shapes:
-            changed |= _fuse(graph, readers, head, None)
     return changed
 
 
@@ -66,25 +65,18 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
     if alpha is not None:
         attrs["leakyrelu_alpha"] = alpha
-    reshaped = activation is not None and bool(reshapes)
     last = absorbed[-1]
     source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
-    fused, name = f"_Fused{head.op}", head.name
+    fused = f"_Fused{head.op}"
     for op in [head, *absorbed[:-1]]:
         del graph.ops[op.node]
-    if reshaped:
+    if activation is not None and reshapes:
         made = absorbed[before_reshape - 1] if before_reshape else head
         product = graph.add(fused, head, attrs, inputs, graph.shapes[made.node, 0])
         product.source_nodes = source_nodes
-        shape = graph.sizes(graph.shapes[last.node, 0])
-        last.op, last.attrs, last.inputs, last.source_nodes = (
-            "Reshape",
-            {},
-            [(product.node, 0), shape],
-            [last.source_nodes[0]],
-        )
+        become_reshape(graph, last, (product.node, 0))
     else:
-        last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, name
+        last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, head.name
     return True
 
 

@@ -13,7 +13,7 @@ join), and many such kernels side by side must not take longer than as many time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes.pattern import Readers, heights
 from msplit.opset.traits import CONV2D
 
 MOST = 4
@@ -46,9 +47,7 @@ _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 def merge_siblings(graph: OpGraph, decide: Decide) -> bool:
     """Makes siblings one op each where that is decided, and notes it in `merges`.
 
-    Args:
-        graph: After all other passes but pointwise fusion, so that biases and activations are in.
-        decide: Called once per set of siblings.
+    It comes after all other passes but pointwise fusion, so that biases and activations are in.
     """
     before = len(graph.ops)
     for members in find_siblings(graph):
@@ -64,7 +63,7 @@ def merge_siblings(graph: OpGraph, decide: Decide) -> bool:
 
 def find_siblings(graph: OpGraph) -> list[list[Op]]:
     """Sets of 2 to `MOST` siblings, the member first that most convolutions come behind: it decides on the stream of all."""
-    readers = graph.consumers()
+    readers = Readers(graph)
     found: dict[tuple[Any, ...], list[Op]] = {}
     for op in graph.ops.values():
         kind = _kind(graph, op, readers)
@@ -72,15 +71,17 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
             found.setdefault(kind, []).append(op)
     if all(len(members) < 2 for members in found.values()):
         return []
-    behind = _behind(graph, readers)
+    behind = heights(graph, readers, lambda op: op.op in CONV2D)
     sets = []
     for members in found.values():
         members.sort(key=lambda op: -behind[op.node])
-        sets += [part for part in _parts(members) if len(part) > 1]
+        # As few sets as hold them all, of nearly equal size.
+        parts = np.array_split(np.arange(len(members)), -(-len(members) // MOST))
+        sets += [[members[number] for number in part] for part in parts if len(part) > 1]
     return sets
 
 
-def _kind(graph: OpGraph, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, ...] | None:
+def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...] | None:
     """What siblings have in common; None for what can have none."""
     if op.op not in CONV2D or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
         return None
@@ -92,35 +93,10 @@ def _kind(graph: OpGraph, op: Op, readers: dict[Key, list[int]]) -> tuple[Any, .
     if shape[-1] != filter.shape[2] or 0 in (*shape, *filter.shape) or data in graph.constants:
         return None
     # A filter that others read too would be held twice.
-    if any(key not in graph.constants for key in rest) or len(readers[rest[0]]) > 1:
-        return None
-    if rest[0] in graph.fetches.values():
+    if any(key not in graph.constants for key in rest) or readers.only(rest[0]) is None:
         return None
     window = tuple(str(op.attrs.get(name)) for name in _WINDOW)
     return data, steps, filter.shape[:3], filter.dtype.name, window
-
-
-def _behind(graph: OpGraph, readers: dict[Key, list[int]]) -> dict[int, int]:
-    """Per op the convolutions on the longest way from it to an output, itself included."""
-    behind: dict[int, int] = {}
-    follow: dict[int, list[int]] = {}
-    for (producer, _), users in readers.items():
-        follow.setdefault(producer, []).extend(users)
-    for number, op in reversed(graph.ops.items()):
-        longest = max((behind[user] for user in follow.get(number, ())), default=0)
-        behind[number] = longest + (op.op in CONV2D)
-    return behind
-
-
-def _parts(members: list[Op]) -> Iterator[list[Op]]:
-    """Parts of nearly equal size, none larger than `MOST`."""
-    count = -(-len(members) // MOST)
-    size, larger = divmod(len(members), count)
-    start = 0
-    for number in range(count):
-        end = start + size + (number < larger)
-        yield members[start:end]
-        start = end
 
 
 def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> None:

@@ -1,9 +1,10 @@
-"""What rewrites share: who reads what."""
+"""What passes share: who reads what, which ops and constants are alike, and shapes along channels."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
 
 class Readers:
-    """Who reads each value of a source, as it was when this was made.
+    """Who reads each value of a graph, as it was when this was made.
 
-    A rewrite that works on one pattern after the other may keep it, as long as what it removes is removed with all its readers.
+    A pass that works on one pattern after the other may keep it, as long as what it removes is removed with all its readers.
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -28,9 +31,48 @@ class Readers:
         users = self.of.get(key, [])
         return self.graph.ops.get(users[0]) if len(users) == 1 and key not in self.fetched else None
 
+    @functools.cached_property
+    def ports(self) -> dict[int, list[int]]:
+        """Per op the outputs that anything wants, in order."""
+        ports: dict[int, list[int]] = {}
+        for number, port in sorted(self.of.keys() | self.fetched):
+            ports.setdefault(number, []).append(port)
+        return ports
+
     def unread(self, key: Key) -> bool:
         """Whether nobody wants a value."""
         return key not in self.of and key not in self.fetched
+
+
+def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> dict[int, int]:
+    """Per op how many of the ops that count are on the longest way from it to an output, itself included."""
+    found: dict[int, int] = {}
+    for number, op in reversed(graph.ops.items()):
+        users = (user for port in readers.ports.get(number, ()) for user in readers.of.get((number, port), ()))
+        found[number] = max((found[user] for user in users), default=0) + counts(op)
+    return found
+
+
+def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Equal for attributes that mean the same. Those that begin with ``_`` mean nothing to a lowering."""
+    return tuple(sorted((name, repr(value)) for name, value in attrs.items() if not name.startswith("_")))
+
+
+def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
+    """Equal for arrays of the same type, shape and bits."""
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def takes_rows(op: Op, constant: Callable[[Key], NDArray[Any] | None]) -> bool:
+    """Whether a gather takes whole rows along the first axis of its table. `constant` gives the value of an input that is known."""
+    axis = constant(op.inputs[2]) if op.op == "GatherV2" else 0
+    return axis is not None and int(axis) == 0 and not op.attrs.get("batch_dims", 0)
+
+
+def become_reshape(graph: OpGraph, op: Op, key: Key) -> None:
+    """Lets an op reshape another value to the shape that its own has, and do the work of no node but its first."""
+    op.op, op.attrs, op.inputs = "Reshape", {}, [key, graph.sizes(graph.shapes[op.node, 0])]
+    op.source_nodes = op.source_nodes[:1]
 
 
 def channels_last(op: Op) -> bool:
@@ -76,6 +118,11 @@ def per_channel(value: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) 
         return None
     wanted = [shape[axis] for axis in axes]
     return np.broadcast_to(value.reshape([full[axis] for axis in axes]), wanted).astype(np.float64).reshape(-1)
+
+
+def constant_slot(graph: OpGraph, op: Op) -> int | None:
+    """The first input of an op that is a constant."""
+    return next((slot for slot, key in enumerate(op.inputs) if key in graph.constants), None)
 
 
 def other_input(op: Op, key: Key) -> Key | None:

@@ -7,10 +7,8 @@ products the one that is ready first takes it, so that the other one's path beco
 from __future__ import annotations
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import Readers, per_channel
+from msplit.engines.cuda.passes.pattern import FLOATS, Readers, other_input, per_channel
 from msplit.opset.traits import ADD, BIASES
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def reassociate_bias(graph: OpGraph) -> bool:
@@ -19,7 +17,7 @@ def reassociate_bias(graph: OpGraph) -> bool:
     changed = False
     place = {number: position for position, number in enumerate(graph.ops)}
     for sum_op in list(graph.ops.values()):
-        if sum_op.op not in ADD or sum_op.attrs.get("T") not in _FLOATS:
+        if sum_op.op not in ADD or sum_op.attrs.get("T") not in FLOATS:
             continue
         shape = graph.shapes.get((sum_op.node, 0))
         bias_op = readers.only((sum_op.node, 0))
@@ -33,7 +31,7 @@ def reassociate_bias(graph: OpGraph) -> bool:
         attrs = {"T": sum_op.attrs.get("T"), "data_format": "NHWC"}
         moved = graph.add("BiasAdd", bias_op, attrs, [first, bias], shape)
         moved.source_nodes = list(bias_op.source_nodes)
-        rest = sum_op.inputs[1] if sum_op.inputs[0] == first else sum_op.inputs[0]
+        rest = next(key for key in sum_op.inputs if key != first)
         bias_op.op, bias_op.attrs = sum_op.op, sum_op.attrs
         bias_op.inputs, bias_op.source_nodes = [(moved.node, 0), rest], list(sum_op.source_nodes)
         del graph.ops[sum_op.node]
@@ -48,13 +46,13 @@ def _is_product(graph: OpGraph, readers: Readers, key: Key, shape: tuple[int, ..
 
 def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | None:
     """The vector along the last axis that an op adds to a value, if that is all it does."""
-    if graph.shapes.get((op.node, 0)) != shape or len(op.inputs) != 2:
+    other = other_input(op, key)
+    value = graph.constants.get(other) if other is not None else None
+    if other is None or value is None or graph.shapes.get((op.node, 0)) != shape:
         return None
     if op.op in BIASES and op.inputs[0] == key and len(shape) == 2:
-        return op.inputs[1] if op.inputs[1] in graph.constants else None
-    if op.op not in ADD or (op.inputs[0] == key) == (op.inputs[1] == key):
+        return other
+    if op.op not in ADD or value.size != shape[-1]:
         return None
-    other = op.inputs[1] if op.inputs[0] == key else op.inputs[0]
-    value = graph.constants.get(other)
-    vector = per_channel(value, shape, (len(shape) - 1,)) if value is not None and value.size == shape[-1] else None
-    return graph.constant(vector.astype(value.dtype)) if vector is not None and value is not None else None
+    vector = per_channel(value, shape, (len(shape) - 1,))
+    return None if vector is None else graph.constant(vector.astype(value.dtype))

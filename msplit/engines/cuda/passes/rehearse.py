@@ -20,7 +20,7 @@ from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
-from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.embedding.densify import Densifier
@@ -138,7 +138,7 @@ class Rehearsal(Tracer):
         lowering = table()[op.op]
         if not all(key in self.static for key in op.inputs) or not op.inputs:
             free = any(key[0] in self._free for key in op.inputs) or lowering.dynamic_with(op.attrs)
-            asks = any(op.inputs[slot] not in self.static for slot in positions(lowering, len(op.inputs)))
+            asks = any(op.inputs[slot] not in self.static for slot in static_slots(op))
             if free or asks:
                 self._let_go(op)
                 return False

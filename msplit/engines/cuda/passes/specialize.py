@@ -21,7 +21,7 @@ from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, positions
+from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
@@ -122,7 +122,7 @@ class Tracer:
         self.shapes[key] = value.shape
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
-        static = positions(lowering, len(op.inputs))
+        static = static_slots(op)
         unknown = [slot for slot in sorted(static) if op.inputs[slot] not in self.static]
         bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)

@@ -13,10 +13,9 @@ from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Merge, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.batcher import Batcher
-from msplit.engines.cuda.passes.horizontal_fusion.layout import put_rows_first
-from msplit.engines.cuda.passes.horizontal_fusion.sums import add_products
-from msplit.engines.cuda.passes.horizontal_fusion.unbatched import read_from_stacks
+from msplit.engines.cuda.passes.horizontal_fusion.grouped_matmul import add_products, put_rows_first
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
+from msplit.engines.cuda.passes.pattern import value_key
 
 
 def batch_branches(graph: OpGraph) -> bool:
@@ -33,7 +32,7 @@ def batch_branches(graph: OpGraph) -> bool:
             graph.fetches[name] = builder.plain(key, like)
     graph.ops = builder.ops
     graph.prune()
-    read_from_stacks(graph, builder.weights)
+    builder.weights.read_from_stacks()
     add_products(graph)
     put_rows_first(graph)
     builder.weights.finish()
@@ -60,7 +59,7 @@ def _unite_constants(graph: OpGraph) -> bool:
     names: dict[Key, Key] = {}
     for key, value in graph.constants.items():
         if value.nbytes <= SMALL_BYTES and value.dtype.kind in "biuf":
-            names[key] = first.setdefault((value.dtype.str, value.shape, value.tobytes()), key)
+            names[key] = first.setdefault(value_key(value), key)
     changed = False
     for op in graph.ops.values():
         inputs = [names.get(key, key) for key in op.inputs]

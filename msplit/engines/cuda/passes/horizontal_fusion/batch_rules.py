@@ -39,15 +39,15 @@ class BatchRule:
 
 def weight_slot(graph: OpGraph, op: Op) -> int | None:
     """The slot of an op's weights where they are constant."""
-    slot = BATCH_RULES[op.op].weights
+    slot = BATCH_RULES[op.op].weights if op.op in BATCH_RULES else None
     return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in graph.constants else None
 
 
 def pointwise(m: Batch) -> list[Key] | None:
-    """Element by element: as it is, every operand with the members' axis in front."""
+    """As it is, every operand with the members' axis in front: ops of elements, and products, which get one more batch axis."""
     rank = len(m.out(0))
     inputs = [m.input(slot, rank) for slot in range(m.slots)]
-    return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
+    return m.outputs(m.op.op, m.op.attrs, inputs)
 
 
 def bias_add(m: Batch) -> list[Key] | None:
@@ -56,18 +56,12 @@ def bias_add(m: Batch) -> list[Key] | None:
     if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
         return None
     attrs = {"T": m.type_of(0)}
-    return [(m.emit("AddV2", attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
+    return m.outputs("AddV2", attrs, [m.input(0, rank), m.input(1, rank)])
 
 
-def add_n(m: Batch) -> list[Key] | None:
-    """A sum of tensors of one shape."""
-    inputs = [m.stacked(slot) for slot in range(m.slots)]
-    return [(m.emit(m.op.op, m.op.attrs, inputs, m.stacked_shape(0)), 0)]
-
-
-def last_axis(m: Batch) -> list[Key] | None:
-    """Along the last axis, which stays the last."""
-    return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0)], m.stacked_shape(0)), 0)]
+def stacked(m: Batch) -> list[Key] | None:
+    """As it is, every operand stacked: sums of tensors of one shape, and what runs along the last axis, which stays the last."""
+    return m.outputs(m.op.op, m.op.attrs, [m.stacked(slot) for slot in range(m.slots)])
 
 
 def reduction(m: Batch) -> list[Key] | None:
@@ -75,7 +69,7 @@ def reduction(m: Batch) -> list[Key] | None:
     rank = len(m.shape(0))
     axes = m.static(1)
     moved = np.where(axes < 0, axes + rank, axes) + 1
-    return [(m.emit(m.op.op, m.op.attrs, [m.stacked(0), m.constant(moved.astype(axes.dtype))], m.stacked_shape(0)), 0)]
+    return m.outputs(m.op.op, m.op.attrs, [m.stacked(0), m.constant(moved.astype(axes.dtype))])
 
 
 def reshape(m: Batch) -> list[Key] | None:
@@ -89,25 +83,30 @@ def transpose(m: Batch) -> list[Key] | None:
     return [m.view("Transpose", [m.stacked(0), m.constant(order)], m.stacked_shape(0))]
 
 
+def _later(axis: int) -> int:
+    """An axis behind the members'; one that is counted from the end stays."""
+    return axis + 1 if axis >= 0 else axis
+
+
+def _later_axis(m: Batch, slot: int) -> Key:
+    return m.constant(np.asarray(_later(int(m.static(slot).reshape(()))), np.int32))
+
+
 def split(m: Batch) -> list[Key] | None:
     """Parts along an axis that comes one later."""
-    axis = int(m.static(0).reshape(()))
-    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
-    return m.views(m.op.op, m.op.attrs, [moved, m.stacked(1)])
+    return m.outputs(m.op.op, m.op.attrs, [_later_axis(m, 0), m.stacked(1)])
 
 
 def split_v(m: Batch) -> list[Key] | None:
     """Parts of given sizes along an axis that comes one later."""
-    axis = int(m.static(2).reshape(()))
-    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
-    return m.views(m.op.op, m.op.attrs, [m.stacked(0), m.constant(m.static(1)), moved])
+    moved = _later_axis(m, 2)
+    return m.outputs(m.op.op, m.op.attrs, [m.stacked(0), m.constant(m.static(1)), moved])
 
 
-def unpack(m: Batch) -> list[Key] | None:
-    """Positions along an axis that comes one later."""
-    axis = int(m.op.attrs.get("axis", 0))
-    attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
-    return m.views(m.op.op, attrs, [m.stacked(0)])
+def pack(m: Batch) -> list[Key] | None:
+    """Along an axis, which is an attribute and comes one later. Unpack likewise."""
+    attrs = {**m.op.attrs, "axis": _later(int(m.op.attrs.get("axis", 0)))}
+    return m.outputs(m.op.op, attrs, [m.stacked(slot) for slot in range(m.slots)])
 
 
 def slice_(m: Batch) -> list[Key] | None:
@@ -131,24 +130,8 @@ def strided_slice(m: Batch) -> list[Key] | None:
 
 def concat(m: Batch) -> list[Key] | None:
     """Along an axis that comes one later."""
-    last = m.slots - 1
-    axis = int(m.static(last).reshape(()))
-    moved = m.constant(np.asarray(axis + 1 if axis >= 0 else axis, np.int32))
-    inputs = [*(m.stacked(slot) for slot in range(last)), moved]
-    return [(m.emit("ConcatV2", m.op.attrs, inputs, m.stacked_shape(0)), 0)]
-
-
-def pack(m: Batch) -> list[Key] | None:
-    """Along a new axis that comes one later."""
-    axis = int(m.op.attrs.get("axis", 0))
-    attrs = {**m.op.attrs, "axis": axis + 1 if axis >= 0 else axis}
-    return [(m.emit("Pack", attrs, [m.stacked(slot) for slot in range(m.slots)], m.stacked_shape(0)), 0)]
-
-
-def batched_product(m: Batch) -> list[Key] | None:
-    """Products of batches: one more batch axis."""
-    rank = len(m.out(0))
-    return [(m.emit(m.op.op, m.op.attrs, [m.input(0, rank), m.input(1, rank)], m.stacked_shape(0)), 0)]
+    moved = _later_axis(m, m.slots - 1)
+    return m.outputs("ConcatV2", m.op.attrs, [*(m.stacked(slot) for slot in range(m.slots - 1)), moved])
 
 
 def product(m: Batch) -> list[Key] | None:
@@ -167,7 +150,7 @@ def product(m: Batch) -> list[Key] | None:
     if steps:
         return None
     batched = {"T": m.type_of(0), "adj_x": False, "adj_y": bool(attrs.get("transpose_b"))}
-    return [(m.emit("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)], m.stacked_shape(0)), 0)]
+    return m.outputs("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)])
 
 
 def _tall_product(m: Batch) -> list[Key] | None:
@@ -175,11 +158,8 @@ def _tall_product(m: Batch) -> list[Key] | None:
         return None
     rows, inner = m.shape(0)
     tall = m.reshape(m.stacked(0), (m.count * rows, inner))
-    columns = m.out(0)[1]
-    key = (
-        m.emit(m.op.op, m.op.attrs, [tall, *(m.key(slot) for slot in range(1, m.slots))], (m.count * rows, columns)),
-        0,
-    )
+    inputs = [tall, *(m.key(slot) for slot in range(1, m.slots))]
+    key = m.emit(m.op.op, m.op.attrs, inputs, (m.count * rows, m.out(0)[1]))
     return [m.reshape(key, m.stacked_shape(0))]
 
 
@@ -194,7 +174,7 @@ def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key] | None:
         "count": m.count,
         "layers": (layer,),
     }
-    return [(m.emit("_GroupedMatMul", attrs, [m.input(0, 2), *stacks], m.stacked_shape(0)), 0)]
+    return m.outputs("_GroupedMatMul", attrs, [m.input(0, 2), *stacks])
 
 
 def lookup(m: Batch) -> list[Key] | None:
@@ -203,17 +183,14 @@ def lookup(m: Batch) -> list[Key] | None:
         return None
     if m.shared(0):
         attrs = {**m.op.attrs, "Tparams": m.type_of(0)}
-        inputs = [m.key(0), m.stacked(1), *(m.key(slot) for slot in range(2, m.slots))]
-        return [(m.emit(m.op.op, attrs, inputs, m.stacked_shape(0)), 0)]
+        return m.outputs(m.op.op, attrs, [m.key(0), m.stacked(1), *(m.key(slot) for slot in range(2, m.slots))])
     if not m.constants(0):
         return None
     found = m.tables(0)
     if found is None:
         return None
     table, starts, sizes = found
-    attrs = {"T": m.type_of(0), "count": m.count}
-    inputs = [table, m.stacked(1), starts, sizes]
-    return [(m.emit("_GroupedLookup", attrs, inputs, m.stacked_shape(0)), 0)]
+    return m.outputs("_GroupedLookup", {"T": m.type_of(0), "count": m.count}, [table, m.stacked(1), starts, sizes])
 
 
 def large(graph: OpGraph, op: Op) -> bool:
@@ -233,19 +210,19 @@ _LARGE_VALUE = 1 << 22
 BATCH_RULES: dict[str, BatchRule] = {
     **dict.fromkeys(sorted(ops_with("stacks")), BatchRule(pointwise)),
     "BiasAdd": BatchRule(bias_add),
-    "AddN": BatchRule(add_n, 1.0),
-    **dict.fromkeys(sorted(ops_with("softmax")), BatchRule(last_axis, 1.0)),
+    "AddN": BatchRule(stacked, 1.0),
+    **dict.fromkeys(sorted(ops_with("softmax")), BatchRule(stacked, 1.0)),
     **dict.fromkeys(sorted(ops_with("reduction")), BatchRule(reduction, 1.0)),
     **dict.fromkeys(sorted(RESHAPES), BatchRule(reshape, 0.0)),
     "Transpose": BatchRule(transpose, 0.0),
     "Split": BatchRule(split, 0.0),
     "SplitV": BatchRule(split_v, 0.0),
-    "Unpack": BatchRule(unpack, 0.0),
+    "Unpack": BatchRule(pack, 0.0),
     "Slice": BatchRule(slice_, 0.0),
     "StridedSlice": BatchRule(strided_slice, 0.0),
     "ConcatV2": BatchRule(concat, 1.0),
     "Pack": BatchRule(pack, 1.0),
-    **dict.fromkeys(sorted(BATCH_MATMULS), BatchRule(batched_product, 1.0)),
+    **dict.fromkeys(sorted(BATCH_MATMULS), BatchRule(pointwise, 1.0)),
     **dict.fromkeys(sorted(MATMULS), BatchRule(product, 1.0, weights=1)),
     **dict.fromkeys(sorted(GATHERS), BatchRule(lookup, 1.0, weights=0, lookup=True)),
 }

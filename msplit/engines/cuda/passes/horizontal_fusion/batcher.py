@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
 from msplit.engines.cuda.passes.horizontal_fusion.joins import join
@@ -45,7 +44,7 @@ Token = tuple[object, ...]
 
 
 class Batcher:
-    """Visits every op of a source once; `builder` holds the result."""
+    """Visits every op of a graph once; `builder` holds the result."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -54,9 +53,7 @@ class Batcher:
         self.merges: list[Merge] = []
         self._rank: dict[int, int] = {}
         self._ready: dict[int, dict[int, Op]] = {}  # signature -> ops that wait, in order of readiness
-        self._static = {
-            number: frozenset(positions(table()[op.op], len(op.inputs))) for number, op in graph.ops.items()
-        }
+        self._static = {number: static_slots(op) for number, op in graph.ops.items()}
 
     def run(self) -> None:
         """Visits all."""
@@ -128,14 +125,12 @@ class Batcher:
         self._rank[op.node] = self._rank_of(op)
         if join(self.builder, op):
             return
-        kept = Op(
-            op.node, op.name, op.op, op.attrs, [self.builder.plain(key, op) for key in op.inputs], op.source_nodes
-        )
-        self.builder.ops[op.node] = kept
+        inputs = [self.builder.plain(key, op) for key in op.inputs]
+        self.builder.ops[op.node] = Op(op.node, op.name, op.op, op.attrs, inputs, op.source_nodes)
 
     def _rank_of(self, op: Op) -> int:
         """Where members belong in an order that branches keep: by their weights where they have some, else by what they read."""
-        slot = weight_slot(self.graph, op) if op.op in BATCH_RULES else None
+        slot = weight_slot(self.graph, op)
         if slot is not None:
             return op.inputs[slot][0]
         static = self._static[op.node]
@@ -169,13 +164,8 @@ class Batcher:
         """Constants that several of some products or lookups read: those that share their weights are merged with each other."""
         if BATCH_RULES[ops[0].op].weights is None:
             return set()
-        seen: set[Key] = set()
-        repeated: set[Key] = set()
-        for op in ops:
-            for slot, key in enumerate(op.inputs):
-                if key in self.graph.constants and slot not in self._static[op.node]:
-                    (repeated if key in seen else seen).add(key)
-        return repeated
+        read = (key for op in ops for slot, key in enumerate(op.inputs) if slot not in self._static[op.node])
+        return {key for key, times in Counter(read).items() if times > 1 and key in self.graph.constants}
 
     def _tokens(self, op: Op, repeated: set[Key]) -> tuple[Token, ...]:
         """What must be equal for operands to be stacked without a copy."""
@@ -191,12 +181,7 @@ class Batcher:
         return tuple(tokens)
 
     def _worth(self, members: list[Op], apart: Sequence[list[Op]] | None = None) -> list[Op]:
-        """The members if merging them gains something, else nothing.
-
-        Args:
-            members: What would be merged.
-            apart: What would be merged otherwise, in sets; an empty one stands for members that would not.
-        """
+        """The members if merging them gains something, else nothing. `apart` are the sets that would be merged otherwise."""
         if len(members) < 2:
             return []
         ordered = self._ordered(members)
@@ -206,11 +191,8 @@ class Batcher:
         if not copies:
             return members
         chain = self.signatures.chain[members[0].node]
-        saved = (
-            len(members) - 1
-            if apart is None
-            else sum(1 for group in apart if group) + len(members) - sum(map(len, apart)) - 1
-        )
+        # Apart, each set that is not empty becomes one op, and each member that is in none stays one.
+        saved = len(members) + sum(1 - len(group) for group in apart or () if group) - 1
         gain = saved * chain * KERNEL_US - copies * COPY_US - 2 * volume / BYTES_PER_US
         return members if gain >= LEAST_GAIN_US else []
 
@@ -233,15 +215,11 @@ class Batcher:
         if not self._copies(orders[0])[0]:
             return orders[0]
         for slot in range(len(members[0].inputs)):
-            places = [self.builder.places.get(op.inputs[slot]) for op in members]
-            if len({place.stack for place in places if place is not None}) == 1 and None not in places:
-                order = sorted(members, key=lambda op: self._index(op.inputs[slot]))
-                orders.append(order)
+            places = [place for op in members if (place := self.builder.places.get(op.inputs[slot])) is not None]
+            if len(places) == len(members) and len({place.stack for place in places}) == 1:
+                pairs = sorted(zip(places, members, strict=True), key=lambda pair: pair[0].index)
+                orders.append([op for _, op in pairs])
         return min(orders, key=lambda order: self._copies(order)[0])
-
-    def _index(self, key: Key) -> int:
-        place: StackSlot | None = self.builder.places.get(key)
-        return -1 if place is None else place.index
 
     def _merge(self, members: list[Op]) -> bool:
         """Makes the merged op. False where it can not be done."""

@@ -1,8 +1,7 @@
-"""One merge on its way: its members side by side, their operands stacked where they are not shared."""
+"""The merged graph on its way, and one merge in it: its members side by side, their operands stacked where they are not shared."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.weights import Weights
+from msplit.engines.cuda.passes.pattern import value_key
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Builder:
     """The merged graph as far as it is made.
 
     Attributes:
-        source: What is merged. Its ops are not changed.
+        graph: What is merged. Its ops are not changed.
         types: Dtype name of every value.
         ops: The new ops, in topological order.
         places: Where the values of merged ops lie.
@@ -67,11 +67,18 @@ class Builder:
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A small constant, the same one for the same value."""
-        key = (value.dtype.str, value.shape, value.tobytes())
+        key = value_key(value)
         if key not in self._cache:
             self._cache[key] = self.graph.constant(value)
             self.types[self._cache[key]] = value.dtype.name
         return self._cache[key]
+
+    def helper(self, like: Op, op: str, inputs: list[Key], shape: tuple[int, ...], **attrs: Any) -> Key:
+        """The output, of its first input's type, of a new op that helps another: it does the work of no node but that one's first."""
+        kind = self.types[inputs[0]]
+        number = self.emit(like, op, {"T": kind, **attrs}, inputs, [shape], [like.source_nodes[0]])
+        self.types[number, 0] = kind
+        return number, 0
 
     def plain(self, key: Key, like: Op) -> Key:
         """A value for an op that is not merged: a view of the stack that it lies in, if it lies in one."""
@@ -81,11 +88,8 @@ class Builder:
         made = ("plain", key)
         if made not in self._cache:
             at = [self.constant(np.asarray([value], np.int64)) for value in (place.index, place.index + 1, 1)]
-            attrs = {"T": self.types.get(key), "shrink_axis_mask": 1}
-            shapes = [self.graph.shapes[key]]
-            number = self.emit(like, "StridedSlice", attrs, [place.stack, *at], shapes, [like.source_nodes[0]])
-            self._cache[made] = (number, 0)
-            self.types[number, 0] = self.types[key]
+            inputs = [place.stack, *at]
+            self._cache[made] = self.helper(like, "StridedSlice", inputs, self.graph.shapes[key], shrink_axis_mask=1)
         return self._cache[made]
 
     def range(self, part: StackRange, like: Op) -> Key:
@@ -97,11 +101,7 @@ class Builder:
         if made not in self._cache:
             begin = self.constant(np.asarray([part.start, *[0] * (len(shape) - 1)], np.int64))
             size = self.constant(np.asarray([part.count, *[-1] * (len(shape) - 1)], np.int64))
-            shapes = [(part.count, *shape[1:])]
-            attrs = {"T": self.types[part.key]}
-            number = self.emit(like, "Slice", attrs, [part.key, begin, size], shapes, [like.source_nodes[0]])
-            self._cache[made] = (number, 0)
-            self.types[number, 0] = self.types[part.key]
+            self._cache[made] = self.helper(like, "Slice", [part.key, begin, size], (part.count, *shape[1:]))
         return self._cache[made]
 
     def stack(self, keys: Sequence[Key], like: Op) -> Key:
@@ -115,20 +115,15 @@ class Builder:
         if made not in self._cache:
             member = self.graph.shapes[keys[0]]
             shape = (len(keys), *member)
-            kind = self.types[keys[0]]
             if all(part.start < 0 for part in parts):
-                inputs = [part.key for part in parts]
-                attrs = {"T": kind, "axis": 0}
-                number = self.emit(like, "Pack", attrs, inputs, [shape], [like.source_nodes[0]])
+                self._cache[made] = self.helper(like, "Pack", list(keys), shape, axis=0)
             else:
                 axis = self.constant(np.asarray(0, np.int32))
                 inputs = [
                     self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like)
                     for part in parts
                 ]
-                number = self.emit(like, "ConcatV2", {"T": kind}, [*inputs, axis], [shape], [like.source_nodes[0]])
-            self._cache[made] = (number, 0)
-            self.types[number, 0] = kind
+                self._cache[made] = self.helper(like, "ConcatV2", [*inputs, axis], shape)
         return self._cache[made]
 
     def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
@@ -138,9 +133,7 @@ class Builder:
         made = ("reshape", key, shape)
         if made not in self._cache:
             sizes = self.constant(np.asarray(shape, np.int64))
-            number = self.emit(like, "Reshape", {"T": self.types[key]}, [key, sizes], [shape], [like.source_nodes[0]])
-            self._cache[made] = (number, 0)
-            self.types[number, 0] = self.types[key]
+            self._cache[made] = self.helper(like, "Reshape", [key, sizes], shape)
         return self._cache[made]
 
     def parts(self, keys: Sequence[Key]) -> list[StackRange]:
@@ -269,14 +262,14 @@ class Batch:
         key, starts, sizes = found
         return key, self.constant(np.asarray(starts, np.int64)), self.constant(np.asarray(sizes, np.int64))
 
-    def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> int:
-        """Adds the op that does the members' work; its number."""
+    def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> Key:
+        """Adds the op that does the members' work; its first value."""
         source_nodes = [node for member in self._members for node in member.source_nodes]
         number = self._builder.emit(self.op, op, dict(attrs), inputs, shapes, source_nodes)
         self._builder.ops[number].batch = self.count
         for port in range(len(shapes)):
             self._builder.types[number, port] = self._builder.types[self.op.node, port]
-        return number
+        return number, 0
 
     def reshape(self, key: Key, shape: tuple[int, ...]) -> Key:
         """The same elements in another shape."""
@@ -284,17 +277,10 @@ class Batch:
 
     def view(self, op: str, inputs: list[Key], shape: tuple[int, ...], attrs: dict[str, Any] | None = None) -> Key:
         """Adds a view; its value."""
-        number = self.emit(op, {"T": self._builder.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
-        return number, 0
+        return self.emit(op, {"T": self._builder.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
 
-    def views(self, op: str, attrs: dict[str, Any], inputs: list[Key]) -> list[Key]:
-        """Adds an op with as many outputs as a member has; its values."""
-        ports = 0
-        while (self.op.node, ports) in self._shapes:
-            ports += 1
-        number = self.emit(op, attrs, inputs, *(self.stacked_shape(port) for port in range(ports)))
-        return [(number, port) for port in range(ports)]
-
-    def size(self) -> int:
-        """Elements of all operands and outputs."""
-        return self.count * sum(math.prod(self.shape(slot)) for slot in range(self.slots))
+    def outputs(self, op: str, attrs: dict[str, Any], inputs: list[Key]) -> list[Key]:
+        """Adds an op with as many outputs as a member has, each stacked; its values."""
+        ports = range(self._builder.graph.ports(self.op.node))
+        number, _ = self.emit(op, attrs, inputs, *(self.stacked_shape(port) for port in ports))
+        return [(number, port) for port in ports]

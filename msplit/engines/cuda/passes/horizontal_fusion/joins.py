@@ -42,10 +42,7 @@ def join(builder: Builder, op: Op) -> bool:
     if axis:
         shape = builder.graph.shapes[data[0]]
         moved = (*shape[:axis], len(data), *shape[axis:])
-        inputs = [stack, _front_to(builder, axis, rank)]
-        number = builder.emit(op, "Transpose", {"T": builder.types.get(stack)}, inputs, [moved], [op.source_nodes[0]])
-        builder.types[number, 0] = builder.types[stack]
-        stack = (number, 0)
+        stack = builder.helper(op, "Transpose", [stack, _front_to(builder, axis, rank)], moved)
     _place(builder, op, "Reshape", [stack, _shape(builder, op)])
     return True
 
@@ -54,18 +51,14 @@ def _unpack(builder: Builder, op: Op) -> bool:
     """The parts of a value along an axis are a stack already: the value with that axis in front."""
     key = op.inputs[0]
     shape = builder.graph.shapes.get(key)
-    kind = builder.types.get(key)
-    if shape is None or kind is None or not shape:
+    if not shape or builder.types.get(key) is None:
         return False
     axis = int(op.attrs.get("axis", 0)) % len(shape)
     stack = builder.plain(key, op)
     if axis:
         order = [axis, *(other for other in range(len(shape)) if other != axis)]
-        moved = tuple(shape[place] for place in order)
         inputs = [stack, builder.constant(np.asarray(order, np.int64))]
-        number = builder.emit(op, "Transpose", {"T": kind}, inputs, [moved], [op.source_nodes[0]])
-        stack = (number, 0)
-        builder.types[stack] = kind
+        stack = builder.helper(op, "Transpose", inputs, tuple(shape[place] for place in order))
     for port in range(shape[axis]):
         builder.places[op.node, port] = StackSlot(stack, port)
     return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, weight_slot
+from msplit.engines.cuda.passes.pattern import Readers, attrs_key, heights, value_key
 from msplit.opset import schema
 from msplit.opset.traits import JOINS, VIEWS, ops_with
 
@@ -28,7 +28,7 @@ class Signatures:
     """
 
     def __init__(self, graph: OpGraph) -> None:
-        self._source = graph
+        self._graph = graph
         self.dtypes = value_types(graph)
         self._numbers: dict[Any, int] = {}
         self.own: dict[int, int] = {}
@@ -41,7 +41,7 @@ class Signatures:
             for slot, (producer, port) in enumerate(op.inputs):
                 self._readers.setdefault(producer, []).append((port, slot, number))
         self.forward = self._forward()
-        self.height = self._height()
+        self.height = heights(graph, Readers(graph), lambda op: op.op not in VIEWS)
         self.chain = self._chain()
 
     def _number(self, what: Any) -> int:
@@ -49,56 +49,46 @@ class Signatures:
 
     def _own(self, op: Op) -> tuple[Any, ...] | None:
         kind = BATCH_RULES.get(op.op)
-        if kind is None or (op.node, 0) not in self._source.shapes:
+        if kind is None or (op.node, 0) not in self._graph.shapes:
             return None
-        shapes, types = self._source.shapes, self.dtypes
-        static = positions(table()[op.op], len(op.inputs))
-        weights = weight_slot(self._source, op)
+        shapes, types = self._graph.shapes, self.dtypes
+        static = static_slots(op)
+        weights = weight_slot(self._graph, op)
         slots: list[Any] = []
         for slot, key in enumerate(op.inputs):
             if slot in static:
-                value = self._source.constants.get(key)
+                value = self._graph.constants.get(key)
                 if value is None:
                     return None
-                slots.append((value.shape, value.dtype.str, value.tobytes()))
+                slots.append(value_key(value))
             elif key not in shapes or types.get(key) is None:
                 return None
             elif slot == weights and kind.lookup:
                 slots.append((shapes[key][1:], types[key], "table"))  # tables may differ in their rows
             else:
                 slots.append((shapes[key], types[key], slot == weights))
-        outputs: list[tuple[int, ...]] = []
-        while (op.node, len(outputs)) in shapes:
-            outputs.append(shapes[op.node, len(outputs)])
-        attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items() if not name.startswith("_")))
-        return op.op, attrs, tuple(slots), tuple(outputs)
+        outputs = tuple(shapes[op.node, port] for port in range(self._graph.ports(op.node)))
+        return op.op, attrs_key(op.attrs), tuple(slots), outputs
 
     def _forward(self) -> dict[int, int]:
-        current = {number: self.own.get(number, -1) for number in self._source.ops}
+        current = {number: self.own.get(number, -1) for number in self._graph.ops}
         for _ in range(FORWARD):
             following = {}
-            for number in self._source.ops:
+            for number in self._graph.ops:
                 after = set()
                 for port, slot, reader in self._readers.get(number, ()):
-                    name = self._source.ops[reader].op
+                    name = self._graph.ops[reader].op
                     # Where a branch enters a join differs from branch to branch.
                     after.add((port, -1, name) if name in JOINS else (port, slot, current[reader]))
                 following[number] = self._number((current[number], tuple(sorted(after, key=repr))))
             current = following
         return current
 
-    def _height(self) -> dict[int, int]:
-        height: dict[int, int] = {}
-        for number, op in reversed(self._source.ops.items()):
-            below = max((height[reader] for _, _, reader in self._readers.get(number, ())), default=0)
-            height[number] = below + (op.op not in VIEWS)
-        return height
-
     def _chain(self) -> dict[int, float]:
-        current = dict.fromkeys(self._source.ops, 0.0)
+        current = dict.fromkeys(self._graph.ops, 0.0)
         for _ in range(_CHAIN):
             following = {}
-            for number, op in self._source.ops.items():
+            for number, op in self._graph.ops.items():
                 if number not in self.own or op.op in JOINS:
                     following[number] = 0.0
                     continue
@@ -116,9 +106,7 @@ def value_types(graph: OpGraph) -> dict[Key, str]:
             for key, found in zip(op.inputs, schema.input_dtypes(op.op, op.attrs) or (), strict=False):
                 if found is not None:
                     types.setdefault(key, found)
-        ports = 0
-        while (number, ports) in graph.shapes:
-            ports += 1
+        ports = graph.ports(number)
         if all((number, port) in types for port in range(ports)):
             continue
         made = schema.output_dtypes(op.op, op.attrs, ports) or ()

@@ -6,13 +6,15 @@ it is in) share one stack and read neighbouring positions of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, OpGraph
-from msplit.opset.traits import GATHERS, MATMULS
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.pattern import Readers, takes_rows
+from msplit.opset.traits import GATHERS, MATMULS, traits
 
 SMALL_BYTES = 1 << 15
 """A constant up to this size (a bias) may be held more than once."""
@@ -37,28 +39,23 @@ class Weights:
     """The stacks that merges take their constants from. `finish` makes them."""
 
     def __init__(self, graph: OpGraph) -> None:
-        self._source = graph
+        self._graph = graph
         self._stacks: dict[Key, _Stack] = {}
         self._at: dict[Key, tuple[Key, int]] = {}
         self._copies: dict[tuple[Key, ...], Key] = {}
         self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
-        self._readers = graph.consumers()
-        self._fetched = frozenset(graph.fetches.values())
-        self._known: dict[tuple[Key, bool], bool] = {}
+        self._readers = Readers(graph)
+        self._movable = functools.cache(self._find_movable)
 
     def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
         """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
 
-        Args:
-            keys: The constants.
-            wide: Whether a new stack holds matrices side by side, as one wide matrix.
+        A new stack that is to be `wide` holds matrices side by side, as one wide matrix.
         """
         found = self._neighbours(keys, below=False, wide=wide)
-        if found is not None:
-            return found
-        if all(self._source.constants[key].nbytes <= SMALL_BYTES for key in keys):
+        if found is None and all(self._graph.constants[key].nbytes <= SMALL_BYTES for key in keys):
             return self.copy(keys), 0
-        return None
+        return found
 
     def take_rows(self, keys: Sequence[Key]) -> tuple[Key, list[int], list[int]] | None:
         """The same for tables of one width, below each other: the block, every first row and every number of rows."""
@@ -68,7 +65,7 @@ class Weights:
         stack, first = found
         rows = self._stacks[stack].rows
         assert rows is not None
-        return stack, rows[first : first + len(keys)], [len(self._source.constants[key]) for key in keys]
+        return stack, rows[first : first + len(keys)], [len(self._graph.constants[key]) for key in keys]
 
     def _neighbours(self, keys: Sequence[Key], *, below: bool, wide: bool = False) -> tuple[Key, int] | None:
         if len(set(keys)) != len(keys) or not all(self._movable(key, below) for key in keys):
@@ -78,7 +75,7 @@ class Weights:
         if first is None:
             if any(known):
                 return None
-            stack = (self._source.fresh(), 0)
+            stack = (self._graph.fresh(), 0)
             self._stacks[stack] = _Stack(rows=[] if below else None, wide=wide)
             self._append(stack, keys)
             return stack, 0
@@ -92,28 +89,19 @@ class Weights:
         self._append(stack, keys[count:])
         return stack, start
 
-    def _movable(self, key: Key, below: bool) -> bool:
-        """Whether everything that reads a constant can read it from a stack instead."""
-        if (key, below) not in self._known:
-            self._known[key, below] = self._find_movable(key, below)
-        return self._known[key, below]
-
     def _find_movable(self, key: Key, below: bool) -> bool:
-        wanted = GATHERS if below else MATMULS
-        slot = 0 if below else 1
-        value = self._source.constants[key]
-        if value.nbytes <= SMALL_BYTES:
+        """Whether everything that reads a constant can read it from a stack instead."""
+        wanted, slot = (GATHERS, 0) if below else (MATMULS, 1)
+        constants = self._graph.constants
+        if constants[key].nbytes <= SMALL_BYTES:
             return True
-        for number in self._readers.get(key, ()):
-            op = self._source.ops[number]
+        for number in self._readers.of.get(key, ()):
+            op = self._graph.ops[number]
             if op.op not in wanted or op.inputs.index(key) != slot or op.inputs.count(key) != 1:
                 return False
-            if op.attrs.get("transpose_a") or op.attrs.get("batch_dims"):
+            if op.attrs.get("transpose_a") or not takes_rows(op, constants.get):
                 return False
-            axis = self._source.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.asarray(0)
-            if axis is None or int(axis) != 0:
-                return False
-        return key not in self._fetched
+        return key not in self._readers.fetched
 
     def _append(self, stack: Key, keys: Sequence[Key]) -> None:
         held = self._stacks[stack]
@@ -122,43 +110,65 @@ class Weights:
             held.keys.append(key)
             if held.rows is not None:
                 before = held.keys[-2] if len(held.keys) > 1 else None
-                held.rows.append(held.rows[-1] + len(self._source.constants[before]) if before is not None else 0)
+                held.rows.append(held.rows[-1] + len(self._graph.constants[before]) if before is not None else 0)
 
     def copy(self, keys: Sequence[Key]) -> Key:
         """Small constants side by side, in a constant of its own."""
         made = tuple(keys)
         if made not in self._copies:
-            self._copies[made] = self._source.constant(np.stack([self._source.constants[key] for key in keys]))
+            self._copies[made] = self._graph.constant(np.stack([self._graph.constants[key] for key in keys]))
         return self._copies[made]
 
     def shaped(self, key: Key, shape: tuple[int, ...]) -> Key:
         """A constant in another shape."""
-        value = self._source.constants[key]
+        value = self._graph.constants[key]
         if value.shape == shape:
             return key
         if (key, shape) not in self._shaped:
-            self._shaped[key, shape] = self._source.constant(value.reshape(shape))
+            self._shaped[key, shape] = self._graph.constant(value.reshape(shape))
         return self._shaped[key, shape]
-
-    def place(self, key: Key) -> tuple[Key, int] | None:
-        """The stack that holds a constant, and where."""
-        return self._at.get(key)
 
     def is_wide(self, stack: Key) -> bool:
         """Whether a stack holds matrices side by side."""
         return stack in self._stacks and self._stacks[stack].wide
 
-    def first_row(self, key: Key) -> int:
-        """First row of a table in its block."""
+    def read_from_stacks(self) -> None:
+        """Lets products and lookups that were not merged read their part of a stack, as merged ones with one member."""
+        for op in self._graph.ops.values():
+            slot = traits(op.op).weights
+            key = op.inputs[slot] if slot is not None else None
+            if key in self._at and self._graph.constants[key].nbytes > SMALL_BYTES:
+                (self._product if slot else self._lookup)(op, key)
+
+    def _product(self, op: Op, key: Key) -> None:
+        stack, start = self._at[key]
+        steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+        wide = self._stacks[stack].wide
+        layer = {"start": start, "count": 1, "transpose": int(bool(op.attrs.get("transpose_b"))), "wide": int(wide)}
+        if steps:
+            layer["bias"] = -1
+        op.attrs = {
+            **{name: op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in op.attrs},
+            "activation": "".join(steps[1:]),
+            "count": 1,
+            "layers": (layer,),
+            "single": True,
+        }
+        op.op, op.inputs = "_GroupedMatMul", [op.inputs[0], stack, *op.inputs[2:]]
+
+    def _lookup(self, op: Op, key: Key) -> None:
         stack, index = self._at[key]
         rows = self._stacks[stack].rows
         assert rows is not None
-        return rows[index]
+        start = self._graph.constant(np.asarray([rows[index]], np.int64))
+        size = self._graph.constant(np.asarray([len(self._graph.constants[key])], np.int64))
+        op.attrs = {"T": op.attrs.get("Tparams", op.attrs.get("dtype")), "count": 1, "single": True}
+        op.op, op.inputs = "_GroupedLookup", [stack, op.inputs[1], start, size]
 
     def finish(self) -> None:
         """Makes the stacks."""
-        constants = self._source.constants
+        constants = self._graph.constants
         for stack, held in self._stacks.items():
             values = [constants[key] for key in held.keys]
             constants[stack] = np.stack(values, int(held.wide)) if held.rows is None else np.concatenate(values)
-            self._source.shapes[stack] = constants[stack].shape
+            self._graph.shapes[stack] = constants[stack].shape

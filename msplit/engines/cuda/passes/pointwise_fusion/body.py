@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.passes.pattern import attrs_key, value_key
 
 Reference = tuple[int, int]
 """A value inside a body: (call, output port), or (-1, number) for a value that the group reads."""
@@ -34,12 +35,8 @@ class Call:
 
     def key(self) -> tuple[Any, ...]:
         """Equal for calls that do the same, whatever their nodes are called."""
-        attrs = tuple(sorted((name, repr(value)) for name, value in self.attrs.items() if not name.startswith("_")))
-        arguments = tuple(
-            (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-            for value in self.arguments
-        )
-        return self.op, attrs, arguments
+        arguments = tuple(value_key(value) if isinstance(value, np.ndarray) else value for value in self.arguments)
+        return self.op, attrs_key(self.attrs), arguments
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,10 @@
-"""The whole way from a lowered graph to one with fused groups."""
+"""The whole way from a graph with shapes to one with fused groups."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.interpret import device_inputs
 from msplit.engines.cuda.ir.program import KernelCall
+from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
@@ -22,7 +22,7 @@ from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fused:
     """What fusion did.
 
@@ -65,18 +65,10 @@ def fuse(
     seconds: float = SECONDS,
     held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Fused:
-    """Makes groups of pointwise ops one op each.
+    """Makes groups of pointwise ops one op each, which runs its members one by one where kernels are not to be compiled.
 
-    The graph runs once to learn how every value lies in memory.
-
-    Args:
-        source: With known shapes; changed in place.
-        feeds: An array per input.
-        device: Where it will run.
-        nchw: Memory layout of convolutions.
-        compile: Whether groups become kernels. Otherwise all are one op each that runs its members one by one: for tests of grouping.
-        seconds: How long compiling may take.
-        held: Constants that are on the device already.
+    The graph, with known shapes, runs once to learn how every value lies in memory. After so many seconds of compiling no further kernel
+    is begun. Constants that are `held` are on the device already.
     """
     layouts = observe(graph, feeds, device, nchw, held)
     compiler = Compiler(device, seconds) if compile else None
@@ -85,21 +77,18 @@ def fuse(
     for strict in (False, True):
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
         groups = find_groups(graph, dtypes, among=among, strict=strict)
-        readers = graph.consumers()
+        readers = Readers(graph)
         outlines = [outline(graph, group, readers) for group in groups]
-        kernels = _kernels(compiler, outlines, layouts)
-        chosen = [(made, kernel) for made, kernel in zip(outlines, kernels, strict=True) if not isinstance(kernel, str)]
+        pairs = list(zip(outlines, _kernels(compiler, outlines, layouts), strict=True))
+        chosen = [(made, kernel) for made, kernel in pairs if not isinstance(kernel, str)]
         names = contract(graph, chosen)
         layouts |= {names[key]: layouts[key] for key in names if key in layouts}
-        done = replace(
-            done,
-            groups=done.groups + len(chosen),
-            members=done.members + sum(made.group.launching for made, _ in chosen),
-            kernels=done.kernels + len({id(kernel) for _, kernel in chosen if kernel is not None}),
-        )
-        refused = [(made, kernel) for made, kernel in zip(outlines, kernels, strict=True) if isinstance(kernel, str)]
+        done.groups += len(chosen)
+        done.members += sum(made.group.launching for made, _ in chosen)
+        done.kernels += len({id(kernel) for _, kernel in chosen if kernel is not None})
+        refused = [(made, kernel) for made, kernel in pairs if isinstance(kernel, str)]
         if done.report is not None and not strict:
-            done.report.refused.update(Counter(str(reason) for _, reason in refused))
+            done.report.refused.update(Counter(reason for _, reason in refused))
         among = {number for made, _ in refused for number in made.group.members}
         if not among:
             break
@@ -125,11 +114,9 @@ def observe(
 
     trace(graph, feeds, device, nchw=nchw, observe=note, held=held)
     for op in graph.ops.values():
-        if op.op in VIEWS:
-            static = positions(table()[op.op], len(op.inputs))
-            for slot, key in enumerate(op.inputs):
-                if slot not in static and key in graph.constants and key not in layouts:
-                    layouts[key] = layout(to_torch(graph.constants[key]))
+        for key in device_inputs(op) if op.op in VIEWS else ():
+            if key in graph.constants and key not in layouts:
+                layouts[key] = layout(to_torch(graph.constants[key]))
     return layouts
 
 
@@ -144,7 +131,5 @@ def _kernels(
     for made, (body, lies) in zip(outlines, wanted, strict=True):
         saved[body.key, lies] += made.group.launching - 1
     order = sorted(range(len(wanted)), key=lambda number: -saved[wanted[number][0].key, wanted[number][1]])
-    found: list[Kernel | str | None] = [None] * len(wanted)
-    for number in order:
-        found[number] = compiler.kernel(*wanted[number])
-    return found
+    found = {number: compiler.kernel(*wanted[number]) for number in order}
+    return [found[number] for number in range(len(wanted))]

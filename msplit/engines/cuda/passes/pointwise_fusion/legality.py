@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
+from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.passes.pattern import FLOATS
 from msplit.opset.traits import BATCH_NORMS, VIEWS, ops_with
 
 
@@ -32,34 +33,26 @@ _POINTWISE = (
     | ops_with("arithmetic")
     | ops_with("rounds smoothly")
 )
-_ONE_RESULT = ops_with("exact") | _STEPS | VIEWS | ops_with("parts")
+_JOINS = ops_with("parts")
+_ONE_RESULT = ops_with("exact") | _STEPS | VIEWS | _JOINS
 _REDUCTIONS = ops_with("row kernel")
 
 _COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
 """Dtypes that a kernel computes as PyTorch does, to the bit where there is only one result."""
 
 _CAST_FROM = _COMPUTED | {"uint8", "int8", "int16", "float16", "bfloat16"}
-_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-_JOINS = ops_with("parts")
 _MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
 _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 
 
 def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
-    """The role that an op may play in a group, or None.
-
-    Args:
-        source: Its constants tell whether what decides shapes is known.
-        op: The op.
-        dtypes: Names of the dtypes of the values that it reads; a value that is not there makes it None.
-    """
+    """The role that an op may play in a group, or None: also where an input's dtype or what decides its shape is not known."""
     lowering = table().get(op.op)
     if lowering is None or lowering.dynamic or lowering.shape_only or not op.inputs:
         return None
-    static = positions(lowering, len(op.inputs))
-    if any(op.inputs[slot] not in graph.constants for slot in static):
+    if any(op.inputs[slot] not in graph.constants for slot in static_slots(op)):
         return None
-    read = [dtypes.get(key) for slot, key in enumerate(op.inputs) if slot not in static]
+    read = [dtypes.get(key) for key in device_inputs(op)]
     if (op.node, 0) not in graph.shapes or 0 in graph.shapes[op.node, 0]:
         return None
     if op.op == "Cast":
@@ -73,7 +66,7 @@ def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
         return Role.REDUCTION
     if op.op in _JOINS:
         return Role.JOIN if len(read) <= _MOST_JOINED else None
-    floats = all(dtype in _FLOATS for dtype in read)
+    floats = all(dtype in FLOATS for dtype in read)
     if op.op in BATCH_NORMS:
         return Role.POINTWISE if floats and not op.attrs.get("is_training", True) else None
     if op.op == "AddN" and len(op.inputs) > _ADD_N_CHAIN:
@@ -85,15 +78,11 @@ def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
 
 def is_exact(op: Op, dtypes: dict[Key, str]) -> bool:
     """Whether an op's result is the same in every correct implementation, given the same inputs."""
-    if op.op in _ONE_RESULT:
-        return True
-    if op.op == "Cast":
-        return True
-    return not any(dtypes.get(key) in _FLOATS for key in op.inputs)
+    return op.op in _ONE_RESULT or op.op == "Cast" or not any(dtypes.get(key) in FLOATS for key in op.inputs)
 
 
 def is_step(op: Op, dtypes: dict[Key, str]) -> bool:
     """Whether an op must not be behind rounding that another kernel does in another way."""
     if op.op == "Cast":
-        return dtypes.get(op.inputs[0]) in _FLOATS and op.attrs.get("DstT") not in _FLOATS
-    return op.op in _STEPS and any(dtypes.get(key) in _FLOATS for key in op.inputs)
+        return dtypes.get(op.inputs[0]) in FLOATS and op.attrs.get("DstT") not in FLOATS
+    return op.op in _STEPS and any(dtypes.get(key) in FLOATS for key in op.inputs)

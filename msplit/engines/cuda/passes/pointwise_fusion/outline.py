@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
+from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
 from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
 from msplit.opset.traits import VIEWS
@@ -37,28 +37,17 @@ class Outline:
     kept: frozenset[int]
 
 
-def outline(graph: OpGraph, group: FusionGroup, readers: Mapping[Key, list[int]]) -> Outline:
-    """Works out what a group is as one op.
-
-    Args:
-        source: The graph, which stays as it is.
-        group: A group in it.
-        readers: `graph.consumers()`.
-    """
+def outline(graph: OpGraph, group: FusionGroup, readers: Readers) -> Outline:
+    """Works out what a group is as one op."""
     inside = set(group.members)
-    fetched = set(graph.fetches.values())
     wanted: dict[int, list[int]] = {}  # member -> ports that are wanted outside
     kept: set[int] = set()
-    ports: dict[int, set[int]] = {number: set() for number in group.members}
-    for producer, port in [*readers, *fetched]:
-        if producer in ports:
-            ports[producer].add(port)
     for number in reversed(group.members):
         out = [
             port
-            for port in sorted(ports[number])
-            if (number, port) in fetched
-            or any(reader not in inside or reader in kept for reader in readers.get((number, port), ()))
+            for port in readers.ports.get(number, ())
+            if (number, port) in readers.fetched
+            or any(reader not in inside or reader in kept for reader in readers.of.get((number, port), ()))
         ]
         if out and graph.ops[number].op in VIEWS:
             kept.add(number)
@@ -84,34 +73,23 @@ class _Maker:
         """The value inside the body, everything it needs made before (without recursion: groups may be deep)."""
         stack = [key]
         while stack:
-            number = stack[-1][0]
-            op = self.graph.ops.get(number)
-            if op is None or number in self.place or not self._belongs(op):
+            op = self._missing(stack[-1])
+            if op is None:
                 stack.pop()
                 continue
-            missing = [other for other in reversed(self._data(op)) if self._is_missing(other)]
-            if missing:
-                stack += missing
-                continue
-            self._emit(op)
-            stack.pop()
+            before = [other for other in reversed(device_inputs(op)) if self._missing(other) is not None]
+            if not before:
+                self._emit(op)
+            stack += before
         return self._known(key)
 
-    def _belongs(self, op: Op) -> bool:
-        """Members, and copies of the views in front of them."""
-        return op.node in self.inside or (op.op in VIEWS and self._is_static(op))
-
-    def _is_static(self, op: Op) -> bool:
-        static = positions(table()[op.op], len(op.inputs))
-        return all(op.inputs[slot] in self.graph.constants for slot in static)
-
-    def _data(self, op: Op) -> list[Key]:
-        static = positions(table()[op.op], len(op.inputs))
-        return [key for slot, key in enumerate(op.inputs) if slot not in static]
-
-    def _is_missing(self, key: Key) -> bool:
+    def _missing(self, key: Key) -> Op | None:
+        """The op that makes a value, if it belongs here and is not here yet: members do, and copies of the views in front of them."""
         op = self.graph.ops.get(key[0])
-        return op is not None and key[0] not in self.place and self._belongs(op)
+        if op is None or op.node in self.place:
+            return None
+        copied = op.op in VIEWS and all(op.inputs[slot] in self.graph.constants for slot in static_slots(op))
+        return op if copied or op.node in self.inside else None
 
     def _known(self, key: Key) -> Reference:
         if key[0] in self.place:
@@ -119,7 +97,7 @@ class _Maker:
         return -1, self.inputs.setdefault(key, len(self.inputs))
 
     def _emit(self, op: Op) -> None:
-        static = positions(table()[op.op], len(op.inputs))
+        static = static_slots(op)
         arguments: list[Reference | NDArray[np.generic]] = [
             np.asarray(self.graph.constants[key]) if slot in static else self._known(key)
             for slot, key in enumerate(op.inputs)
@@ -131,7 +109,7 @@ class _Maker:
 def _doers(graph: OpGraph) -> dict[int, int]:
     """Per flat node the op that does its work, of those that have it among their `source_nodes`.
 
-    Others only help: copies and views that rewrites and merges add have the one node for whose op they were added.
+    Others only help: copies and views that passes add have the one node for whose op they were added.
     """
     best: dict[int, tuple[tuple[bool, bool, int], int]] = {}
     for number, op in graph.ops.items():
@@ -143,11 +121,7 @@ def _doers(graph: OpGraph) -> dict[int, int]:
 
 
 def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict[Key, Key]:
-    """Puts one op in the place of each group.
-
-    Args:
-        source: Changed in place.
-        outlines: Each with its kernel, or None to run it op by op.
+    """Puts one op in the place of each group, which comes with its kernel or with None to run it op by op.
 
     Returns:
         Old name -> new name of the values that groups make.
@@ -167,8 +141,8 @@ def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict
         first = [node for op in computing[::-1] for node in op.source_nodes if doer[node] in inside][:1]
         source_nodes = list(dict.fromkeys([*first, *own])) or [last.source_nodes[0]]
         # Of a loop's node every op is a kernel, whichever of them counts as its doer.
-        turns = [node for op in computing for node in op.source_nodes if node in graph.unrolled]
-        replaces = [*(node for node in source_nodes if node not in graph.unrolled), *turns] if turns else []
+        looped = [node for op in computing for node in op.source_nodes if node in graph.unrolled]
+        replaces = [*(node for node in source_nodes if node not in graph.unrolled), *looped] if looped else []
         number = graph.fresh()
         attrs = {"body": made.body, "kernel": kernel}
         batch = max(op.batch for op in computing)

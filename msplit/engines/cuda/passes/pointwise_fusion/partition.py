@@ -23,8 +23,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import positions
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.interpret import device_inputs
+from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.legality import Role, is_exact, is_step, role
 
 MOST_MEMBERS = 64
@@ -85,11 +85,10 @@ def find_groups(
     """Groups of at least two ops that compute something.
 
     Args:
-        source: The ops, in topological order, with shapes.
+        graph: Its ops, in topological order, with shapes.
         dtypes: Dtype name of each value that an op reads.
         among: Ops that may be members; all if None.
-        strict: Only ops that compute equally many elements share a group, no reductions and no
-            joins.
+        strict: Only ops that compute equally many elements share a group, no reductions and no joins.
     """
     return _Finder(graph, dict(dtypes), among, strict).run()
 
@@ -97,11 +96,7 @@ def find_groups(
 class _Finder:
     def __init__(self, graph: OpGraph, dtypes: dict[Key, str], among: Container[int] | None, strict: bool) -> None:
         self.graph, self.dtypes, self.among, self.strict = graph, dtypes, among, strict
-        self.reads = Counter(key for op in graph.ops.values() for key in op.inputs)
-        self.ports: dict[int, list[int]] = {number: [] for number in graph.ops}  # that anything wants
-        for producer, port in sorted(self.reads.keys() | set(graph.fetches.values())):
-            if producer in self.ports:
-                self.ports[producer].append(port)
+        self.readers = Readers(graph)
         self.units: list[_Unit] = []
         self.parent: list[int] = []
         self.made_in: dict[Key, int] = {}  # value -> unit
@@ -122,22 +117,16 @@ class _Finder:
         kind = role(self.graph, op, self.dtypes) if self.among is None or op.node in self.among else None
         if self.strict and kind in (Role.REDUCTION, Role.JOIN):
             kind = None
-        data = self._data(op) if kind else list(op.inputs)
-        keys = [self._base(key) for key in data]
+        keys = [self._base(key) for key in (device_inputs(op) if kind else op.inputs)]
         if kind is Role.VIEW:
             unit = self._unit_of(keys[0])
             if unit is None or not self.units[unit].members:
-                self.views |= {(op.node, port): keys[0] for port in self.ports[op.node]}
+                self.views |= dict.fromkeys(self._values(op), keys[0])
                 return
             self._add_view(op, unit, place)
             return
         joined = self._joinable(op, keys) if kind else []
         self._create(op, kind, keys, joined, place)
-
-    def _data(self, op: Op) -> list[Key]:
-        """What an op reads on the device."""
-        static = positions(table()[op.op], len(op.inputs))
-        return [key for slot, key in enumerate(op.inputs) if slot not in static]
 
     def _base(self, key: Key) -> Key:
         while key in self.views:
@@ -166,7 +155,11 @@ class _Finder:
 
     def _readers(self, op: Op) -> int:
         """How many reads there are of an op's values."""
-        return sum(self.reads[op.node, port] for port in self.ports[op.node])
+        return sum(len(self.readers.of.get(key, ())) for key in self._values(op))
+
+    def _values(self, op: Op) -> list[Key]:
+        """Those of an op's values that anything wants."""
+        return [(op.node, port) for port in self.readers.ports.get(op.node, ())]
 
     def _add_view(self, op: Op, index: int, place: int) -> None:
         unit = self.units[index]
@@ -174,10 +167,10 @@ class _Finder:
         unit.last = place
         unit.open += self._readers(op) - 1
         rounded = any(key in unit.rounded for key in op.inputs)
-        for port in self.ports[op.node]:
-            self.made_in[op.node, port] = index
-            if rounded:
-                unit.rounded.add((op.node, port))
+        values = self._values(op)
+        self.made_in |= dict.fromkeys(values, index)
+        if rounded:
+            unit.rounded.update(values)
 
     def _joinable(self, op: Op, keys: list[Key]) -> list[int]:
         """The groups that an op joins."""
@@ -243,15 +236,15 @@ class _Finder:
         self.parent.append(index)
         unit = _Unit(first=place, last=place, open=self._readers(op))
         self.units.append(unit)
-        unit.reads.update(other for key in keys if (other := self._unit_of(key)) is not None and other not in joined)
         for key in keys:
-            other = self._unit_of(key)
-            if other is not None and other in joined:
-                self.units[other].open -= 1
+            made = self._unit_of(key)
+            if made in joined:
+                self.units[made].open -= 1
+            elif made is not None:
+                unit.reads[made] += 1
         if kind is not None:
             self._fill(unit, op, kind, keys, joined)
-        for port in self.ports[op.node]:
-            self.made_in[op.node, port] = index
+        self.made_in |= dict.fromkeys(self._values(op), index)
         for other in joined:
             self._absorb(index, other, joined)
         for other in joined:
@@ -265,7 +258,7 @@ class _Finder:
         unit.reduces = kind is Role.REDUCTION
         unit.inputs = {key for key in keys if self._unit_of(key) not in joined}
         if not is_exact(op, self.dtypes) or any(self._is_rounded(key) for key in keys if self._unit_of(key) in joined):
-            unit.rounded = {(op.node, port) for port in self.ports[op.node]}
+            unit.rounded = set(self._values(op))
 
     def _absorb(self, index: int, other: int, joined: list[int]) -> None:
         unit, old = self.units[index], self.units[other]

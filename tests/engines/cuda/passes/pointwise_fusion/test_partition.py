@@ -11,6 +11,7 @@ from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
@@ -37,7 +38,7 @@ def test_no_value_waits_for_more_than_it_did(case):
     graph_def, feeds, outputs = case
     graph = optimize(flat_of(graph_def, outputs=outputs), feeds, CPU).graph
     dtypes = {key: dtype_name(found[2]) for key, found in observe(graph, feeds, CPU, nchw=False).items()}
-    readers = graph.consumers()
+    readers = Readers(graph)
     needs = ancestors(graph)
     taken: set[int] = set()
     for group in find_groups(graph, dtypes):
@@ -47,7 +48,7 @@ def test_no_value_waits_for_more_than_it_did(case):
         assert group.launching == sum(graph.ops[number].op not in VIEWS for number in group.members) > 1
         from_others = {key[0] for key in made.inputs} & graph.ops.keys()
         for key in made.outputs:
-            if launched_readers(graph, readers, key) - set(group.members):
+            if launched_readers(graph, readers.of, key) - set(group.members):
                 assert from_others <= needs[key[0]], f"{graph.ops[key[0]].name} waits for more"
 
 
@@ -218,7 +219,7 @@ def test_a_view_of_something_else_is_no_bond():
     right = g.op("Neg", g.op("Exp", (parts[0], 1), shape=(2, 2)), shape=(2, 2))
     found = g.groups(left, right)
     assert sorted(map(len, found)) == [2, 2]
-    made = outline(g.graph, find_groups(g.graph, dict.fromkeys(g.graph.shapes, FLOAT))[0], g.graph.consumers())
+    made = outline(g.graph, find_groups(g.graph, dict.fromkeys(g.graph.shapes, FLOAT))[0], Readers(g.graph))
     assert made.inputs == (x,), "it reads the product, not the part"
 
 
