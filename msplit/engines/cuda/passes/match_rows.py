@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -37,26 +37,29 @@ LARGEST = 24
 """Ops that such a function is made of at most."""
 
 
-def region(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
-    """Ops that depend on a value row by row, and on constants alone, in topological order."""
+def region(graph: OpGraph, readers: Readers, key: Key, belongs: Callable[[Op, set[Key]], bool], most: int) -> list[Op]:
+    """Ops that depend on a value, in topological order.
+
+    `belongs` says whether to take an op, told the value and those of the ops taken before; at most so many are taken.
+    """
     inside = {key}
     found: list[Op] = []
-    taken: set[int] = set()
     waiting = list(dict.fromkeys(readers.of.get(key, [])))
-    while waiting and len(found) < LARGEST:
-        ready = next((number for number in waiting if _belongs(graph, graph.ops.get(number), key, inside)), None)
+    while waiting and len(found) < most:
+        near = (graph.ops[number] for number in waiting if number in graph.ops)
+        ready = next((op for op in near if belongs(op, inside)), None)
         if ready is None:
             break
-        waiting.remove(ready)
-        taken.add(ready)
-        found.append(graph.ops[ready])
-        inside.add((ready, 0))
-        waiting += [n for n in dict.fromkeys(readers.of.get((ready, 0), [])) if n not in taken and n not in waiting]
+        waiting.remove(ready.node)
+        found.append(ready)
+        inside.add((ready.node, 0))
+        waiting += [one for one in dict.fromkeys(readers.of.get((ready.node, 0), [])) if one not in waiting]
     return found
 
 
-def _belongs(graph: OpGraph, op: Op | None, key: Key, inside: set[Key]) -> bool:
-    if op is None or (op.node, 0) not in graph.shapes:
+def _is_by_row(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
+    """Whether an op depends row by row on the rows of `key` and on constants alone."""
+    if (op.node, 0) not in graph.shapes:
         return False
     shape = graph.shapes[key]
     if op.op in REDUCTIONS:
@@ -93,14 +96,7 @@ def functions(graph: OpGraph, readers: Readers, key: Key, ops: list[Op]) -> Iter
 
 
 def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
-    """What ops make of rows, in float64.
-
-    Args:
-        source: Has their constants.
-        key: The value that the rows stand for.
-        ops: In topological order; the last one's result is given back.
-        rows: Rows by columns.
-    """
+    """What the last of some ops, in topological order, makes of rows (rows by columns, float64) in the place of a value."""
     rank = len(graph.shapes[key])
     values = {key: rows.reshape((1,) * (rank - 2) + tuple(rows.shape)) if rank > 1 else rows}
     for op in ops:
@@ -135,33 +131,39 @@ _WIDEST = 1 << 16
 """Columns: wider rows are no layer norm worth the search."""
 
 
-def fuse_layer_norm(graph: OpGraph) -> bool:
-    """Turns every layer norm over the last axis into one op."""
+def _fuse(graph: OpGraph, reduction: str, widest: float, match: Callable[[Key, list[Op], str], bool]) -> bool:
+    """Offers the functions of each value that such reductions read, of rows up to a width, until one is taken and replaced."""
     readers = Readers(graph)
     done: set[Key] = set()
     changed = False
     for op in list(graph.ops.values()):
-        key = op.inputs[0] if op.op == "Mean" and op.node in graph.ops else None
-        shape = graph.shapes.get(key) if key is not None else None
-        if key is None or shape is None or len(shape) < 1 or key in done or op.attrs.get("T") not in _FLOATS:
+        if op.op != reduction or op.node not in graph.ops or op.attrs.get("T") not in _FLOATS:
+            continue
+        key = op.inputs[0]
+        shape = graph.shapes.get(key)
+        if not shape or key in done:
             continue
         done.add(key)
-        changed |= 1 < shape[-1] <= _WIDEST and _fuse_layer_norm(graph, readers, key, str(op.attrs["T"]))
+        if shape[-1] <= widest:
+            found = region(graph, readers, key, functools.partial(_is_by_row, graph, key), LARGEST)
+            changed |= any(match(key, part, op.attrs["T"]) for part in functions(graph, readers, key, found))
     return changed
 
 
-def _fuse_layer_norm(graph: OpGraph, readers: Readers, key: Key, dtype: str) -> bool:
-    found = region(graph, readers, key)
-    for part in functions(graph, readers, key, found):
+def fuse_layer_norm(graph: OpGraph) -> bool:
+    """Turns every layer norm over the last axis into one op."""
+
+    def match(key: Key, part: list[Op], dtype: str) -> bool:
         if sum(op.op == "Mean" for op in part) != 2 or any(op.op in _OF_SOFTMAX for op in part):
-            continue
-        made = _parameters(graph, key, part)
+            return False
+        made = _parameters(graph, key, part) if graph.shapes[key][-1] > 1 else None
         if made is not None:
             gamma, beta, epsilon = made
             inputs = [key, graph.constant(gamma.astype(dtype)), graph.constant(beta.astype(dtype))]
             replace(graph, part, "_LayerNorm", inputs, {"T": dtype, "epsilon": epsilon})
-            return True
-    return False
+        return made is not None
+
+    return _fuse(graph, "Mean", _WIDEST, match)
 
 
 def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, np.ndarray, float] | None:
@@ -204,22 +206,15 @@ _SOFTMAX_TOLERANCE = 1e-9
 
 def fuse_softmax(graph: OpGraph) -> bool:
     """Turns every softmax over the last axis into one op."""
-    readers = Readers(graph)
-    done: set[Key] = set()
-    changed = False
-    for op in list(graph.ops.values()):
-        key = op.inputs[0] if op.op == "Max" and op.node in graph.ops else None
-        if key is None or key in done or not graph.shapes.get(key) or op.attrs.get("T") not in _FLOATS:
-            continue
-        done.add(key)
-        found = region(graph, readers, key)
-        for part in functions(graph, readers, key, found):
-            kinds = [one.op for one in part]
-            if kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part):
-                replace(graph, part, "Softmax", [key], {"T": op.attrs["T"]})
-                changed = True
-                break
-    return changed
+
+    def match(key: Key, part: list[Op], dtype: str) -> bool:
+        kinds = [op.op for op in part]
+        found = kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part)
+        if found:
+            replace(graph, part, "Softmax", [key], {"T": dtype})
+        return found
+
+    return _fuse(graph, "Max", math.inf, match)
 
 
 def _is_softmax(graph: OpGraph, key: Key, part: list[Op]) -> bool:
@@ -248,48 +243,21 @@ def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op
     """
     if key in readers.fetched or key not in graph.shapes:
         return None
-    region = _gelu_region(graph, readers, key)
-    if not _CURVED.intersection(op.op for op in region):
+    ops = region(graph, readers, key, functools.partial(_is_by_element, graph, key), _GELU_LARGEST)
+    if not _CURVED.intersection(op.op for op in ops):
         return None
-    for count in range(2, len(region) + 1):
-        if _is_closed(readers, key, region[:count]):
-            name = _compare(graph, key, region[:count])
-            if name is not None:
-                return name, region[:count]
+    for count in range(2, len(ops) + 1):
+        name = _compare(graph, key, ops[:count]) if _is_closed(readers, key, ops[:count]) else None
+        if name is not None:
+            return name, ops[:count]
     return None
 
 
-def _gelu_region(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
-    """Elementwise ops that depend on a value and on constant numbers alone, in topological order."""
-    shape = graph.shapes[key]
-    inside = {key}
-    region: list[Op] = []
-    waiting = list(dict.fromkeys(readers.of.get(key, [])))
-    while waiting and len(region) < _GELU_LARGEST:
-        ready = [
-            number
-            for number in waiting
-            if number in graph.ops and _gelu_belongs(graph, graph.ops[number], inside, shape)
-        ]
-        if not ready:
-            break
-        op = graph.ops[ready[0]]
-        waiting.remove(op.node)
-        region.append(op)
-        inside.add((op.node, 0))
-        waiting += [number for number in readers.of.get((op.node, 0), []) if number not in waiting]
-    return region
-
-
-def _gelu_belongs(graph: OpGraph, op: Op, inside: set[Key], shape: tuple[int, ...]) -> bool:
-    if op.op not in _GELU_ELEMENTWISE or graph.shapes.get((op.node, 0)) != shape:
+def _is_by_element(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
+    """Whether an op depends element by element on the elements of `key` and on constant numbers alone."""
+    if op.op not in _GELU_ELEMENTWISE or graph.shapes.get((op.node, 0)) != graph.shapes[key]:
         return False
-    return all(key in inside or _number(graph, key) is not None for key in op.inputs)
-
-
-def _number(graph: OpGraph, key: Key) -> float | None:
-    value = graph.constants.get(key)
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+    return all(name in inside or (name in graph.constants and graph.constants[name].size == 1) for name in op.inputs)
 
 
 def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
@@ -304,15 +272,7 @@ def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
 
 def _compare(graph: OpGraph, key: Key, ops: list[Op]) -> str | None:
     """Evaluates the ops on a grid, in float64."""
-    points = torch.linspace(-9, 9, 1801, dtype=torch.float64)
-    values = {key: points}
-    for op in ops:
-        arguments = [
-            values[name] if name in values else torch.tensor(_number(graph, name), dtype=torch.float64)
-            for name in op.inputs
-        ]
-        values[op.node, 0] = table()[op.op].function(Node(op.name, op.op, {}), *arguments)
-    result = values[ops[-1].node, 0].numpy()
+    result = evaluate(graph, key, ops, torch.linspace(-9, 9, 1801, dtype=torch.float64)[None]).numpy()
     allowed = _GELU_TOLERANCE.get(str(ops[-1].attrs.get("T", "float32")), 0.0)
     errors = {name: float(np.abs(result - curve).max()) for name, curve in _curves().items()}
     name = min(errors, key=errors.__getitem__)

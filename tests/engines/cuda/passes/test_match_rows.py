@@ -140,6 +140,10 @@ def test_a_convolution_without_bias_takes_a_residual_and_relu_along():
     check_rows(lambda tf, v1, x: tf.nn.conv2d(x, filter, 1, "SAME") + x, (2, 6, 6, 4), ["AddV2", "Conv2D"])
 
 
+def times_itself(x):
+    return x * x
+
+
 EXACT = [
     lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x / np.float32(np.sqrt(2)))),
     lambda tf, x: x * (0.5 * (1.0 + tf.math.erf(x * np.float32(np.sqrt(0.5))))),
@@ -152,6 +156,7 @@ APPROXIMATE = [
     lambda tf, x: x * 0.5 * (1.0 + tf.tanh(0.7978845608 * (x + 0.044715 * x * x * x))),
     lambda tf, x: x * (0.5 * (1.0 + tf.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * tf.pow(x, 3.0))))),
     lambda tf, x: x * tf.sigmoid(1.5957691216 * (x + 0.044715 * tf.square(x) * x)),
+    lambda tf, x: x * 0.5 * (1.0 + tf.tanh(0.7978845608 * (x + x * times_itself(x * 0.2114592158)))),
 ]
 
 
