@@ -92,7 +92,7 @@ def bucketize(node: Node, x: Tensor) -> Tensor:
 
 @lowering("_Bucketize", own=True)
 def search_boundaries(node: Node, x: Tensor, boundaries: Tensor) -> Tensor:
-    """Bucketize with its boundaries on the device already: `keep_boundaries` makes it."""
+    """Bucketize with its boundaries on the device already: the pass `keep_boundaries` makes it."""
     return torch.bucketize(
         x.to(_compared_in(x)).contiguous(), boundaries.to(_compared_in(x)), right=True, out_int32=True
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -19,16 +20,13 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
-from msplit.engines.cuda.passes.embedding.densify import Densifier
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
-from msplit.engines.cuda.passes.embedding.unique import eliminate_unique
+from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
-from msplit.engines.cuda.passes.fold_partition import fold_partition
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
-from msplit.engines.cuda.passes.keep_boundaries import keep_boundaries
 from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
@@ -91,8 +89,7 @@ def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], b
 
 
 def _specialize(graph: OpGraph, context: Context) -> bool:
-    densifier = Densifier(graph) if context.simplify else None
-    specialize(graph, context.feeds, context.device, bodies=context.bodies, densifier=densifier)
+    specialize(graph, context.feeds, context.device, bodies=context.bodies, densify=context.simplify)
     return True
 
 
@@ -112,6 +109,17 @@ def _count_nodes_once(graph: OpGraph) -> bool:
         changed |= once != op.source_nodes
         op.source_nodes = once
     return changed
+
+
+def _keep_boundaries(graph: OpGraph) -> bool:
+    """Gives every Bucketize its boundaries as a second input, on the device: two kernels instead of four that write them there anew."""
+    found = [op for op in graph.ops.values() if op.op == "Bucketize"]
+    for op in found:
+        op.op = "_Bucketize"
+        wide = np.float64 if op.attrs.get("T") == "float64" else np.float32
+        boundaries = np.asarray(op.attrs.get("boundaries", ()), np.float32).astype(wide)
+        op.inputs = [*op.inputs, graph.constant(boundaries)]
+    return bool(found)
 
 
 def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
@@ -146,7 +154,7 @@ PIPELINE = (
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("fuse_lookups", _pure(fuse_lookups), option="group"),
     Pass("batch_branches", _pure(batch_branches), option="group"),
-    Pass("keep_boundaries", _pure(keep_boundaries)),  # lookups are proved and fused by the attribute
+    Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse"),
 )

@@ -1,8 +1,8 @@
 """The engine's own build without a device and without running anything: what it would refuse, all of it.
 
 The graph is built and loops and conds become what they run, exactly as before a run, on tensors that have a shape and no data (PyTorch's
-`meta` device). Only what decides shapes and turns is computed: small constants, as shape inference does. What can not be told without data,
-such as the shape of what the host part makes, is not held against the graph.
+`meta` device). Only what decides shapes and trip counts is computed: small constants, as shape inference does. What can not be told
+without data, such as the shape of what the host part makes, is not held against the graph.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.passes.embedding.densify import Densifier
-from msplit.engines.cuda.passes.embedding.unique import eliminate_unique
+from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import Tracer, specialize
 from msplit.errors import EngineError, LoadError, MsplitError
@@ -70,7 +69,7 @@ def rehearse(
             tidy(graph)
         tracer = Rehearsal(graph, given, large)
         tracer.most_unrolled = most
-        specialize(graph, {}, tracer.device, bodies=raised.bodies, densifier=Densifier(graph), tracer=tracer)
+        specialize(graph, {}, tracer.device, bodies=raised.bodies, densify=True, tracer=tracer)
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
         return [problem], True
     return tracer.refused, tracer.whole
@@ -97,21 +96,17 @@ class Rehearsal(Tracer):
         del feeds
         named = {key: self._given[name] for name, key in self.graph.feeds.items()}
         for key, value in {**named, **self._large}.items():
-            try:
-                dtype = torch_dtype(value.dtype)
-            except Unsupported:
-                self._unknown.add(key[0])
-                continue
             if value.shape is None:
                 self._unknown.add(key[0])
-            else:
-                try:
-                    self.values[key] = torch.empty(value.shape, dtype=dtype, device=self.device)
-                except RuntimeError:  # more bytes than a number of 64 bits counts: the file says so, and it may lie
-                    self._unknown.add(key[0])
-                    continue
-                self.base[key] = -1
-                self.shapes[key] = value.shape
+                continue
+            try:
+                self.values[key] = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=self.device)
+            # A dtype that PyTorch lacks, or more bytes than a number of 64 bits counts: the file says so, and it may lie.
+            except (Unsupported, RuntimeError):
+                self._unknown.add(key[0])
+                continue
+            self.base[key] = -1
+            self.shapes[key] = value.shape
 
     def skips(self, op: Op) -> bool:
         """Leaves out what needs something that can not be told."""
@@ -144,11 +139,9 @@ class Rehearsal(Tracer):
                 return False
         try:
             return super().run(op)
-        except EngineError as problem:
+        except (EngineError, NotImplementedError) as problem:
             if isinstance(problem.__cause__, Unsupported | KeyError):
                 raise
-            self._unknown.add(op.node)
-        except NotImplementedError:
             self._unknown.add(op.node)
         return False
 

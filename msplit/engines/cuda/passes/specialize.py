@@ -1,4 +1,4 @@
-"""Runs a graph once on the device to learn what cannot be known otherwise: shapes, which steps launch kernels, who shares memory.
+"""Runs a graph once on the device to learn what can not be known otherwise: shapes, which steps launch kernels, who shares memory.
 
 It is partial evaluation: what depends only on constants and shapes is evaluated on the CPU and never again. The run
 doubles as the warm-up that a capture needs (library handles, algorithm choice).
@@ -7,7 +7,7 @@ doubles as the warm-up that a capture needs (library handles, algorithm choice).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes.embedding.densify import Densifier
+from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
-from msplit.engines.cuda.passes.embedding.proof import Proof
+from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
 
@@ -123,20 +123,18 @@ class Tracer:
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
         static = static_slots(op)
-        unknown = [slot for slot in sorted(static) if op.inputs[slot] not in self.static]
+        unknown = tuple(slot for slot in sorted(static) if op.inputs[slot] not in self.static)
         bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
-        function: Callable[..., tuple[torch.Tensor, ...]]
-        function = functools.partial(_invoke, lowering, op, bound, tuple(unknown), len(op.inputs), self.nchw)
+
+        def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+            return functools.partial(_invoke, lowering, op, bound, unknown, self.nchw)
+
         fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
         if self.measures and not unknown:
-
-            def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
-                return functools.partial(_invoke, lowering, op, bound, (), len(op.inputs), self.nchw)
-
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
-            function = lowered(op)
+        function = lowered(op)
         results = function(*arguments)
         number = len(self.steps)
         dynamic = lowering.dynamic_with(op.attrs)
@@ -155,11 +153,9 @@ class Tracer:
                 op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic, scattered
             )
         )
-        for port, result in enumerate(results):
+        for port, (result, base) in enumerate(zip(results, bases, strict=True)):
             key = (op.node, port)
-            self.values[key] = result
-            self.base[key] = bases[port]
-            self.made_by[key] = number
+            self.values[key], self.base[key], self.made_by[key] = result, base, number
             if varying:
                 self.varying.add(key)
             else:
@@ -201,11 +197,6 @@ class Tracer:
     def _is_nhwc_convolution(self, op: Op) -> bool:
         return not self.nchw and op.op in CONV2D and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
 
-    def dtypes(self, op: Op) -> dict[Key, str]:
-        """Types of what an op made."""
-        keys = [(op.node, port) for port in range(self.steps[-1].outputs)]
-        return {key: dtype_name(self.values[key].dtype) for key in keys}
-
     def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
         """The values of a step's inputs."""
         return [self.values[key] if key in self.values else self.constant(key) for key in keys]
@@ -241,7 +232,6 @@ def _invoke(
     op: Op,
     bound: Mapping[int, Any],
     unknown: tuple[int, ...],
-    count: int,
     nchw: bool,
     *tensors: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
@@ -249,7 +239,7 @@ def _invoke(
     rest = iter(tensors)
     arguments = [
         bound[slot] if slot in bound else to_numpy(next(rest)) if slot in unknown else next(rest)
-        for slot in range(count)
+        for slot in range(len(op.inputs))
     ]
     return as_tuple(call(lowering, op, arguments, nchw=nchw))
 
@@ -260,9 +250,9 @@ def specialize(
     device: torch.device,
     *,
     bodies: Bodies | None = None,
-    densifier: Densifier | None = None,
+    densify: bool = False,
     tracer: Tracer | None = None,
-) -> bool:
+) -> None:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
 
     The graph runs once for it, as it is but for loops, conds and calls: those become what they run. (PyTorch's `meta` tensors would do
@@ -273,11 +263,8 @@ def specialize(
         feeds: An array per input.
         device: Where to run.
         bodies: The model's functions, for what loops and conds become.
-        densifier: Finds simpler ops in the place of those whose shapes depend on values.
+        densify: Whether to put simpler ops in the place of those whose shapes depend on values, where that can be proved.
         tracer: What runs it, where that is not the device.
-
-    Returns:
-        Whether the densifier found anything.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
@@ -288,8 +275,7 @@ def specialize(
     last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
-    if densifier is not None:
-        densifier.start(tracer.static, tracer.shapes)
+    facts = KnownValues(graph, tracer.static, tracer.shapes) if densify else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
         unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values, hands_on)
@@ -300,14 +286,15 @@ def specialize(
         def run(op: Op) -> None:
             """Runs an op, or what is proved to do in its place."""
             op.inputs = [names.get(key, key) for key in op.inputs]
-            proof = densifier.prove(op) if densifier is not None else None
+            proof = prove(facts, op) if facts is not None else None
             for step in _instead(op, proof):
                 if tracer.run(step):
                     kept[step.node] = step
-                    made = tracer.dtypes(step)
+                    keys = [(step.node, port) for port in range(tracer.steps[-1].outputs)]
+                    made = {key: dtype_name(tracer.values[key].dtype) for key in keys}
                     graph.dtypes |= made
                     unroller.made += made
-                    if densifier is not None and _has_one_value(tracer, densifier, step):
+                    if facts is not None and _has_one_value(tracer, facts, step):
                         del kept[step.node]
             for port, found in () if proof is None else proof.outputs.items():
                 if isinstance(found, tuple):
@@ -317,7 +304,7 @@ def specialize(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive.update(key for key in op.inputs if densifier is not None and graph.dtypes.get(key) in COUNTED)
+            kept_alive.update(key for key in op.inputs if densify and graph.dtypes.get(key) in COUNTED)
 
         for op in graph.ops.values():
             if tracer.skips(op):
@@ -328,15 +315,12 @@ def specialize(
             except EngineError as problem:
                 if not tracer.forgives(op, problem):
                     raise
-            for key in op.inputs:
-                if last_use.get(key) == op.node and key not in kept_alive:
-                    tracer.values.pop(key, None)
+            _forget(tracer, op, last_use, kept_alive)
     graph.ops = kept
     graph.constants = tracer.static
     graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
     graph.rename(names)
     graph.prune()
-    return bool(names)
 
 
 def _instead(op: Op, proof: Proof | None) -> list[Op]:
@@ -346,11 +330,10 @@ def _instead(op: Op, proof: Proof | None) -> list[Op]:
     return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
 
 
-def _has_one_value(tracer: Tracer, densifier: Densifier, op: Op) -> bool:
+def _has_one_value(tracer: Tracer, facts: KnownValues, op: Op) -> bool:
     """Whether an op's only output turned out to be the same in every run; it is a constant then."""
-    result = tracer.values[op.node, 0]
-    name = dtype_name(result.dtype)
-    always = densifier.learn(op, np.dtype(name if name in COUNTED else "float32"))
+    name = dtype_name(tracer.values[op.node, 0].dtype)
+    always = facts.learn(op, np.dtype(name if name in COUNTED else "float32"))
     if always is None or (op.node, 1) in tracer.values:
         return False
     tracer.know((op.node, 0), always)
@@ -367,15 +350,10 @@ def trace(
     observe: Callable[[KernelCall, list[torch.Tensor]], None] | None = None,
     held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Program:
-    """Runs the graph once on example inputs.
+    """Runs the graph once on example inputs, which fix every shape. The graph is not changed.
 
-    Args:
-        source: The ops. Not changed.
-        feeds: An array per input; they fix every shape.
-        device: Where to run.
-        nchw: Memory layout of convolutions.
-        observe: Called with each step and its inputs right after it ran, for profiling.
-        held: Constants of this source that another program has on the device, to share them.
+    `observe` is called with each step and its inputs right after it ran. Constants that another program has on the device are shared
+    where they are `held`.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
@@ -397,30 +375,20 @@ def trace(
     return _finish(tracer, fed)
 
 
-def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int]) -> None:
+def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int], kept_alive: Set[Key] = frozenset()) -> None:
     """Frees what nothing reads after this op."""
     for key in op.inputs:
-        if last_use.get(key) == op.node:
+        if last_use.get(key) == op.node and key not in kept_alive:
             tracer.values.pop(key, None)
 
 
 def _last_uses(graph: OpGraph) -> dict[Key, int]:
-    last: dict[Key, int] = {}
-    for number, op in graph.ops.items():
-        for key in op.inputs:
-            last[key] = number
-    for key in graph.fetches.values():
-        last.pop(key, None)
-    return last
+    fetched = set(graph.fetches.values())
+    return {key: number for number, op in graph.ops.items() for key in op.inputs if key not in fetched}
 
 
 def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
-    src, dst = [], []
-    for number, step in enumerate(tracer.steps):
-        for key in step.inputs:
-            if key in tracer.made_by:
-                src.append(tracer.made_by[key])
-                dst.append(number)
+    reads = [(key, number) for number, step in enumerate(tracer.steps) for key in step.inputs if key in tracer.made_by]
     fetches = {name: key for name, key in tracer.graph.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
     return Program(
@@ -429,7 +397,7 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         tracer.graph.feeds,
         fetches,
         known,
-        Dag.of(len(tracer.steps), src, dst),
+        Dag.of(len(tracer.steps), [tracer.made_by[key] for key, _ in reads], [number for _, number in reads]),
         tuple(tracer.dynamic),
         fed,
         tracer.graph.unrolled,

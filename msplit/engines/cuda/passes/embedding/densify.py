@@ -21,22 +21,19 @@ from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof, is_gr
 from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
 
-class Densifier(KnownValues):
-    """Goes along with one inference of shapes: `prove` before an op runs, `learn` after it."""
-
-    def prove(self, op: Op) -> Proof | None:
-        """Whether an op is something simpler."""
-        rule = _RULES.get(op.op)
-        found = rule(self, op) if rule is not None else None
-        return found if found is not None else masked.prove(self, op)
+def prove(facts: KnownValues, op: Op) -> Proof | None:
+    """Whether an op that is about to run is something simpler."""
+    rule = _RULES.get(op.op)
+    found = rule(facts, op) if rule is not None else None
+    return found if found is not None else masked.prove(facts, op)
 
 
-def _gather(densifier: Densifier, op: Op) -> Proof | None:
+def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """All rows in order are the rows themselves."""
-    indices, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
+    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
     if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
         return None
-    axis = densifier.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
     if axis is None or not -len(shape) <= int(axis) < len(shape):
         return None
     size = shape[int(axis)]
@@ -45,21 +42,21 @@ def _gather(densifier: Densifier, op: Op) -> Proof | None:
     return Proof({0: op.inputs[0]})
 
 
-def _gather_nd(densifier: Densifier, op: Op) -> Proof | None:
+def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     """All elements in order."""
-    indices, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
+    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
     if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
         return None
     depth = indices.shape[1]
     if not is_grid(indices, shape[:depth]):
         return None
-    view = densifier.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
+    view = facts.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
     return Proof({0: (view.node, 0)}, [view])
 
 
-def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
+def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Constant indices tell which rows are empty, whatever the values are."""
-    indices, shape = densifier.array(op.inputs[0]), densifier.array(op.inputs[2])
+    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[2])
     if indices is None or shape is None or indices.ndim != 2 or not shape.size:
         return None
     rows, row_of = int(shape[0]), indices[:, 0]
@@ -76,121 +73,111 @@ def _fill_empty_rows(densifier: Densifier, op: Op) -> Proof | None:
     values: Key = op.inputs[1]
     ops: list[Op] = []
     if missing.size:
-        count = densifier.constant(np.array([missing.size], np.int64))
-        ops.append(densifier.new("Fill", op, [count, op.inputs[3]]))
-        axis = densifier.constant(np.array(0, np.int32))
-        ops.append(densifier.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
+        count = facts.constant(np.array([missing.size], np.int64))
+        ops.append(facts.new("Fill", op, [count, op.inputs[3]]))
+        axis = facts.constant(np.array(0, np.int32))
+        ops.append(facts.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
         values = (ops[-1].node, 0)
     if not np.array_equal(order, np.arange(order.size)):
-        ops.append(densifier.gather(op, values, order))
+        ops.append(facts.gather(op, values, order))
         values = (ops[-1].node, 0)
     where = np.concatenate([indices, fillers])[order]
     return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]}, ops)
 
 
-def _sparse_segment(densifier: Densifier, op: Op) -> Proof | None:
+def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
-    ids = densifier.array(op.inputs[2])
+    ids = facts.array(op.inputs[2])
     if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
         return None
     count, length = int(ids[-1]) + 1, run_length(ids)
-    shape = densifier.shape(op.inputs[0])
+    shape = facts.shape(op.inputs[0])
     if not length or shape is None:
-        number = densifier.constant(np.array(count, np.int32))
-        fixed = densifier.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
+        number = facts.constant(np.array(count, np.int32))
+        fixed = facts.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
         return Proof({0: (fixed.node, 0)}, [fixed])
-    rows = densifier.gather(op, op.inputs[0], op.inputs[1])
-    return _grouped(densifier, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
+    rows = facts.gather(op, op.inputs[0], op.inputs[1])
+    return _grouped(facts, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
 
 
-def _grouped(densifier: Densifier, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
+def _grouped(facts: KnownValues, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
     """Groups of rows, of shape [groups, rows, …], reduced to one row each."""
     if shape[1] > 1:
-        ops.append(densifier.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
+        ops.append(facts.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
         reduction = "Sum" if how == "SqrtN" else how
-        axis = densifier.constant(np.array([1], np.int32))
-        ops.append(densifier.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
+        axis = facts.constant(np.array([1], np.int32))
+        ops.append(facts.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
         if how == "SqrtN":
-            ops.append(_divide(densifier, op, (ops[-1].node, 0), math.sqrt(shape[1])))
+            dtype = np.dtype(str(op.attrs.get("T", "float32")))
+            divisor = facts.constant(np.array(math.sqrt(shape[1]), dtype))
+            ops.append(facts.new("RealDiv", op, [(ops[-1].node, 0), divisor], {"T": dtype.name}))
     return Proof({0: (ops[-1].node, 0) if ops else op.inputs[0]}, ops)
 
 
-def _divide(densifier: Densifier, op: Op, key: Key, divisor: float) -> Op:
-    dtype = np.dtype(str(op.attrs.get("T", "float32")))
-    return densifier.new("RealDiv", op, [key, densifier.constant(np.array(divisor, dtype))], {"T": dtype.name})
-
-
-def _segment(densifier: Densifier, op: Op) -> Proof | None:
-    ids, shape = densifier.array(op.inputs[1]), densifier.shape(op.inputs[0])
+def _segment(facts: KnownValues, op: Op) -> Proof | None:
+    ids, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
     if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
         return None
     if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
         return None
     count, length = int(ids[-1]) + 1, run_length(ids)
     if length:
-        return _grouped(densifier, op, [], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
+        return _grouped(facts, op, [], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
     if op.op == "SegmentMean":  # has no unsorted kind
         return None
-    fixed = densifier.new(
-        f"Unsorted{op.op}", op, [*op.inputs, densifier.constant(np.array(count, np.int32))], dict(op.attrs)
-    )
+    number = facts.constant(np.array(count, np.int32))
+    fixed = facts.new(f"Unsorted{op.op}", op, [*op.inputs, number], dict(op.attrs))
     return Proof({0: (fixed.node, 0)}, [fixed])
 
 
-def _select(densifier: Densifier, op: Op) -> Proof | None:
+def _select(facts: KnownValues, op: Op) -> Proof | None:
     """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
-    found = densifier.range(op.inputs[0])
+    found = facts.range(op.inputs[0])
     if found is None or found[0] != found[1]:
         return None
     chosen = op.inputs[1 if found[0] else 2]
-    return Proof({0: chosen}) if op.op == "Select" or _is_largest(densifier, chosen, op.inputs) else None
+    return Proof({0: chosen}) if op.op == "Select" or _is_largest(facts, chosen, op.inputs) else None
 
 
-def _is_largest(densifier: Densifier, chosen: Key, keys: list[Key]) -> bool:
+def _is_largest(facts: KnownValues, chosen: Key, keys: list[Key]) -> bool:
     """Whether values broadcast to the shape of one of them."""
-    whole = densifier.shape(chosen)
-    if whole is None:
+    shapes = [shape for key in keys if (shape := facts.shape(key)) is not None]
+    try:
+        return len(shapes) == len(keys) and np.broadcast_shapes(*shapes) == facts.shape(chosen)
+    except ValueError:
         return False
-    for key in keys:
-        shape = densifier.shape(key)
-        if shape is None or len(shape) > len(whole):
-            return False
-        trailing = whole[len(whole) - len(shape) :]
-        if any(size not in (1, wanted) for size, wanted in zip(shape, trailing, strict=True)):
-            return False
-    return True
 
 
-def _sparse_to_dense(densifier: Densifier, op: Op) -> Proof | None:
+def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """Every position has its value."""
-    indices, shape = densifier.array(op.inputs[0]), densifier.array(op.inputs[1])
+    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[1])
     if indices is None or shape is None:
         return None
     sizes = tuple(int(size) for size in shape.reshape(-1))
     if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
         return None
-    if densifier.shape(op.inputs[2]) != (math.prod(sizes),):
+    if facts.shape(op.inputs[2]) != (math.prod(sizes),):
         return None
-    view = densifier.reshape(op, op.inputs[2], sizes)
+    view = facts.reshape(op, op.inputs[2], sizes)
     return Proof({0: (view.node, 0)}, [view])
 
 
-def _partition(densifier: Densifier, op: Op) -> Proof | None:
+def _partition(facts: KnownValues, op: Op) -> Proof | None:
     """Which rows go where is known."""
-    parts = densifier.array(op.inputs[1])
+    parts = facts.array(op.inputs[1])
     if parts is None or parts.ndim != 1:
         return None
     ops = [
-        densifier.gather(op, op.inputs[0], np.flatnonzero(parts == number))
+        facts.gather(op, op.inputs[0], np.flatnonzero(parts == number))
         for number in range(int(op.attrs["num_partitions"]))
     ]
     return Proof({port: (row.node, 0) for port, row in enumerate(ops)}, ops)
 
 
-def _stitch(densifier: Densifier, op: Op) -> Proof | None:
+def _stitch(facts: KnownValues, op: Op) -> Proof | None:
     """Where each row comes from is known."""
     half = len(op.inputs) // 2
-    places = [array for key in op.inputs[:half] if (array := densifier.array(key)) is not None]
+    places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
     if len(places) != half or any(array.ndim != 1 for array in places):
         return None
     place = np.concatenate(places)
@@ -200,15 +187,15 @@ def _stitch(densifier: Densifier, op: Op) -> Proof | None:
     source[place] = np.arange(place.size)  # of several rows with one place the last stays
     if (source < 0).any():
         return None
-    axis = densifier.constant(np.array(0, np.int32))
-    joined = densifier.new("ConcatV2", op, [*op.inputs[half:], axis])
+    axis = facts.constant(np.array(0, np.int32))
+    joined = facts.new("ConcatV2", op, [*op.inputs[half:], axis])
     if np.array_equal(source, np.arange(place.size)):
         return Proof({0: (joined.node, 0)}, [joined])
-    rows = densifier.gather(op, (joined.node, 0), source)
+    rows = facts.gather(op, (joined.node, 0), source)
     return Proof({0: (rows.node, 0)}, [joined, rows])
 
 
-_RULES: dict[str, Callable[[Densifier, Op], Proof | None]] = {
+_RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(GATHERS, _gather),
     "GatherNd": _gather_nd,
     "SparseFillEmptyRows": _fill_empty_rows,

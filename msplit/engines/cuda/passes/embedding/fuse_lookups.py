@@ -9,6 +9,7 @@ it reads as copied rows. What is still read by others in the end are the outputs
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
+from msplit.engines.cuda.passes.pattern import constant_slot, takes_rows
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 
 _COMBINES = ops_with("combines")
@@ -51,28 +53,32 @@ class _Part:
     stage: int
     shape: tuple[int, ...]
     dtype: str
-    segments: list[Segment]
-    inputs: list[Key]
-    lookups: set[int]
+    segments: list[Segment] = field(default_factory=list)
+    inputs: list[Key] = field(default_factory=list)
+    lookups: set[int] = field(default_factory=set)
     nodes: list[int] = field(default_factory=list)
     plain: tuple[int, int] | None = None
 
     def take(self, part: _Part, segments: list[Segment]) -> None:
         """Adds segments of another part."""
-        first = len(self.inputs)
+        numbers = range(len(self.inputs), len(self.inputs) + len(part.inputs))
+        self.segments += [_renumbered(segment, numbers) for segment in segments]
         self.inputs += part.inputs
         self.lookups |= part.lookups
         self.nodes += part.nodes
-        for segment in segments:
-            terms = tuple(
-                replace(term, source=first + term.source, table=first + term.table if term.table >= 0 else -1)
-                for term in segment.terms
-            )
-            self.segments.append(replace(segment, terms=terms))
 
     def take_copied(self, key: Key, segments: list[Segment]) -> None:
         """Adds segments that copy a value."""
-        self.take(_Part(0, (), "", [], [key], set()), segments)
+        self.take(_Part(0, (), "", inputs=[key]), segments)
+
+
+def _renumbered(segment: Segment, numbers: Sequence[int]) -> Segment:
+    """A segment whose inputs have these numbers now."""
+    terms = (
+        replace(term, source=numbers[term.source], table=numbers[term.table] if term.table >= 0 else -1)
+        for term in segment.terms
+    )
+    return replace(segment, terms=tuple(terms))
 
 
 def fuse_lookups(graph: OpGraph) -> bool:
@@ -99,15 +105,8 @@ def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
     for _, part in wanted:
         at = [slots.setdefault(key, len(slots)) for key in part.inputs]
         nodes |= dict.fromkeys(part.nodes)
-        placed = []
-        for segment in part.segments:
-            terms = (
-                replace(term, source=at[term.source], table=at[term.table] if term.table >= 0 else -1)
-                for term in segment.terms
-            )
-            placed.append(replace(segment, output=0, terms=tuple(terms)))
         # What is read in two shapes (by a product, and as one vector per column) is filled once.
-        of.append(tuple(placed))
+        of.append(tuple(replace(_renumbered(segment, at), output=0) for segment in part.segments))
         contents.setdefault(of[-1], part.shape)
     # Outputs of one shape are one output: branches that go on alike from there find their operands stacked.
     stacks: dict[tuple[int, ...], list[tuple[Segment, ...]]] = {}
@@ -139,8 +138,8 @@ def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
     for (key, part), content in zip(wanted, of, strict=True):
         names[key] = where[content]
         if part.shape != contents[content]:
-            sizes = graph.constant(np.asarray(part.shape, np.int64))
-            names[key] = (graph.add("Reshape", first, {"T": dtype}, [where[content], sizes], part.shape).node, 0)
+            inputs = [where[content], graph.sizes(part.shape)]
+            names[key] = (graph.add("Reshape", first, {"T": dtype}, inputs, part.shape).node, 0)
     return names
 
 
@@ -152,10 +151,9 @@ class _Parts:
     """
 
     def __init__(self, graph: OpGraph) -> None:
-        self._source = graph
+        self._graph = graph
         self.of: dict[Key, _Part] = {}
         self._stage: dict[int, int] = {}  # op -> lookups on the way to its result
-        self._ids: dict[int, Key] = {}  # of each lookup
         self._fed = frozenset(graph.feeds.values())
         self._dtypes = {key: value.dtype.name for key, value in graph.constants.items()}
 
@@ -172,8 +170,8 @@ class _Parts:
     def wanted(self) -> list[Key]:
         """Parts that something else reads, be it a part of a later stage."""
         made = {key[0] for key in self.of}
-        read = [key for op in self._source.ops.values() if op.node not in made for key in op.inputs]
-        found = [key for key in dict.fromkeys([*read, *self._source.fetches.values()]) if key in self.of]
+        read = [key for op in self._graph.ops.values() if op.node not in made for key in op.inputs]
+        found = [key for key in dict.fromkeys([*read, *self._graph.fetches.values()]) if key in self.of]
         known = set(found)
         for key in found:  # grows
             more = [inner for inner in self.of[key].inputs if inner in self.of and inner not in known]
@@ -182,7 +180,7 @@ class _Parts:
         return found
 
     def _part(self, op: Op, stage: int) -> _Part | None:
-        graph = self._source
+        graph = self._graph
         shape = graph.shapes.get((op.node, 0))
         if shape is None or not math.prod(shape):
             return None
@@ -214,7 +212,7 @@ class _Parts:
 
     def _split(self, op: Op, shape: tuple[int, ...]) -> None:
         """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
-        graph = self._source
+        graph = self._graph
         computed = [key for key in op.inputs if key not in self.of and self._plain(key) not in self._fed]
         rest = [key for key in op.inputs if key not in computed]
         part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
@@ -228,16 +226,14 @@ class _Parts:
         op.attrs = {**op.attrs, "N": len(op.inputs)}
 
     def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
-        graph = self._source
+        graph = self._graph
         table = graph.constants.get(op.inputs[0])
         ids = graph.shapes.get(op.inputs[1])
-        if table is None or ids is None or table.ndim < 1 or op.attrs.get("batch_dims", 0):
+        if table is None or ids is None or table.ndim < 1:
             return None
-        axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
-        if axis is None or int(axis) != 0 or table.dtype.name not in _TYPES or not 0 < len(table) < _MOST_ROWS:
+        if not takes_rows(op, graph.constants.get) or table.dtype.name not in _TYPES or not 0 < len(table) < _MOST_ROWS:
             return None
         rows, width = math.prod(ids), math.prod(table.shape[1:])
-        self._ids[op.node] = op.inputs[1]
         part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.source_nodes))
         found = self._in_front(part, rows, width, per_row=1)
         return None if found is None else replace(found, plain=(rows, width))
@@ -251,8 +247,8 @@ class _Parts:
 
     def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part | None:
         """Takes what is in front of a lookup."""
-        chain = Chain(self._source, self._ids[next(iter(part.lookups))], per_row)
-        if self._dtype(chain.key) not in _VALUES or self._source.shapes.get(chain.key) is None:
+        chain = Chain(self._graph, self._graph.ops[next(iter(part.lookups))].inputs[1], per_row)
+        if self._dtype(chain.key) not in _VALUES or self._graph.shapes.get(chain.key) is None:
             return None
         terms = tuple(replace(term, source=0, table=1) for term in chain.terms)
         segment = Segment(0, 0, width, rows // per_row, width, terms, combiner)
@@ -260,11 +256,11 @@ class _Parts:
         return replace(part, segments=[segment], inputs=[chain.key, part.inputs[1]], nodes=nodes)
 
     def _dtype(self, key: Key) -> str | None:
-        return self._source.dtypes.get(key) or self._dtypes.get(key)
+        return self._graph.dtypes.get(key) or self._dtypes.get(key)
 
     def _combined(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
         """The sum or mean over the ids of a row."""
-        axes = self._source.constants.get(op.inputs[1])
+        axes = self._graph.constants.get(op.inputs[1])
         if part.plain is None or axes is None or not axes.size:
             return None
         rows, width = part.plain
@@ -279,7 +275,7 @@ class _Parts:
 
     def _divided(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
         """The sum over the root of how many ids there are."""
-        divisor = self._source.constants.get(op.inputs[1])
+        divisor = self._graph.constants.get(op.inputs[1])
         if divisor is None or divisor.size != 1 or part.shape != shape or len(part.segments) != 1:
             return None
         segment = part.segments[0]
@@ -291,10 +287,10 @@ class _Parts:
 
     def _scaled(self, op: Op, shape: tuple[int, ...]) -> _Part | None:
         """A part times a number."""
-        slot = next((slot for slot, key in enumerate(op.inputs) if key in self._source.constants), None)
+        slot = constant_slot(self._graph, op)
         if slot is None:
             return None
-        part, number = self.of.get(op.inputs[1 - slot]), self._source.constants[op.inputs[slot]]
+        part, number = self.of.get(op.inputs[1 - slot]), self._graph.constants[op.inputs[slot]]
         if part is None or part.shape != shape or number.size != 1 or number.dtype.name != part.dtype:
             return None
         if any(segment.scale is not None for segment in part.segments):
@@ -309,10 +305,10 @@ class _Parts:
             return None
         stage, dtype = found
         lead, total = math.prod(shape[:axis]), math.prod(shape[axis:])
-        joined = _Part(stage, shape, dtype, [], [], set())
+        joined = _Part(stage, shape, dtype)
         left = 0
         for key in keys:
-            size = math.prod(self._source.shapes[key][axis:])
+            size = math.prod(self._graph.shapes[key][axis:])
             if self._is_of(key, stage):
                 placed = [_within(segment, size, total, left) for segment in self.of[key].segments]
                 if any(segment is None for segment in placed):
@@ -330,60 +326,47 @@ class _Parts:
             joined.take_copied(key, _copied(lead, size, left, total))
             return
         op, values, rows = found
-        count, width = self._source.constants[rows].shape[-2:]
-        segments = [
-            Segment(
-                0, left + row * width, total, lead, width, (Term(0, 1, row, count, low=row, high=row, weighted=True),)
-            )
-            for row in range(count)
-        ]
-        joined.take(_Part(0, (), "", [], [values, rows], set(), list(op.source_nodes)), segments)
+        count, width = self._graph.constants[rows].shape[-2:]
+        terms = [Term(0, 1, row, count, low=row, high=row, weighted=True) for row in range(count)]
+        segments = [Segment(0, left + row * width, total, lead, width, (term,)) for row, term in enumerate(terms)]
+        joined.take(_Part(0, (), "", inputs=[values, rows], nodes=list(op.source_nodes)), segments)
 
     def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key] | None:
         """The values and the rows whose products a value is: one value per lookup by row number, as fields of numbers are embedded."""
-        op = self._source.ops.get(key[0])
-        slot = (
-            next((slot for slot, given in enumerate(op.inputs) if given in self._source.constants), None)
-            if op
-            else None
-        )
-        if op is None or op.op != "Mul" or slot is None:
+        op = self._graph.ops.get(key[0])
+        slot = constant_slot(self._graph, op) if op is not None and op.op == "Mul" else None
+        if op is None or slot is None:
             return None
         values, rows = op.inputs[1 - slot], op.inputs[slot]
-        table, shape = self._source.constants[rows], self._source.shapes[key]
+        table, shape = self._graph.constants[rows], self._graph.shapes[key]
         if table.dtype.name != "float32" or table.ndim < 2 or not 0 < table.shape[-2] <= _MOST_COPIED:
             return None
         whole = table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size
-        if not whole or shape[-2:] != table.shape[-2:] or self._source.shapes.get(values) != (*shape[:-1], 1):
+        if not whole or shape[-2:] != table.shape[-2:] or self._graph.shapes.get(values) != (*shape[:-1], 1):
             return None
         return op, self._plain(values), rows
 
     def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
         """The sum of values of one shape."""
         found = self._together(keys)
-        if found is None or any(self._source.shapes[key] != shape for key in keys):
+        if found is None or any(self._graph.shapes[key] != shape for key in keys):
             return None
         stage, dtype = found
         parts = [self.of[key] for key in keys if self._is_of(key, stage)]
         if len(parts) < _FEWEST or any(len(part.segments) != 1 for part in parts):
             return None
-        segment = parts[0].segments[0]
-        place = (segment.start, segment.step, segment.rows, segment.width)
-        joined = _Part(stage, shape, dtype, [], [], set())
+        rows, width = parts[0].segments[0].rows, parts[0].segments[0].width
+        whole = Segment(0, 0, width, rows, width, ())
+        joined = _Part(stage, shape, dtype)
         for key in keys:
             if self._is_of(key, stage):
                 part = self.of[key]
-                other = part.segments[0]
-                alike = (other.start, other.step, other.rows, other.width) == place and other.combiner == "sum"
-                alike = alike and other.scale is None
-                if not alike or other.start or other.step != other.width:
+                if replace(part.segments[0], output=0, terms=()) != whole:
                     return None
-                joined.take(part, [other])
+                joined.take(part, part.segments)
             else:
-                copy = (Term(0, -1, step=segment.width),)
-                joined.take_copied(self._plain(key), [replace(segment, terms=copy)])
-        terms = tuple(term for each in joined.segments for term in each.terms)
-        joined.segments = [replace(segment, terms=terms)]
+                joined.take_copied(self._plain(key), [replace(whole, terms=(Term(0, -1, step=width),))])
+        joined.segments = [replace(whole, terms=tuple(term for each in joined.segments for term in each.terms))]
         return joined
 
     def _together(self, keys: list[Key]) -> tuple[int, str] | None:
@@ -401,17 +384,14 @@ class _Parts:
                 continue
             copied += self._plain(key) not in self._fed
             late = self._stage.get(key[0], 0) > stage
-            if late or key in self._source.constants or self._dtype(key) != dtype or key not in self._source.shapes:
+            if late or key in self._graph.constants or self._dtype(key) != dtype or key not in self._graph.shapes:
                 return None
         return (stage, dtype) if copied <= _MOST_COPIED else None
 
     def _plain(self, key: Key) -> Key:
         """The value that a view shows."""
-        while (
-            (op := self._source.ops.get(key[0])) is not None
-            and op.op in RESHAPES
-            and op.inputs[0] in self._source.shapes
-        ):
+        graph = self._graph
+        while (op := graph.ops.get(key[0])) is not None and op.op in RESHAPES and op.inputs[0] in graph.shapes:
             key = op.inputs[0]
         return key
 

@@ -13,13 +13,13 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Term
+from msplit.engines.cuda.passes.pattern import constant_slot
 from msplit.opset.traits import ADD, RESHAPES, ops_with
 
 _LIMITS = ops_with("limit")
 _LONGEST = 16
 _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
-
 
 SLICES = ("Slice", "StridedSlice")
 
@@ -123,13 +123,8 @@ class Chain:
 def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
     """Where the rows of a slice lie in what it is a slice of: the first element of the first row, and how far it is from row to row.
 
-    A kernel that is told this needs no copy of the slice. None where elements of a row do not lie side by side, or rows not equally far
-    apart.
-
-    Args:
-        graph: Shapes and constants are known.
-        op: One of `SLICES`.
-        per_row: Elements of a row.
+    A kernel that is told this needs no copy of the slice (an op of `SLICES`). None where elements of a row do not lie side by side, or
+    rows not equally far apart.
     """
     given = [graph.constants.get(key) for key in op.inputs[1:]]
     source = torch.empty(graph.shapes[op.inputs[0]], dtype=torch.int8, device="meta")
@@ -166,7 +161,7 @@ def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
 
 def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64] | None:
     """What is added to every id of a row: one number for all, or one for each."""
-    slot = next((slot for slot, key in enumerate(op.inputs) if key in graph.constants), None)
+    slot = constant_slot(graph, op)
     if slot is None or (op.op == "Sub" and slot == 0):
         return None
     value = graph.constants[op.inputs[slot]]

@@ -39,10 +39,10 @@ COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16
 """Types of which intervals are kept."""
 
 
-def of(facts: Facts, op: Op, port: int) -> Range | None:
-    """Interval of an output of an op, which must be of integers or truth values."""
+def of(facts: Facts, op: Op) -> Range | None:
+    """Interval of the first output of an op, which must be of integers or truth values."""
     rule = _RULES.get(op.op)
-    return rule(facts, op) if rule is not None and port == 0 else None
+    return rule(facts, op) if rule is not None else None
 
 
 def within(found: Range | None, dtype: np.dtype[Any]) -> Range | None:
@@ -67,10 +67,6 @@ def of_array(value: NDArray[Any]) -> Range | None:
     return int(value.min()), int(value.max())
 
 
-def _same(facts: Facts, op: Op) -> Range | None:
-    return facts.range(op.inputs[0])
-
-
 def _rows(facts: Facts, op: Op) -> Range | None:
     """What a gather takes, or the zeros that the GPU writes for an index out of range."""
     found = facts.range(op.inputs[0])
@@ -84,22 +80,16 @@ def _some_of(facts: Facts, op: Op) -> Range | None:
 
 
 def _union(facts: Facts, keys: list[Key]) -> Range | None:
-    found = [facts.range(key) for key in keys]
-    known = [item for item in found if item is not None]
-    if len(known) != len(found) or not known:
+    known = [found for key in keys if (found := facts.range(key)) is not None]
+    if len(known) != len(keys) or not known:
         return None
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-def _two(facts: Facts, op: Op) -> tuple[Range, Range] | None:
-    first, second = facts.range(op.inputs[0]), facts.range(op.inputs[1])
-    return None if first is None or second is None else (first, second)
-
-
 def _binary(rule: Callable[[Range, Range], Range | None]) -> Rule:
     def apply(facts: Facts, op: Op) -> Range | None:
-        both = _two(facts, op)
-        return None if both is None else rule(*both)
+        first, second = facts.range(op.inputs[0]), facts.range(op.inputs[1])
+        return None if first is None or second is None else rule(first, second)
 
     return apply
 
@@ -114,12 +104,9 @@ def _modulo(facts: Facts, op: Op) -> Range | None:
     return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
 
 
-def _floor_div(facts: Facts, op: Op) -> Range | None:
-    both = _two(facts, op)
-    if both is None or both[1][0] <= 0:
-        return None
-    corners = [x // y for x in both[0] for y in both[1]]
-    return min(corners), max(corners)
+def _quotient(a: Range, b: Range) -> Range | None:
+    corners = [x // y for x in a for y in b] if b[0] > 0 else []
+    return (min(corners), max(corners)) if corners else None
 
 
 def _compare(always: Callable[[Range, Range], bool], never: Callable[[Range, Range], bool]) -> Rule:
@@ -174,26 +161,18 @@ def _clip(facts: Facts, op: Op) -> Range | None:
     return max(min(x[0], high[0]), low[0]), max(min(x[1], high[1]), low[1])
 
 
-def _minimum(facts: Facts, op: Op) -> Range | None:
-    return _extreme(facts, op, min)
-
-
-def _maximum(facts: Facts, op: Op) -> Range | None:
-    return _extreme(facts, op, max)
-
-
-def _extreme(facts: Facts, op: Op, choose: Callable[[int, int], int]) -> Range | None:
+def _extreme(choose: Callable[[int, int], int]) -> Rule:
     """An operand of which nothing is known is somewhere in its type: what it is cut off at holds all the same."""
-    found = [facts.range(key) for key in op.inputs[:2]]
-    limits = of_type(str(op.attrs.get("T", "")))
-    if found == [None, None] or (None in found and limits is None):
-        return None
-    (a, b), (c, d) = (item or limits or (0, 0) for item in found)
-    return choose(a, c), choose(b, d)
 
+    def apply(facts: Facts, op: Op) -> Range | None:
+        found = [facts.range(key) for key in op.inputs[:2]]
+        limits = of_type(str(op.attrs.get("T", "")))
+        if found == [None, None] or (None in found and limits is None):
+            return None
+        (a, b), (c, d) = (item or limits or (0, 0) for item in found)
+        return choose(a, c), choose(b, d)
 
-def _bucketize(facts: Facts, op: Op) -> Range:
-    return 0, len(op.attrs.get("boundaries", ()))
+    return apply
 
 
 def _arg_extreme(facts: Facts, op: Op) -> Range | None:
@@ -216,7 +195,7 @@ def _all_of(facts: Facts, op: Op) -> Range:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(ops_with("picks values"), _same),
+    **dict.fromkeys(ops_with("picks values"), lambda facts, op: facts.range(op.inputs[0])),
     **dict.fromkeys(GATHERS, _rows),
     "GatherNd": _rows,
     "Max": _some_of,
@@ -232,11 +211,11 @@ _RULES: dict[str, Rule] = {
     "Neg": lambda facts, op: None if (x := facts.range(op.inputs[0])) is None else (-x[1], -x[0]),
     "Abs": _absolute,
     "FloorMod": _modulo,
-    "FloorDiv": _floor_div,
-    "Minimum": _minimum,
-    "Maximum": _maximum,
+    "FloorDiv": _binary(_quotient),
+    "Minimum": _extreme(min),
+    "Maximum": _extreme(max),
     "ClipByValue": _clip,
-    "Bucketize": _bucketize,
+    "Bucketize": lambda facts, op: (0, len(op.attrs.get("boundaries", ()))),
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
     "Select": _select,

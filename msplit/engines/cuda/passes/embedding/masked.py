@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Lookup, Mask, Proof, is_grid, run_length
+from msplit.engines.cuda.passes.pattern import FLOATS, takes_rows
 from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_with
 
 _ABSENT = -(2**62)
@@ -51,13 +51,7 @@ def _where(facts: KnownValues, op: Op) -> Proof | None:
         mask = _narrowed(facts, inner.mask, inner.dense, (both.node, 0))
         facts.masks.places[op.node, 0] = (inner.mask, mask)
         return Proof(ops=[both])
-    if (
-        shape is None
-        or not shape
-        or 0 in shape
-        or facts.dtype(condition) != "bool"
-        or facts.array(condition) is not None
-    ):
+    if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
         return None
     view = facts.reshape(op, condition, (-1,))
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
@@ -85,30 +79,30 @@ def root(facts: KnownValues, key: Key) -> Key:
     """The value that another holds in another shape or a wider type."""
     for _ in range(_LONGEST):
         op = facts.made.get(key[0])
-        widens = (
-            op is not None and op.op == "Cast" and (op.attrs.get("SrcT"), op.attrs.get("DstT")) == ("int32", "int64")
-        )
-        if op is None or not (op.op in RESHAPES or widens):
+        if op is None:
+            return key
+        widens = op.op == "Cast" and (op.attrs.get("SrcT"), op.attrs.get("DstT")) == ("int32", "int64")
+        if op.op not in RESHAPES and not widens:
             return key
         key = op.inputs[0]
     return key
+
+
+def _kept(facts: KnownValues, op: Op, dense: Op, mask: Mask) -> Proof:
+    """What an op gives is the rows of a new dense op that a mask keeps."""
+    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), mask)
+    return Proof(ops=[dense])
 
 
 def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
     kept = [facts.masks.kept[key] for key in op.inputs if key in facts.masks.kept]
     if not kept or len({id(item.mask) for item in kept}) != 1:
         return None
-    inputs = []
-    for key in op.inputs:
-        if key in facts.masks.kept:
-            inputs.append(facts.masks.kept[key].dense)
-        elif facts.shape(key) == ():
-            inputs.append(key)
-        else:
-            return None
+    if any(key not in facts.masks.kept and facts.shape(key) != () for key in op.inputs):
+        return None
+    inputs = [facts.masks.kept[key].dense if key in facts.masks.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept[0].mask)
-    return Proof(ops=[dense])
+    return _kept(facts, op, dense, kept[0].mask)
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -128,24 +122,19 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
     view = facts.reshape(op, kept.dense, (shape[0], *rest))
-    known.kept[op.node, 0] = Kept((view.node, 0), kept.mask)
-    return Proof(ops=[view])
+    return _kept(facts, op, view, kept.mask)
 
 
-def _repeat(facts: KnownValues, op: Op) -> Proof | None:
-    """Tile and BroadcastTo of a truth value per row, along the row."""
-    key = op.inputs[0]
-    if key in facts.masks.flags:
-        before = facts.shape(key)
-        times = facts.array(op.inputs[1])
-        along = (
-            times is not None
-            and before is not None
-            and times.size == len(before) > 1
-            and before[1:] == (1,) * (len(before) - 1)
-        )
-        if along and times is not None and times.reshape(-1)[0] == 1 and op.op == "Tile":
-            facts.masks.flags[op.node, 0] = facts.masks.flags[key]
+def _tile(facts: KnownValues, op: Op) -> Proof | None:
+    """A truth value per row, repeated along the row."""
+    flag = facts.masks.flags.get(op.inputs[0])
+    if flag is None:
+        return None
+    before, times = facts.shape(op.inputs[0]), facts.array(op.inputs[1])
+    if before is None or times is None or not times.size == len(before) > 1 or times.reshape(-1)[0] != 1:
+        return None
+    if before[1:] == (1,) * (len(before) - 1):
+        facts.masks.flags[op.node, 0] = flag
     return None
 
 
@@ -162,20 +151,14 @@ def _fill(facts: KnownValues, op: Op) -> Proof | None:
     if mask is None or shape is None:
         return None
     dense = facts.new("Fill", op, [facts.constant(np.array(shape, np.int32)), op.inputs[1]], dict(op.attrs))
-    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), mask)
-    return Proof(ops=[dense])
+    return _kept(facts, op, dense, mask)
 
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows of which some are kept."""
-    known = facts.masks
-    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
-    kept, places = known.kept.get(op.inputs[0]), known.places.get(op.inputs[1])
-    if axis is None or int(axis) or op.attrs.get("batch_dims", 0) or kept is None or places is None:
-        return None
-    before, after = places
-    if before is kept.mask:
-        known.kept[op.node, 0] = Kept(kept.dense, after)
+    kept, places = facts.masks.kept.get(op.inputs[0]), facts.masks.places.get(op.inputs[1])
+    if kept is not None and places is not None and places[0] is kept.mask and takes_rows(op, facts.array):
+        facts.masks.kept[op.node, 0] = Kept(kept.dense, places[1])
     return None
 
 
@@ -185,8 +168,7 @@ def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
     view = facts.reshape(op, op.inputs[0], (-1,))
-    facts.masks.kept[op.node, 0] = Kept((view.node, 0), kept.mask)
-    return Proof(ops=[view])
+    return _kept(facts, op, view, kept.mask)
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -207,8 +189,7 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
         return None
     dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
-    return Proof(ops=[dense])
+    return _kept(facts, op, dense, kept.mask)
 
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
@@ -223,15 +204,14 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     length = run_length(indices[:, 0]) if indices.ndim == 2 else 0
     if not length or rows * length != len(indices):
         return None
-    like = op
     ops: list[Op] = []
 
     def add(name: str, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Key:
-        ops.append(facts.new(name, like, inputs, attrs))
+        ops.append(facts.new(name, op, inputs, attrs))
         return ops[-1].node, 0
 
-    def constant(value: NDArray[Any] | list[int] | int) -> Key:
-        return facts.constant(np.asarray(value, np.int32) if not isinstance(value, np.ndarray) else value)
+    def constant(value: list[int] | int) -> Key:
+        return facts.constant(np.asarray(value, np.int32))
 
     square, column, axis = constant([rows, length]), constant([rows, 1]), constant(1)
     there = add("Reshape", [places.mask.key, square])
@@ -246,7 +226,7 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     mask = Mask(add("Reshape", [longer, flat]), occupied=rows)
     known.kept[op.node, 0] = Kept(facts.constant(grid), mask)
     known.kept[op.node, 1] = Kept(add("Reshape", [filled, flat]), mask)
-    known.filled[mask] = Lookup(values.mask, values.dense, rows, empty)
+    known.filled[mask] = Lookup(values.mask, values.dense, rows, empty), known.kept[op.node, 1].dense
     known.flags[empty] = empty
     return Proof({2: empty}, ops, stays=True)
 
@@ -262,22 +242,18 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied)
     if found is None:
         return None
-    filled = facts.masks.filled.get(ids.mask)
+    before, filled = facts.masks.filled.get(ids.mask, (None, None))
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
-    if filled is not None and ids.dense == facts.masks.kept[_filler_of(facts, ids.mask)].dense:
-        facts.masks.lookups[found.ops[-1].node, 0] = (filled, op)
+    if before is not None and ids.dense == filled:
+        facts.masks.lookups[found.ops[-1].node, 0] = (before, op)
     return found
-
-
-def _filler_of(facts: KnownValues, mask: Mask) -> Key:
-    return next(key for key, kept in facts.masks.kept.items() if kept.mask is mask and key[1] == 1)
 
 
 def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int) -> Proof | None:
     """Rows of a table at the ids that are there, combined by row."""
     table, count = facts.shape(op.inputs[0]), facts.shape(ids)
     dtype = facts.dtype(op.inputs[0])
-    if table is None or not table[0] or count is None or dtype not in ("float32", "float64", "float16", "bfloat16"):
+    if table is None or not table[0] or count is None or dtype not in FLOATS:
         return None
     width, per_row = int(np.prod(table[1:])), count[0] // rows
     ops: list[Op] = []
@@ -328,7 +304,7 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),
-    **dict.fromkeys(ops_with("repeat"), _repeat),
+    "Tile": _tile,
     "Shape": _shape,
     "Fill": _fill,
     **dict.fromkeys(GATHERS - ops_with("reads by handle"), _gather),

@@ -99,11 +99,10 @@ class Masks:
     """What is known of values whose shapes depend on values."""
 
     kept: dict[Key, Kept] = field(default_factory=dict)
-    places: dict[Key, tuple[Mask, Mask]] = field(
-        default_factory=dict
-    )  # positions in kept rows -> the mask before, and after
+    # Positions in kept rows -> the mask before, and after.
+    places: dict[Key, tuple[Mask, Mask]] = field(default_factory=dict)
     counts: dict[Key, Mask] = field(default_factory=dict)  # shapes of kept vectors
-    filled: dict[Mask, Lookup] = field(default_factory=dict)
+    filled: dict[Mask, tuple[Lookup, Key]] = field(default_factory=dict)  # with the ids, filled
     lookups: dict[Key, tuple[Lookup, Op]] = field(default_factory=dict)
     flags: dict[Key, Key] = field(default_factory=dict)  # values that repeat a truth value per row
 
@@ -112,24 +111,22 @@ class KnownValues:
     """What one inference of shapes knows of values so far, and new ops and constants beside them.
 
     Args:
-        graph: The graph.
+        graph: For numbers and types.
+        static: What is the same in every run; grows while the inference goes on.
+        shapes: Of all other values; likewise.
 
     Attributes:
         masks: What is known of values whose shapes depend on values.
         made: The ops that ran, by number.
     """
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: OpGraph, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]
+    ) -> None:
+        self.graph, self._static, self._shapes = graph, static, shapes
         self.masks = Masks()
         self.made: dict[int, Op] = {}
         self._ranges: dict[Key, intervals.Range] = {}
-        self._static: MutableMapping[Key, NDArray[Any]] = {}
-        self._shapes: Mapping[Key, tuple[int, ...]] = {}
-
-    def start(self, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]) -> None:
-        """Gives it what the inference knows; both grow while that goes on."""
-        self._static, self._shapes = static, shapes
 
     # Facts, see `intervals.Facts`
 
@@ -163,7 +160,7 @@ class KnownValues:
         """After an op ran: keeps the interval of its first output. If that can have one value only, the array that it always is."""
         key = (op.node, 0)
         self.made[op.node] = op
-        found = intervals.within(intervals.of(self, op, 0), dtype) if dtype.kind in "iub" else None
+        found = intervals.within(intervals.of(self, op), dtype) if dtype.kind in "iub" else None
         if found is None:
             return None
         self._ranges[key] = found

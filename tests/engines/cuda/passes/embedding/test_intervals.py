@@ -56,9 +56,7 @@ def test_every_result_is_in_its_interval(data):
         return
     op = Op(9, "op", name, {"T": dtype}, [(slot, 0) for slot in range(count)], [9])
     (result,) = evaluate(op, inputs)
-    found = ranges.within(
-        ranges.of(Given([known for _, known in drawn], [i.shape for i in inputs]), op, 0), result.dtype
-    )
+    found = ranges.within(ranges.of(Given([known for _, known in drawn], [i.shape for i in inputs]), op), result.dtype)
     if found is not None:
         assert found[0] <= int(result.min()) <= int(result.max()) <= found[1], (name, inputs, found)
 
@@ -66,8 +64,7 @@ def test_every_result_is_in_its_interval(data):
 def test_where_both_are_known_something_is_said():
     known = Given([(0, 3), (2, 2)], [(4,), ()])
     said = {
-        name: ranges.of(known, Op(9, "", name, {}, [(0, 0), (1, 0)], [9]), 0)
-        for name in [*BINARY, "GreaterEqual", "Less"]
+        name: ranges.of(known, Op(9, "", name, {}, [(0, 0), (1, 0)], [9])) for name in [*BINARY, "GreaterEqual", "Less"]
     }
     assert said == {
         "AddV2": (2, 5),
@@ -81,20 +78,20 @@ def test_where_both_are_known_something_is_said():
         "Less": ranges.EITHER,
     }
     never = Op(9, "", "Less", {}, [(0, 0), (1, 0)], [9])
-    assert ranges.of(Given([(2, 3), (2, 2)], [(4,), ()]), never, 0) == ranges.FALSE
-    assert ranges.of(Given([(2, 3), (4, 9)], [(4,), ()]), never, 0) == ranges.TRUE
+    assert ranges.of(Given([(2, 3), (2, 2)], [(4,), ()]), never) == ranges.FALSE
+    assert ranges.of(Given([(2, 3), (4, 9)], [(4,), ()]), never) == ranges.TRUE
 
 
 def test_what_is_cut_off_at_both_ends_needs_no_interval():
     """Keras asks for as many categories as there are by a minimum and a maximum around what it finds in the data."""
     unknown = Op(9, "", "Maximum", {"T": "int64"}, [(0, 0), (1, 0)], [9])
-    least = ranges.of(Given([(5, 5), None], [(), ()]), unknown, 0)
+    least = ranges.of(Given([(5, 5), None], [(), ()]), unknown)
     assert least == (5, np.iinfo(np.int64).max)
     unknown.op = "Minimum"
-    assert ranges.of(Given([least, (5, 5)], [(), ()]), unknown, 0) == (5, 5)
-    assert ranges.of(Given([None, None], [(), ()]), unknown, 0) is None
+    assert ranges.of(Given([least, (5, 5)], [(), ()]), unknown) == (5, 5)
+    assert ranges.of(Given([None, None], [(), ()]), unknown) is None
     unknown.attrs["T"] = "float32"
-    assert ranges.of(Given([(5, 5), None], [(), ()]), unknown, 0) is None
+    assert ranges.of(Given([(5, 5), None], [(), ()]), unknown) is None
 
 
 def test_what_a_type_can_not_hold_is_dropped():

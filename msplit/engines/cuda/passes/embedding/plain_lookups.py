@@ -1,27 +1,54 @@
-"""A lookup in a table that is kept in parts becomes a lookup in the whole table.
-
-TensorFlow 1 looks ids up in a partitioned variable by sending each id to its part (DynamicPartition), one gather per part, and putting
-the rows back in order (DynamicStitch). How many ids a part gets depends on their values, so such a graph can not be captured. With the
-parts one below the other, row ``new_id`` of part p is row ``start[p] + new_id`` of the whole: one gather, whose shape is known.
-"""
+"""Lookups that take a detour, whose shapes depend on the ids so that they can not be captured, as plain ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.opset.traits import GATHERS, ops_with
+from msplit.engines.cuda.passes.pattern import Readers, takes_rows
+from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with
 
 _STITCHES = ops_with("stitch")
-_VECTOR = 1
+_UNIQUES = ops_with("unique")
+_BY_PLACES = GATHERS | SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}
+
+
+def eliminate_unique(graph: OpGraph) -> bool:
+    """Makes a lookup of distinct ids, whose rows are then put where the ids were, a lookup of the ids. Whether there was one.
+
+    `embedding_lookup_sparse` looks each distinct id up once: ``ids, places = Unique(x)``, and reads ``Gather(table, ids)`` only at
+    ``places``. Row ``places[i]`` of that is row ``x[i]`` of the table, whatever x is.
+    """
+    readers = Readers(graph)
+    found = False
+    for lookup in list(graph.ops.values()):
+        if lookup.op not in GATHERS or not takes_rows(lookup, graph.constants.get):
+            continue
+        unique = graph.ops.get(lookup.inputs[1][0])
+        if unique is None or unique.op not in _UNIQUES or lookup.inputs[1][1] != 0:
+            continue
+        for number in readers.of.get((lookup.node, 0), []):
+            user = graph.ops[number]
+            # A sparse segment op always takes rows.
+            rows = user.op in _BY_PLACES and (user.op not in GATHERS or takes_rows(user, graph.constants.get))
+            if rows and user.inputs[:2] == [(lookup.node, 0), (unique.node, 1)]:
+                user.inputs[:2] = [lookup.inputs[0], unique.inputs[0]]
+                nodes = [*lookup.source_nodes, *user.source_nodes, *unique.source_nodes]
+                user.source_nodes = list(dict.fromkeys(nodes))
+                found = True
+    return found
 
 
 def fold_partition(graph: OpGraph) -> bool:
-    """Joins every such lookup. Whether there was one: shapes behind it are then to be inferred again."""
+    """Joins lookups in the parts of a table. Whether there was one: shapes behind it are then to be inferred again.
+
+    TensorFlow 1 looks ids up in a partitioned variable by sending each id to its part (DynamicPartition), one gather per part, and
+    putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
+    ``start[p] + new_id`` of the whole: one gather.
+    """
     found = False
     for op in list(graph.ops.values()):
-        if op.op in _STITCHES:
-            found = _join(graph, op) or found
+        found |= op.op in _STITCHES and _join(graph, op)
     return found
 
 
@@ -34,7 +61,7 @@ def _join(graph: OpGraph, stitch: Op) -> bool:
         return False
     ids = _parts_of(graph, [op.inputs[1] for op in lookups])
     shape = graph.shapes.get(ids.inputs[0]) if ids is not None else None
-    if ids is None or shape is None or len(shape) != _VECTOR or ids.inputs[1] != order.inputs[1]:
+    if ids is None or shape is None or len(shape) != 1 or ids.inputs[1] != order.inputs[1]:
         return False
     places = graph.constants.get(order.inputs[0])
     if places is None or places.tolist() != list(range(shape[0])):
@@ -65,10 +92,8 @@ def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
 
 def _is_lookup(graph: OpGraph, op: Op) -> bool:
     """Whether an op takes rows of a constant table."""
-    if op.op not in GATHERS or op.inputs[0] not in graph.constants or op.attrs.get("batch_dims", 0):
-        return False
-    axis = graph.constants.get(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
-    return axis is not None and int(axis) == 0 and graph.constants[op.inputs[0]].ndim > 0
+    table = graph.constants.get(op.inputs[0]) if op.op in GATHERS else None
+    return table is not None and table.ndim > 0 and takes_rows(op, graph.constants.get)
 
 
 def _gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: tuple[int, ...]) -> Op:
