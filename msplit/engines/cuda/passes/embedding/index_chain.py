@@ -65,59 +65,49 @@ class Chain:
     def _take(self, graph: OpGraph, op: Op) -> bool:
         """Takes one op more, if it can be done on the way."""
         term = self._term
-        clipped = (term.low, term.high) != (LOWEST, HIGHEST)
-        if op.op == "Cast":
-            kinds = (op.attrs.get("SrcT"), op.attrs.get("DstT"))
-            if kinds == ("int32", "int64"):
-                return True
-            # Nothing but a view may come before: what is taken later would see the upper half.
-            if kinds == ("int64", "int32") and not term.narrow:
-                self._term = replace(term, narrow=True)
-                return True
+        if op.op not in ADD and op.op != "Sub":
+            found = _with(graph, op, term)
+            self._term = found or term
+            return found is not None
+        if term.narrow or term.modulo or (term.low, term.high) != (LOWEST, HIGHEST):
             return False
-        if term.narrow:
+        added = _addend(graph, op, self._per_row)
+        if added is None or np.abs(self._offsets + added).max() >= _SMALL:
             return False
-        if op.op in _LIMITS and not term.modulo:
-            return self._clip(graph, op)
-        if op.op == "FloorMod" and not term.modulo:
-            divisor = _scalar(graph, op.inputs[1])
-            if divisor is None or divisor < 1:
-                return False
-            self._term = replace(term, modulo=divisor)
-            return True
-        if op.op == "Bucketize":
-            boundaries = tuple(float(np.float32(boundary)) for boundary in op.attrs.get("boundaries", ()))
-            self._term = replace(term, boundaries=boundaries)
-            return True
-        if (op.op in ADD or op.op == "Sub") and not clipped and not term.modulo:
-            added = _addend(graph, op, self._per_row)
-            if added is None:
-                return False
-            offsets = self._offsets + added
-            if np.abs(offsets).max() >= _SMALL:
-                return False
-            self._offsets = offsets
-            return True
-        return False
-
-    def _clip(self, graph: OpGraph, op: Op) -> bool:
-        """Takes limits that say something new and do not cross."""
-        limits = [_scalar(graph, key) for key in op.inputs if key in graph.constants]
-        if len(limits) != len(op.inputs) - 1 or None in limits or op.inputs[0] in graph.constants:
-            return False
-        low, high = self._term.low, self._term.high
-        if op.op != "Minimum":
-            if low != LOWEST:
-                return False
-            low = int(limits[0] or 0)
-        if op.op != "Maximum":
-            if high != HIGHEST:
-                return False
-            high = int(limits[-1] or 0)
-        if low > high:
-            return False
-        self._term = replace(self._term, low=low, high=high)
+        self._offsets = self._offsets + added
         return True
+
+
+def _with(graph: OpGraph, op: Op, term: Term) -> Term | None:
+    """The term with an op before what it does to an id so far."""
+    if op.op == "Cast":
+        kinds = (op.attrs.get("SrcT"), op.attrs.get("DstT"))
+        if kinds == ("int32", "int64"):
+            return term
+        # Nothing but a view may come before: what is taken later would see the upper half.
+        return replace(term, narrow=True) if kinds == ("int64", "int32") and not term.narrow else None
+    if term.narrow:
+        return None
+    if op.op == "Bucketize":
+        return replace(term, boundaries=tuple(float(np.float32(one)) for one in op.attrs.get("boundaries", ())))
+    if term.modulo:
+        return None
+    if op.op == "FloorMod":
+        divisor = _scalar(graph, op.inputs[1])
+        return replace(term, modulo=divisor) if divisor is not None and divisor >= 1 else None
+    return _clipped(graph, op, term) if op.op in _LIMITS else None
+
+
+def _clipped(graph: OpGraph, op: Op, term: Term) -> Term | None:
+    """The term with limits that say something new and do not cross."""
+    limits = [limit for key in op.inputs[1:] if (limit := _scalar(graph, key)) is not None]
+    if len(limits) != len(op.inputs) - 1 or op.inputs[0] in graph.constants:
+        return None
+    lowest, highest = op.op != "Minimum", op.op != "Maximum"
+    if (lowest and term.low != LOWEST) or (highest and term.high != HIGHEST):
+        return None
+    low, high = limits[0] if lowest else term.low, limits[-1] if highest else term.high
+    return replace(term, low=low, high=high) if low <= high else None
 
 
 def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
