@@ -18,6 +18,10 @@ def normal(*shape, dtype=np.float32):
     return RNG.standard_normal(shape).astype(dtype)
 
 
+def weight_bytes(program):
+    return sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values())
+
+
 def image(channels=3, size=8):
     return {"x": normal(2, size, size, channels)}
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from msplit import samples
@@ -11,14 +10,9 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, flat_of, graph_of, job
+from tests.engines.cuda.passes.harness import normal, weight_bytes
 
 pytestmark = pytest.mark.tf
-
-RNG = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def sample(name, *, batch=3, **sizes):
@@ -28,10 +22,6 @@ def sample(name, *, batch=3, **sizes):
 
 def kernels(program):
     return Counter(step.op.op for step in program.steps if step.launches)
-
-
-def weight_bytes(program):
-    return sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values())
 
 
 def check(flat, feeds):

@@ -16,6 +16,7 @@ from msplit.measure.verification import compare
 from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, flat_of, scattered
+from tests.engines.cuda.passes.harness import weight_bytes
 from tests.engines.cuda.random_graphs import random_graphs
 
 
@@ -29,10 +30,6 @@ def programs(flat, feeds):
 def results(program, flat, feeds, streams, seed=0):
     plan = plan_for(program, scattered(flat, streams, seed), None)
     return SimulatedExecutable(program, arrange(program, plan), {}, seed=seed).step(feeds)
-
-
-def weight_bytes(program):
-    return sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values())
 
 
 def check(flat, feeds, streams, seed):
