@@ -1,8 +1,7 @@
 """Models to try msplit on: the benchmark models in any size, with seeded weights.
 
 `build` makes one, `make_inputs` makes values to feed it; `strip` and `fill` let a large one travel as a small file.
-TensorFlow is imported only while a model is built. `python -m msplit.samples OUT_DIR` writes the files of
-`sample_graphs/`.
+TensorFlow is imported only while a model is built.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ import pytest
 
 from msplit import samples
 from msplit.opset import proto
-from msplit.samples import exports
-from msplit.samples.__main__ import main
+from tools.sample_graphs.__main__ import EXPORTS, main, readme
 
 ROOT = Path(__file__).parents[2] / "sample_graphs"
-NAMES = [export.name for export in exports.EXPORTS]
+NAMES = [export.name for export in EXPORTS]
 RUNNABLE = {
     "mmoe_small.pb": ["tower_0/out/Sigmoid", "tower_1/out/Sigmoid"],
     "mmoe_small.pbtxt": ["tower_0/out/Sigmoid"],
@@ -111,7 +110,7 @@ def make_feeds(graph_def, batch=3):
 
 def test_the_folder_holds_the_exports_and_their_table_and_nothing_else():
     assert sorted(path.name for path in ROOT.iterdir()) == sorted([*NAMES, "README.md"])
-    assert (ROOT / "README.md").read_text(encoding="utf-8") == exports.readme()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == readme()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -210,7 +209,7 @@ def test_the_command_makes_the_committed_graph_again(name, tmp_path):
     graph_def.ClearField("versions")
     committed.ClearField("versions")
     assert graph_def == committed
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == exports.readme()
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == readme()
 
 
 def test_the_annotated_graph_has_three_streams_and_nodes_without_one():

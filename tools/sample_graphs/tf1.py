@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msplit.samples.exports.frozen import write_binary
 from msplit.samples.feature_columns import dense, load_seeded_values
+from msplit.samples.weights import generate, kernel
+from tools.sample_graphs.frozen import write_binary
 
 
 def training(path: Path) -> None:
@@ -190,7 +191,5 @@ def cond_v1(path: Path) -> None:
 
 def _constant(name: str, shape: tuple[int, ...]) -> Any:
     import tensorflow as tf
-
-    from msplit.samples.weights import generate, kernel
 
     return tf.constant(generate(kernel(name, 0, shape), shape), name=name)

@@ -24,16 +24,16 @@ def two_signatures(path: Path) -> None:
     module.bias = _variable("bias", (16,))
     module.head = _variable("head", (32, 1))
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 10), tf.float32, name="x")])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec((None, 10), tf.float32, name="x")])
     def tower(x: Any) -> Any:
         return tf.nn.relu(tf.nn.bias_add(tf.matmul(x, module.kernel, name="product"), module.bias), name="relu")
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def score(left: Any, right: Any) -> dict[str, Any]:
         joined = tf.concat([tower(left), tower(right)], axis=1, name="joined")
         return {"score": tf.sigmoid(tf.matmul(joined, module.head), name="score")}
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def embed(item: Any) -> dict[str, Any]:
         vector = tower(item)
         return {"vector": vector, "norm": tf.norm(vector, axis=1, name="norm")}
@@ -56,7 +56,7 @@ def control_flow_v2(path: Path) -> None:
     module = tf.Module(name="flow")
     module.kernel = _variable("kernel", (8, 8))
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def forward(x: Any, steps: Any) -> dict[str, Any]:
         def inner(index: Any, state: Any) -> Any:
             return index + 1, state * 0.5
@@ -84,7 +84,7 @@ def ragged_sparse(path: Path) -> None:
     module.tags = _variable("tags", (30, 8))
     module.head = _variable("head", (16, 1))
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def forward(words: Any, tags: Any) -> dict[str, Any]:
         looked_up = tf.ragged.map_flat_values(lambda ids: tf.gather(module.words, ids, name="words"), words)
         pooled_words = tf.reduce_mean(looked_up, axis=1)
