@@ -61,11 +61,10 @@ def write_feature_columns(
 
     Args:
         path: Folder to write; it must not exist.
-        columns: Number of columns.
+        columns: Their number.
         buckets: Buckets of each column, which are the rows of its table.
         width: Width of each embedding.
         units: Widths of the MLP's hidden layers.
-        seed: Seed of the weights.
 
     Raises:
         ValueError: Fewer than 3 buckets.
@@ -91,16 +90,7 @@ def build(
 ) -> Sample:
     """Build the same model as a frozen graph, as `saved_model_cli` and its kin freeze it.
 
-    Args:
-        seed: Seed of the weights.
-        columns: Number of columns, input `feature_<i>` each.
-        buckets: Buckets of each column, which are the rows of its table.
-        width: Width of each embedding.
-        units: Widths of the MLP's hidden layers.
-        batch: Size of the batch, None for unknown.
-
-    Raises:
-        ValueError: Fewer than 3 buckets.
+    See `write_feature_columns`.
     """
     import tensorflow as tf
 

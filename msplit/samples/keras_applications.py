@@ -14,26 +14,12 @@ _MARK = 1_000_000
 
 
 def inception_v3(seed: int, *, image: int = 299, classes: int = 1000, batch: int | None = None) -> Sample:
-    """Build Keras's Inception-v3.
-
-    Args:
-        seed: Seed of the weights.
-        image: Height and width of the input, at least 75.
-        classes: Number of classes.
-        batch: Size of the batch, None for unknown.
-    """
+    """Build Keras's Inception-v3. `image` is the height and width of the input, at least 75."""
     return _application("inception_v3", "InceptionV3", seed, image, classes, batch)
 
 
 def nasnet_mobile(seed: int, *, image: int = 224, classes: int = 1000, batch: int | None = None) -> Sample:
-    """Build Keras's NASNet-A (mobile).
-
-    Args:
-        seed: Seed of the weights.
-        image: Height and width of the input, at least 32.
-        classes: Number of classes.
-        batch: Size of the batch, None for unknown.
-    """
+    """Build Keras's NASNet-A (mobile). `image` is the height and width of the input, at least 32."""
     # Each of its cells sums pairs of branches; the lower gain keeps the sums from growing.
     return _application("nasnet_mobile", "NASNetMobile", seed, image, classes, batch, gain=0.75 * RELU_GAIN)
 
@@ -86,8 +72,8 @@ def recipe_for(key: str, seed: int, path: str, shape: tuple[int, ...], gain: flo
     """Return the recipe of a Keras variable, chosen by its role, which is the last part of its path.
 
     Args:
-        key: Key of the recipe.
-        seed: Seed of the recipe.
+        key: See `Recipe`.
+        seed: See `Recipe`.
         path: Keras's path of the variable, such as `conv2d_3/kernel`.
         shape: Its shape.
         gain: Gain of kernels (see `weights.kernel`).

@@ -44,13 +44,12 @@ class Sample:
 
 
 def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Return seeded values for every input of `sample`, by placeholder name.
+    """Seeded values for every input of a sample, by placeholder name.
 
     Floating-point inputs are standard normal, those of rank four are images (blotches and noise); integer
     inputs are uniform over the rows of the table they index.
 
     Args:
-        sample: A built sample.
         batch: Size of the batch. A sample whose batch is fixed keeps its own.
         seed: Equal seeds give equal values.
 
