@@ -19,8 +19,7 @@ from pathlib import Path
 from msplit.checks.run import Report, Reported
 from msplit.checks.settings import CheckSettings
 from msplit.errors import MsplitError
-from msplit.formats.json_value import JsonValue
-from msplit.formats.text import parse_json, read_file
+from msplit.formats.text import JsonValue
 
 SCHEMA_VERSION = 1
 KIND = "baseline"
@@ -65,13 +64,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Known, ...]:
     Raises:
         MsplitError: It can not be read, or is none; the message says what is wrong with it, and where.
     """
-    where = os.fspath(path)
-    top = JsonValue(
-        parse_json(read_file(path, MAX_BYTES, what=KIND, fix=_FIX), where, what=KIND, fix=_FIX), KIND, where, _FIX
-    )
-    version = top.mapping().get("schema_version")
-    if top.mapping().get("kind") != KIND or version != SCHEMA_VERSION or isinstance(version, bool):
-        raise top.wrong(f"is not one of version {SCHEMA_VERSION}")
+    top = JsonValue.read(path, MAX_BYTES, what=KIND, fix=_FIX).of_version(KIND, SCHEMA_VERSION)
     top.object(("schema_version", "kind", "findings"))
     return tuple(_known(item) for item in top.at("findings").items())
 

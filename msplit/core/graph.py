@@ -31,7 +31,6 @@ class TensorValue:
 
     Attributes:
         dtype: Name as in ``"float32"``.
-        shape: Sizes.
         load: Decodes the payload.
     """
 
@@ -75,6 +74,10 @@ class Edges:
         order = np.lexsort((slot_key, arrays[2]))
         return Edges(*(column[order] for column in arrays))
 
+    def where(self, kept: NDArray[np.bool_]) -> Edges:
+        """The edges that a mask keeps."""
+        return Edges(self.src[kept], self.port[kept], self.dst[kept], self.slot[kept])
+
 
 @dataclass(frozen=True)
 class BrokenInput:
@@ -96,7 +99,6 @@ class Argument:
     """A parameter or a result of a function.
 
     Attributes:
-        name: Its name in the signature.
         dtype: Name as in ``"float32"``.
         node: For a result: the body node that makes it; for a parameter: its stand-in node (op ``_Arg``) in the body graph.
         port: Output port of that node.
@@ -113,10 +115,7 @@ class Function:
     """A function of the library.
 
     Attributes:
-        name: Its name.
         body: Its nodes, one stand-in node of op ``_Arg`` per parameter first, in order; then the NodeDefs in file order.
-        parameters: In order.
-        results: In order.
         control_results: Body nodes that run whenever the function runs.
     """
 
@@ -132,13 +131,10 @@ class Graph:
     """Nodes and edges.
 
     Attributes:
-        names: Node names.
-        ops: Ops.
         devices: Requested devices, "" where none is.
         attrs: Attributes per node as plain values, decoded on access: int, float, bool, str (bytes where not UTF-8), dtype names
             (``"float32"``, ``"float32_ref"``), shapes (tuple with None for an unknown size; None alone for unknown rank),
             TensorValue, FunctionRef, and tuples of these.
-        edges: Data and control edges.
         functions: The library, by name.
         broken_inputs: Inputs as written that could not be made edges; empty in every graph that passed verification.
     """

@@ -14,8 +14,7 @@ from typing import Any
 from msplit.cost.costs import Constants
 from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
-from msplit.formats.json_value import JsonValue
-from msplit.formats.text import parse_json, read_file
+from msplit.formats.text import JsonValue, read_file
 
 SCHEMA_VERSION = 1
 KIND = "profile"
@@ -96,9 +95,8 @@ def parse(text: str, source: str) -> Profile:
     Raises:
         MsplitError: It is no profile; the message says what is wrong with it, and where.
     """
-    data = parse_json(text, source, what=KIND, fix=_FIX)
-    top = JsonValue(data, KIND, source, _FIX)
-    top.object(_KEYS, optional=_LATER)
+    top = JsonValue.parse(text, source, what=KIND, fix=_FIX)
+    data = top.object(_KEYS, optional=_LATER).mapping()
     if data.get("kind") != KIND or data.get("schema_version") != SCHEMA_VERSION:
         raise MsplitError(f"this is not a profile of version {SCHEMA_VERSION}", where=source, fix=_FIX)
     kernels = tuple(_kernel(item) for item in top.at("kernels").items())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ def flatten(model: Model) -> FlatGraph:
     fetched = [*outputs, *((target, CONTROL) for target in targets)]
     edges = without_inputs(graph.edges, fed_entirely(graph, inputs, fetched), len(graph))
     if edges is not graph.edges:
-        graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, edges, graph.functions)
+        graph = replace(graph, edges=edges)
     if outputs or targets:
         keep = graph.ancestors([*(node for node, _ in outputs), *targets, *(node for node, _ in inputs)])
     else:
@@ -46,38 +47,31 @@ def flatten(model: Model) -> FlatGraph:
     calls = {node: called for node, called in find_calls(graph, graph.functions).items() if keep[node]}
     if calls:
         return _with_calls(model, graph, keep, calls, inputs, outputs, targets)
-    tensors_in = tuple(Tensor(*fed) for fed in _names_in(model, inputs))
-    tensors_out = tuple(Tensor(output.name, *at) for output, at in zip(model.outputs, outputs, strict=True))
-    if keep.all():
-        nodes = np.arange(len(graph), dtype=np.int32)
-        return _finish(
-            model, graph, np.full(len(graph), -1, np.int32), nodes, (), tensors_in, tensors_out, tuple(targets)
-        )
     nodes = np.flatnonzero(keep).astype(np.int32)
-    edges, number = restricted(graph.edges, keep)
-    picked = nodes.tolist()
-    cut = Graph(
-        [graph.names[n] for n in picked],
-        [graph.ops[n] for n in picked],
-        [graph.devices[n] for n in picked],
-        PickedAttrs([graph.attrs], np.zeros(len(nodes), np.int32), nodes),
-        edges,
-        graph.functions,
-    )
+    cut, number = graph, nodes
+    if len(nodes) < len(graph):
+        attrs = PickedAttrs([graph.attrs], np.zeros(len(nodes), np.int32), nodes)
+        cut, number = _cut(graph, keep, nodes, attrs)
     return _finish(
         model,
         cut,
-        np.full(len(nodes), -1, np.int32),
-        nodes,
-        (),
-        _renumbered(tensors_in, number),
-        _renumbered(tensors_out, number),
-        tuple(int(number[target]) for target in targets),
+        (np.full(len(nodes), -1, np.int32), nodes, ()),
+        _tensors([end.name for end in model.inputs], inputs, number),
+        _tensors([end.name for end in model.outputs], outputs, number),
+        [int(number[target]) for target in targets],
     )
 
 
-def _names_in(model: Model, inputs: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
-    return [(fed.name, *at) for fed, at in zip(model.inputs, inputs, strict=True)]
+def _cut(graph: Graph, keep: NDArray[np.bool_], nodes: Ints, attrs: PickedAttrs) -> tuple[Graph, Ints]:
+    """The graph of some nodes, given as a mask and as numbers, with their attributes; and per old node its new number, or -1."""
+    edges, number = restricted(graph.edges, keep)
+    picked = nodes.tolist()
+    names, ops, devices = ([column[node] for node in picked] for column in (graph.names, graph.ops, graph.devices))
+    return Graph(names, ops, devices, attrs, edges, graph.functions), number
+
+
+def _tensors(names: Sequence[str], ends: Sequence[tuple[int, int]], number: Ints) -> tuple[Tensor, ...]:
+    return tuple(Tensor(name, int(number[node]), port) for name, (node, port) in zip(names, ends, strict=True))
 
 
 def _with_calls(
@@ -109,7 +103,8 @@ def _with_calls(
     no_parameters = np.full(len(graph), -1, np.int32)
     results = [(node, CONTROL if (node, port) in run else port) for node, port in outputs]
     root = split(graph, keep, no_parameters, calls, results, [*targets, *(node for node, _ in run)], ())
-    return _from_inlined(model, root, _names_in(model, inputs), [output.name for output in model.outputs], None)
+    named_in = [(end.name, *at) for end, at in zip(model.inputs, inputs, strict=True)]
+    return _from_inlined(model, root, named_in, [output.name for output in model.outputs], None)
 
 
 def body(model: Model, function_name: str) -> FlatGraph:
@@ -137,7 +132,7 @@ def body(model: Model, function_name: str) -> FlatGraph:
     keep[[parameter.node for parameter in function.parameters]] = True
     effects = [int(own.ordinary[place]) for place in own.effects]
     effects += [node for node, called in own.calls.items() if called.name in active.effects]
-    targets = sorted({*effects, *(node for node in function.control_results)})
+    targets = sorted({*effects, *function.control_results})
     no_parameters = np.full(len(graph), -1, np.int32)
     root = split(graph, keep, no_parameters, own.calls, own.results, targets, ())
     named_in = [(parameter.name, parameter.node, parameter.port) for parameter in function.parameters]
@@ -163,38 +158,30 @@ def _from_inlined(
         check_arity(called, functions, where)
     flat = inline(root, found, functions)
     graph = Graph(flat.names, flat.ops, flat.devices, flat.attrs, flat.edges, functions)
-    place_in = [(name, int(root.place[node]), port) for name, node, port in inputs]
-    wanted = [*(node for node, _ in flat.results), *flat.finals, *(node for _, node, _ in place_in), *flat.effects]
+    fed = [(int(root.place[node]), port) for _, node, port in inputs]
+    wanted = [*(node for node, _ in flat.results), *flat.finals, *(node for node, _ in fed), *flat.effects]
     keep = graph.ancestors(wanted) if flat.results or flat.finals else np.ones(len(graph), np.bool_)
-    edges, number = restricted(graph.edges, keep)
     nodes = np.flatnonzero(keep).astype(np.int32)
-    picked = nodes.tolist()
-    cut = Graph(
-        [flat.names[n] for n in picked],
-        [flat.ops[n] for n in picked],
-        [flat.devices[n] for n in picked],
-        flat.attrs.picked(nodes),
-        edges,
-        functions,
-    )
-    names, owner, origin = _origins(model, flat, nodes, inside)
+    cut, number = _cut(graph, keep, nodes, flat.attrs.picked(nodes))
     # What has to run but leads to nothing that is fetched is a target of its own.
     reached = graph.ancestors([*(node for node, _ in flat.results), *flat.finals])
     targets = [*flat.finals, *(effect for effect in flat.effects if not reached[effect])]
     return _finish(
         model,
         cut,
-        owner,
-        origin,
-        names,
-        tuple(Tensor(name, int(number[node]), port) for name, node, port in place_in),
-        tuple(Tensor(name, int(number[node]), port) for name, (node, port) in zip(outputs, flat.results, strict=True)),
-        tuple(dict.fromkeys(int(number[target]) for target in targets)),
+        _origins(model, flat, nodes, inside),
+        _tensors([name for name, _, _ in inputs], fed, number),
+        _tensors(outputs, flat.results, number),
+        dict.fromkeys(int(number[target]) for target in targets),
     )
 
 
-def _origins(model: Model, flat: Inlined, nodes: Ints, inside: str | None) -> tuple[tuple[str, ...], Ints, Ints]:
-    """Names of functions, and per kept node the index of its function in them and its NodeDef there."""
+_Origins = tuple[Ints, Ints, Sequence[str]]
+"""Origins of nodes; see `origin_function`, `origin_node` and `function_names` of `FlatGraph`."""
+
+
+def _origins(model: Model, flat: Inlined, nodes: Ints, inside: str | None) -> _Origins:
+    """Where the kept nodes come from."""
     names = list(flat.functions)
     owner = flat.function[nodes]
     if inside is not None:
@@ -203,28 +190,23 @@ def _origins(model: Model, flat: Inlined, nodes: Ints, inside: str | None) -> tu
         owner = np.where(owner < 0, names.index(inside), owner).astype(np.int32)
     parameters = np.array([len(model.graph.functions[name].parameters) for name in names] + [0], np.int32)
     origin = np.maximum(flat.node[nodes] - parameters[owner], -1).astype(np.int32)
-    return tuple(names), owner, origin
-
-
-def _renumbered(tensors: tuple[Tensor, ...], number: Ints) -> tuple[Tensor, ...]:
-    return tuple(Tensor(tensor.name, int(number[tensor.node]), tensor.port) for tensor in tensors)
+    return owner, origin, tuple(names)
 
 
 def _finish(
     model: Model,
     graph: Graph,
-    origin_function: Ints,
-    origin_node: Ints,
-    function_names: tuple[str, ...],
+    origins: _Origins,
     inputs: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
-    targets: tuple[int, ...],
+    targets: Iterable[int],
 ) -> FlatGraph:
     """Cuts back edges, and finds regions and placement."""
     forward, back = cut_back_edges(graph.edges, graph.ops)
     if len(back):
-        graph = Graph(graph.names, graph.ops, graph.devices, graph.attrs, forward, graph.functions)
+        graph = replace(graph, edges=forward)
     check_acyclic(graph, str(model.path))
+    origin_function, origin_node, function_names = origins
     region, regions = find_regions(graph)
     return FlatGraph(
         model=model,
@@ -239,5 +221,5 @@ def _finish(
         stateful=stateful_nodes(graph),
         inputs=inputs,
         outputs=outputs,
-        targets=targets,
+        targets=tuple(targets),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,8 +185,8 @@ def split(
     place[ordinary] = np.arange(len(ordinary))
     edges = graph.edges
     into = place[edges.dst] >= 0
-    inside = into & (place[edges.src] >= 0)
-    outside = into & ~inside
+    from_inside = place[edges.src] >= 0
+    inside, outside = edges.where(into & from_inside), edges.where(into & ~from_inside)
     waits_inside = np.zeros(len(graph), dtype=np.bool_)
     waits_inside[edges.dst[into & (parameter[edges.src] < 0)]] = True
     return Body(
@@ -195,8 +195,8 @@ def split(
         place=place,
         parameter=parameter,
         calls={node: called for node, called in calls.items() if keep[node]},
-        edges=Edges(place[edges.src[inside]], edges.port[inside], place[edges.dst[inside]], edges.slot[inside]),
-        foreign=Edges(edges.src[outside], edges.port[outside], place[edges.dst[outside]], edges.slot[outside]),
+        edges=replace(inside, src=place[inside.src], dst=place[inside.dst]),
+        foreign=replace(outside, dst=place[outside.dst]),
         first=np.flatnonzero(~waits_inside[ordinary]).tolist(),
         results=results,
         finals=finals,

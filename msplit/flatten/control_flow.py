@@ -36,14 +36,12 @@ def with_op(graph: Graph, ops: frozenset[str]) -> NDArray[np.bool_]:
 
 def cut_back_edges(edges: Edges, ops: Sequence[str]) -> tuple[Edges, Edges]:
     """Splits edges into those of a graph without loops and the back edges of while loops (NextIteration -> Merge)."""
-    none = Edges(*(np.empty(0, np.int32) for _ in range(4)))
     if not any(op in NEXT for op in ops):
-        return edges, none
+        return edges, edges.where(np.zeros(len(edges), np.bool_))
     leaves = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))
     enters = np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))
     back = leaves[edges.src] & enters[edges.dst] & (edges.port != CONTROL)
-    columns = (edges.src, edges.port, edges.dst, edges.slot)
-    return Edges(*(column[~back] for column in columns)), Edges(*(column[back] for column in columns))
+    return edges.where(~back), edges.where(back)
 
 
 def check_acyclic(graph: Graph, where: str) -> None:

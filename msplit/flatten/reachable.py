@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,8 @@ def has_effect(op: str) -> bool:
 def restricted(edges: Edges, keep: NDArray[np.bool_]) -> tuple[Edges, Ints]:
     """Edges between kept nodes in the numbering of those nodes, and that numbering (-1 for nodes that are left out)."""
     number = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
-    inside = keep[edges.src] & keep[edges.dst]
-    return Edges(number[edges.src[inside]], edges.port[inside], number[edges.dst[inside]], edges.slot[inside]), number
+    inside = edges.where(keep[edges.src] & keep[edges.dst])
+    return replace(inside, src=number[inside.src], dst=number[inside.dst]), number
 
 
 def without_inputs(edges: Edges, nodes: Sequence[int], count: int) -> Edges:
@@ -39,15 +40,13 @@ def without_inputs(edges: Edges, nodes: Sequence[int], count: int) -> Edges:
     cut[list(nodes)] = True
     if not cut[edges.dst].any():
         return edges
-    keep = ~cut[edges.dst]
-    return Edges(edges.src[keep], edges.port[keep], edges.dst[keep], edges.slot[keep])
+    return edges.where(~cut[edges.dst])
 
 
 def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]], roots: Iterable[tuple[int, int]]) -> list[int]:
     """Nodes that do not run because all that is needed of them is fed; nothing in front of them runs for them.
 
     Args:
-        graph: The graph.
         fed: (node, port) of fed tensors.
         roots: (node, port) of what is fetched; port CONTROL for a node that just runs.
     """
@@ -61,7 +60,6 @@ def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]], roots: Iterable[t
     for node, port in given:
         out = graph.out_edges(node)
         crossing[out[edges.port[out] == port]] = True
-    rest = Edges(edges.src[~crossing], edges.port[~crossing], edges.dst[~crossing], edges.slot[~crossing])
-    without = Graph(graph.names, graph.ops, graph.devices, graph.attrs, rest)
+    without = replace(graph, edges=edges.where(~crossing))
     runs = without.ancestors([node for node, port in roots if (node, port) not in given])
     return sorted(node for node in nodes if not runs[node])

@@ -53,7 +53,7 @@ def reported(where: Path) -> Iterator[None]:
         raise WriteError(what, where=str(where), fix=fix) from None
 
 
-def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: bool = False) -> Path:
+def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: bool = False) -> None:
     """Writes a file all at once.
 
     Args:
@@ -61,34 +61,16 @@ def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: boo
         data: What to write.
         force: Whether a file that is there may be replaced; its permissions are kept.
 
-    Returns:
-        The path.
-
     Raises:
         WriteError: The file is there already, or can not be written. What was there before is unharmed.
     """
-    path = Path(path)
-    with reported(path):
-        target = Path(os.path.realpath(path))
-        refuse_existing(path, target, force=force)
+    with _replacing(Path(path), force=force) as (target, temporary):
         if target.is_dir():
             raise WriteError("is a folder", where=str(path), fix="give the name of a file")
-        temporary = _temporary(target)
-        try:
-            _write_file(temporary, data, _mode_of(target))
-            _put(temporary, target, force=force)
-        except FileExistsError:
-            refuse_existing(path, target, force=force)
-            raise
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-        _sync_folder(target.parent)
-    progress.wrote(path)
-    return path
+        _write_file(temporary, data, _mode_of(target))
 
 
-def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> Path:
+def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> None:
     """Makes a folder all at once.
 
     Args:
@@ -96,33 +78,38 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force
         fill: Fills a new, empty folder.
         force: Whether a folder that is there may be replaced.
 
-    Returns:
-        The path.
-
     Raises:
         WriteError: Something is there already, or the folder can not be written. What was there before is unharmed.
     """
-    path = Path(path)
+    with _replacing(Path(path), force=force) as (target, temporary):
+        temporary.mkdir()
+        fill(temporary)
+        _sync_tree(temporary)
+        if target.is_dir():
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+
+
+@contextmanager
+def _replacing(path: Path, *, force: bool) -> Iterator[tuple[Path, Path]]:
+    """The place that a path leads to, and a free one beside it: what the block writes there is then put in its place."""
     with reported(path):
         target = Path(os.path.realpath(path))
         refuse_existing(path, target, force=force)
         temporary = _temporary(target)
         try:
-            temporary.mkdir()
-            fill(temporary)
-            _sync_tree(temporary)
-            if target.is_dir():
-                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+            yield target, temporary
             _put(temporary, target, force=force)
         except FileExistsError:
             refuse_existing(path, target, force=force)
             raise
         finally:
             # After an exchange the old folder stands here.
-            shutil.rmtree(temporary, ignore_errors=True)
+            if os.path.isdir(temporary):
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
         _sync_folder(target.parent)
     progress.wrote(path)
-    return path
 
 
 def refuse_existing(path: Path, target: Path, *, force: bool) -> None:
@@ -132,15 +119,8 @@ def refuse_existing(path: Path, target: Path, *, force: bool) -> None:
         raise WriteError("is there already", where=str(path), fix="choose another name, or replace it with --force")
 
 
-def check_target(path: Path, *, force: bool) -> Path:
+def check_target(path: Path, *, force: bool) -> None:
     """Refuses a place that could not be written to, before any work is done for it.
-
-    Args:
-        path: Where something shall be written.
-        force: Whether what is there may be replaced.
-
-    Returns:
-        The place that it leads to.
 
     Raises:
         WriteError: It is no file or folder, or is there already, or there is no folder that can be written to.
@@ -153,7 +133,6 @@ def check_target(path: Path, *, force: bool) -> Path:
         if not os.access(target.parent, os.W_OK | os.X_OK):
             what, fix = _FULL[errno.EACCES]
             raise WriteError(what, where=str(path), fix=fix)
-        return target
 
 
 def _temporary(target: Path, ending: str = "tmp") -> Path:

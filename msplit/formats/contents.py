@@ -10,7 +10,7 @@ from msplit.errors import MsplitError
 from msplit.formats import endpoints, meta
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
-from msplit.formats.model import Endpoint, Format
+from msplit.formats.model import Endpoint, Format, meta_graphs
 from msplit.formats.reader import endpoints_of, parse
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.tensors import dtype_name
@@ -102,16 +102,12 @@ def contents(path: str | Path) -> Contents:
     path = Path(path)
     kind = sniff(path)
     message, _ = parse(kind, main_file(path))
-    if kind in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
-        graphs = [_graph(message, None, kind, str(path))]
-    elif kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT):
-        graphs = [_graph(message.graph_def, message, kind, str(path))]
-    else:
-        graphs = [_graph(around.graph_def, around, kind, str(path)) for around in message.meta_graphs]
+    graphs = (_graph(message, around, kind, str(path)) for around in meta_graphs(kind, message))
     return Contents(path, kind, tuple(graphs))
 
 
-def _graph(graph_def: Any, around: Any, kind: Format, where: str) -> GraphContents:
+def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents:
+    graph_def = message if around is None else around.graph_def
     signatures = () if around is None else tuple(_signature(around, name) for name in meta.signature_names(around))
     inputs: tuple[Endpoint, ...] = ()
     outputs: tuple[Endpoint, ...] = ()

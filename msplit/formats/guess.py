@@ -7,11 +7,12 @@ one branch of a cond, it is no handle, and none of what training, assertions, su
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, TensorValue
+from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.formats.endpoints import Endpoints, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
 from msplit.opset import schema
@@ -105,13 +106,9 @@ def _sinks(graph: Graph) -> list[int]:
 
 
 def _shown(graph: Graph, node: int) -> list[Endpoint]:
-    return endpoints_of(graph, node, range(_ports_shown(graph, node)))
-
-
-def _ports_shown(graph: Graph, node: int) -> int:
-    if graph.ops[node] in _FIRST_PORT_ONLY:
-        return 1
-    return min(schema.output_count(graph.ops[node], graph.attrs[node]) or 1, MAX_PORTS)
+    op = graph.ops[node]
+    count = 1 if op in _FIRST_PORT_ONLY else schema.output_count(op, graph.attrs[node]) or 1
+    return endpoints_of(graph, node, range(min(count, MAX_PORTS)))
 
 
 def _is_handle(end: Endpoint) -> bool:
@@ -141,11 +138,10 @@ def _conditional(graph: Graph) -> frozenset[int]:
     edges = graph.edges
     back = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))[edges.src]
     back &= np.fromiter((op in MERGE for op in ops), np.bool_, len(ops))[edges.dst]
-    forward = Graph(graph.names, ops, graph.devices, graph.attrs, Edges(*(c[~back] for c in _columns(edges))))
+    forward = replace(graph, edges=edges.where(~back))
     of_loop = set(edges.dst[back].tolist())
-    depth: dict[
-        int, int
-    ] = {}  # how many loops and sides of Switches the outputs of a node are in; 0 where it is left out
+    # How many loops and sides of Switches the outputs of a node are in; 0 where it is left out.
+    depth: dict[int, int] = {}
     order = forward.topological
     starts, sources = forward.in_start.tolist(), forward.edges.src.tolist()
     for node in order[forward.descendants(roots)[order]].tolist():
@@ -164,10 +160,6 @@ def _conditional(graph: Graph) -> frozenset[int]:
         if inside > 0:
             depth[node] = inside
     return frozenset(depth)
-
-
-def _columns(edges: Edges) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    yield from (edges.src, edges.port, edges.dst, edges.slot)
 
 
 def _worth(graph: Graph, end: Endpoint) -> int:
@@ -195,7 +187,10 @@ def _only_turns(graph: Graph, node: int, port: int) -> bool:
     if graph.ops[node] in LOOPS:
         called = graph.attrs[node].get("body")
         body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
-        return body is not None and port < min(len(body.results), len(body.parameters)) and _turns_in(body, port)
+        if body is None or port >= min(len(body.results), len(body.parameters)):
+            return False
+        result = body.results[port]
+        return _is_step(body.body, (result.node, result.port), body.parameters[port].node)
     if graph.ops[node] not in EXIT or not (switch := graph.inputs(node)):
         return False
     merge = next(iter(graph.inputs(switch[0][0])), (node, 0))[0]
@@ -205,11 +200,6 @@ def _only_turns(graph: Graph, node: int, port: int) -> bool:
         if graph.ops[source] in NEXT and (turned := graph.inputs(source)):
             return _is_step(graph, turned[0], switch[0][0])
     return False
-
-
-def _turns_in(body: Function, port: int) -> bool:
-    result = body.results[port]
-    return _is_step(body.body, (result.node, result.port), body.parameters[port].node)
 
 
 def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:

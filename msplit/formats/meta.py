@@ -89,10 +89,9 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
                 except (DecodeError, RecursionError, UnicodeDecodeError) as error:
                     raise LoadError(f"collection {key!r} holds a damaged variable: {error}") from None
                 found.append(variable.initializer_name)
-    for name in _INIT_SIGNATURES[:1]:
-        if name in meta.signature_def:
-            outputs = meta.signature_def[name].outputs
-            found += [outputs[key].name for key in sorted(outputs)]
+    if _INIT_SIGNATURES[0] in meta.signature_def:
+        outputs = meta.signature_def[_INIT_SIGNATURES[0]].outputs
+        found += [outputs[key].name for key in sorted(outputs)]
     for key in _INIT_COLLECTIONS:
         found += collection_names(meta, key)
     return tuple(dict.fromkeys(split_tensor(name)[0] for name in found if name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,16 @@ class Format(StrEnum):
     SAVED_MODEL = "savedmodel"
     SAVED_MODEL_TEXT = "savedmodel-text"
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is protobuf's text format."""
+        return self.endswith("-text")
+
+    @property
+    def binary(self) -> Format:
+        """The binary format of the same message."""
+        return Format(self.removesuffix("-text"))
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -30,7 +40,6 @@ class Endpoint:
     Attributes:
         name: What the user calls it: the signature's key, or the node's name in a bare GraphDef.
         node: Node in the top-level graph.
-        port: Output port of that node.
         dtype: Name as in ``"float32"``, "" where the file does not say.
         shape: Sizes with None for unknown ones; None for unknown rank.
     """
@@ -53,7 +62,6 @@ class Model:
 
     Attributes:
         path: The file, or the SavedModel's folder.
-        format: Its kind.
         proto: The whole message as read; never modified.
         graph_def: The GraphDef inside it (the same object, not a copy).
         graph: The same as plain data: every node of the file, functions in `graph.functions`.
@@ -67,7 +75,7 @@ class Model:
         signature: Name of the chosen signature, None where the file has none.
         signatures: Names of all signatures.
         versions: ``producer`` and ``min_consumer`` of the GraphDef, where it says them.
-        meta_graph: Index of the chosen MetaGraphDef of a SavedModel.
+        meta_graph: Index of the chosen MetaGraphDef.
         commented: Whether the file is text with comments, which a message does not hold.
         choice: What was asked for of what the file leaves open.
         record: What the ids were made with, where `msplit assign` has left its record with the model.
@@ -97,11 +105,17 @@ class Model:
     @property
     def meta(self) -> Any:
         """The MetaGraphDef around the graph, None for a bare GraphDef."""
-        if self.format in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
-            return None
-        return self.proto.meta_graphs[self.meta_graph] if self.is_saved_model else self.proto
+        return meta_graphs(self.format, self.proto)[self.meta_graph]
 
     @property
     def is_saved_model(self) -> bool:
         """Whether the path is a SavedModel's folder."""
-        return self.format in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)
+        return self.format.binary is Format.SAVED_MODEL
+
+
+def meta_graphs(kind: Format, message: Any) -> Sequence[Any]:
+    """The MetaGraphDefs of a message: those of a SavedModel, else the message itself; None in place of one for a bare GraphDef."""
+    if kind.binary is Format.SAVED_MODEL:
+        found: Sequence[Any] = message.meta_graphs
+        return found
+    return (None if kind.binary is Format.GRAPH_DEF else message,)

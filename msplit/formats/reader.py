@@ -18,13 +18,11 @@ from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.guess import guessed
-from msplit.formats.model import Format, Model
+from msplit.formats.model import Format, Model, meta_graphs
 from msplit.formats.record import AssignmentRecord, Choice
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.source import has_comments, opened, parse_binary, parse_text
 from msplit.opset import proto
-
-_TEXT = (Format.GRAPH_DEF_TEXT, Format.META_GRAPH_TEXT, Format.SAVED_MODEL_TEXT)
 
 
 def read(
@@ -74,17 +72,14 @@ def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) ->
     """The model that a message holds."""
     where = str(path)
     tags, signature, inputs, outputs = asked.tags, asked.signature, asked.inputs, asked.outputs
-    if kind in (Format.GRAPH_DEF, Format.GRAPH_DEF_TEXT):
-        around, graph_def, chosen = None, message, 0
-    elif kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT):
-        around, graph_def, chosen = message, message.graph_def, 0
-    else:
+    chosen = 0
+    if kind.binary is Format.SAVED_MODEL:
         path = file.parent
         chosen = meta.choose_meta_graph(message, tags, where)
-        around = message.meta_graphs[chosen]
-        graph_def = around.graph_def
-    if tags is not None and kind not in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT):
+    elif tags is not None:
         raise LoadError("only a SavedModel has tags", where=where, fix="leave --tag out")
+    around = meta_graphs(kind, message)[chosen]
+    graph_def = message if around is None else around.graph_def
     if not graph_def.node:
         raise LoadError("the graph has no nodes", where=where, fix="export the model again")
     graph = _graph(graph_def, where)
@@ -128,17 +123,16 @@ def parse(kind: Format, file: Path) -> tuple[Any, bool]:
         Format.GRAPH_DEF: lambda: proto.graph_pb2.GraphDef(),
         Format.META_GRAPH: lambda: proto.meta_graph_pb2.MetaGraphDef(),
         Format.SAVED_MODEL: lambda: proto.saved_model_pb2.SavedModel(),
-    }[Format(kind.removesuffix("-text"))]()
+    }[kind.binary]()
     with opened(file) as data:
-        if kind in _TEXT:
+        if kind.is_text:
             return parse_text(data, message, str(file)), has_comments(data)
         return parse_binary(data, message, str(file)), False
 
 
 def _record(kind: Format, file: Path) -> tuple[AssignmentRecord | None, str | None]:
     """The record of the assignment of a model, or why there is one that is not gone by."""
-    saved = kind in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)
-    place = records.place(file.parent if saved else file)
+    place = records.place(file.parent if kind.binary is Format.SAVED_MODEL else file)
     if not os.path.lexists(place):
         return None, None
     try:
@@ -184,11 +178,7 @@ def endpoints_of(
     ends = guessed(graph)
     if around is None:
         return ends
-    if (
-        kind in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT)
-        and around.HasField("object_graph_def")
-        and outputs is None
-    ):
+    if kind.binary is Format.SAVED_MODEL and around.HasField("object_graph_def") and outputs is None:
         # The top graph of a TensorFlow 2 SavedModel without signatures holds nothing but its saver.
         raise LoadError(
             "the SavedModel has no signatures, so there is nothing to run",
@@ -201,7 +191,7 @@ def endpoints_of(
         if n in graph.index
     ]
     steps = tuple(endpoints.endpoint(graph, node, 0) for node in train if endpoints.has_outputs(graph, node))
-    init = {endpoints.split_tensor(name)[0] for name in meta.init_ops(around, with_variables=True)}
+    init = {*meta.init_ops(around, with_variables=True)}
     init |= {
         endpoints.split_tensor(name)[0]
         for name in (around.saver_def.restore_op_name, around.saver_def.save_tensor_name)
@@ -232,5 +222,5 @@ def _override(
 def _init_ops(around: Any, graph: Graph, kind: Format) -> tuple[str, ...]:
     if around is None:
         return ()
-    with_variables = kind in (Format.META_GRAPH, Format.META_GRAPH_TEXT)
-    return tuple(name for name in meta.init_ops(around, with_variables=with_variables) if name in graph.index)
+    found = meta.init_ops(around, with_variables=kind.binary is Format.META_GRAPH)
+    return tuple(name for name in found if name in graph.index)

@@ -14,15 +14,14 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msplit.core.arguments import MAX_STREAMS
 from msplit.errors import MsplitError
-from msplit.formats.json_value import JsonValue
-from msplit.formats.text import parse_json, read_file
+from msplit.formats.text import JsonValue
 
 SCHEMA_VERSION = 1
 KIND = "assignment"
@@ -44,9 +43,9 @@ _KEYS = (
     "shapes",
     "gpu",
     "profile",
+    "loaded",
+    "by_hand",
 )
-_LOADED = ("tags", "signature", "inputs", "outputs")
-_ALL = (*_KEYS, "loaded", "by_hand")
 _FIX = "run `msplit assign` again, or remove the file"
 
 Nodes = Mapping[str, tuple[str, ...]]
@@ -55,14 +54,7 @@ Nodes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked of a file that leaves something open; None where nothing was.
-
-    Attributes:
-        tags: Tags of the graph of a SavedModel.
-        signature: Its signature.
-        inputs: What is fed in place of what the file says.
-        outputs: What is fetched, likewise.
-    """
+    """What was asked of a file that leaves something open, as `reader.read` takes it; None where nothing was."""
 
     tags: tuple[str, ...] | None = None
     signature: str | None = None
@@ -76,7 +68,6 @@ class RecordedRules:
 
     Attributes:
         source: The file, or the name of a shipped rule set, as messages call it.
-        text: Its text.
         files: Texts of the stream files that it names, by the names that it has for them.
     """
 
@@ -92,12 +83,7 @@ class RecordedRules:
 
 @dataclass(frozen=True)
 class RecordedProfile:
-    """Which profile priced the nodes.
-
-    Attributes:
-        path: The file, as it was given.
-        hash: SHA-256 of its content, as `cost.profile_file.hash_of` gives it.
-    """
+    """Which profile priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
 
     path: str
     hash: str
@@ -109,7 +95,7 @@ class AssignmentRecord:
 
     Attributes:
         msplit: Version of msplit.
-        rules: The rules; None where no rules made the ids.
+        rules: None where no rules made the ids.
         streams: Ids are 0..streams-1.
         wrap: Whether ids out of range were taken modulo `streams`.
         batch: Size of unknown leading dimensions of inputs; None for 1.
@@ -147,16 +133,14 @@ def hash_of(data: Any) -> str:
 
 def dumps(record: AssignmentRecord) -> bytes:
     """The file. The same record gives the same bytes."""
-    rules = record.rules
-    loaded = record.loaded
+    rules, profile = record.rules, record.profile
     data = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
         "msplit": record.msplit,
         "model_hash": record.model_hash,
-        "rules": None
-        if rules is None
-        else {
+        "rules": rules
+        and {
             "source": rules.source,
             "hash": rules.hash,
             "text": rules.text,
@@ -165,17 +149,13 @@ def dumps(record: AssignmentRecord) -> bytes:
         "streams": record.streams,
         "wrap": record.wrap,
         "batch": record.batch,
-        "shapes": {name: list(shape) for name, shape in sorted(record.shapes.items())},
+        "shapes": dict(sorted(record.shapes.items())),
         "gpu": record.gpu,
-        "profile": None if record.profile is None else {"path": record.profile.path, "hash": record.profile.hash},
-        "loaded": {name: _listed(getattr(loaded, name)) for name in _LOADED},
-        "by_hand": {function: list(names) for function, names in sorted(record.by_hand.items())},
+        "profile": profile and asdict(profile),
+        "loaded": asdict(record.loaded),
+        "by_hand": dict(sorted(record.by_hand.items())),
     }
     return (json.dumps(data, indent=1) + "\n").encode()
-
-
-def _listed(value: str | Sequence[str] | None) -> str | list[str] | None:
-    return value if value is None or isinstance(value, str) else list(value)
 
 
 def load(path: Path) -> AssignmentRecord:
@@ -193,14 +173,9 @@ def load(path: Path) -> AssignmentRecord:
         ) from None
     if not regular:
         raise MsplitError("is not a regular file", where=where, fix=_FIX)  # a pipe would be waited for
-    what = "record of the assignment"
-    data = parse_json(read_file(path, MAX_BYTES, what=what, fix=_FIX), where, what=what, fix=_FIX)
-    top = JsonValue(data, what, where, _FIX)
-    version = top.mapping().get("schema_version")
-    if data.get("kind") != KIND or version != SCHEMA_VERSION or isinstance(version, bool):
-        raise top.wrong(f"is not one of version {SCHEMA_VERSION}")
-    top.object(_ALL)
-    loaded = top.at("loaded").object(_LOADED)
+    top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX)
+    top.of_version(KIND, SCHEMA_VERSION).object(_KEYS)
+    loaded = top.at("loaded").object(("tags", "signature", "inputs", "outputs"))
     return AssignmentRecord(
         msplit=top.at("msplit").text(),
         rules=top.at("rules").or_none(_rules),

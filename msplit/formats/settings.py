@@ -6,7 +6,7 @@ What a stranger may have written is bounded in size and depth, without aliases o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -50,11 +50,7 @@ class Value:
 
 
 def parse(text: str, source: str) -> Value:
-    """Read one YAML document.
-
-    Args:
-        text: The document.
-        source: Its name, for messages.
+    """Read one YAML document; `source` is its name, for messages.
 
     Raises:
         RulesError: It is not YAML, or more than plain data: an alias, a tag, a key that is there twice, too deep, or too long.
@@ -149,7 +145,7 @@ class Reading:
     """What is known while one file is read.
 
     Attributes:
-        source: Name of the file, for messages.
+        source: The file, for messages.
         problems: (line, what, how to mend it) of each mistake found so far.
     """
 
@@ -231,52 +227,39 @@ class Options:
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         """A whole number between two bounds."""
-        value = self.value(name)
-        if value is None:
-            return default
-        if isinstance(value.data, int) and not isinstance(value.data, bool) and low <= value.data <= high:
-            return value.data
-        self._wrong(name, value, f"a whole number from {low} to {high}")
-        return default
+        wanted = f"a whole number from {low} to {high}"
+        found = self._checked(name, wanted, lambda data: _is_number(data, int) and low <= data <= high)
+        return default if found is None else int(found)
 
     def number(self, name: str, default: float, low: float) -> float:
         """A finite number that is not below a bound."""
-        value = self.value(name)
-        if value is None:
-            return default
-        if isinstance(value.data, (int, float)) and not isinstance(value.data, bool) and low <= value.data < 1e12:
-            return float(value.data)
-        self._wrong(name, value, f"a number of {low:g} or more")
-        return default
+        wanted = f"a number of {low:g} or more"
+        found = self._checked(name, wanted, lambda data: _is_number(data, int, float) and low <= data < 1e12)
+        return default if found is None else float(found)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self.value(name)
-        if value is None:
-            return default
-        if isinstance(value.data, bool):
-            return value.data
-        self._wrong(name, value, "true or false")
-        return default
+        found = self._checked(name, "true or false", lambda data: isinstance(data, bool))
+        return default if found is None else bool(found)
 
     def text(self, name: str) -> str | None:
         """Text that is not empty."""
-        value = self.value(name)
-        if value is None:
-            return None
-        if isinstance(value.data, str) and value.data:
-            return value.data
-        self._wrong(name, value, "text")
-        return None
+        found: str | None = self._checked(name, "text", lambda data: isinstance(data, str) and data != "")
+        return found
 
     def mapping(self, name: str) -> Self | None:
         """Options inside an option."""
+        found = self._checked(name, "a mapping", lambda data: isinstance(data, dict))
+        return None if found is None else type(self)(f"{self.owner}.{name}", self._items[name], self.reading)
+
+    def _checked(self, name: str, wanted: str, fits: Callable[[Any], bool]) -> Any:
+        """The data of a value; None where it is not given, or does not fit, which is noted."""
         value = self.value(name)
         if value is None:
             return None
-        if isinstance(value.data, dict):
-            return type(self)(f"{self.owner}.{name}", value, self.reading)
-        self._wrong(name, value, "a mapping")
+        if fits(value.data):
+            return value.data
+        self._wrong(name, value, wanted)
         return None
 
     def texts(self, name: Any) -> list[tuple[str, int]]:
@@ -306,6 +289,10 @@ class Options:
     def _wrong(self, name: str, value: Value, wanted: str) -> None:
         shown = f" {value.data!r}" if isinstance(value.data, (str, int, float)) else ""
         self.problem(f"{self.owner}.{name} is {value.kind}{shown}", at=value.line, fix=f"it takes {wanted}")
+
+
+def _is_number(data: Any, *kinds: type) -> bool:
+    return isinstance(data, kinds) and not isinstance(data, bool)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ def sniff(path: str | Path) -> Format:
     path = main_file(Path(path))
     with opened(path) as data:
         found = _sniff(data, str(path))
-    if found in (Format.SAVED_MODEL, Format.SAVED_MODEL_TEXT) and path.name not in SAVED_MODEL_FILES:
+    if found.binary is Format.SAVED_MODEL and path.name not in SAVED_MODEL_FILES:
         raise LoadError(
             "holds a SavedModel, but a SavedModel is a folder",
             where=str(path),

@@ -1,14 +1,20 @@
-"""Text files that a stranger may have written: of a bounded length, whatever the file says of itself."""
+"""Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msplit.errors import MsplitError
 from msplit.formats.special import read_bytes
+
+Read = TypeVar("Read")
 
 
 def read_text(path: Path, most: int) -> str:
@@ -31,7 +37,7 @@ def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -
 
     Args:
         path: The file.
-        most: Longest it may be, bytes.
+        most: Bytes that it may have.
         what: What it should be, such as ``"plan"``, for messages.
         fix: How to come by a good one, for messages.
 
@@ -49,23 +55,134 @@ def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -
         raise MsplitError(f"the {what} is not UTF-8 text", where=where, fix=fix) from None
 
 
-def parse_json(text: str, source: str, *, what: str, fix: str) -> Any:
-    """The value that a JSON text holds.
+@dataclass(frozen=True)
+class JsonValue:
+    """A value of a JSON file with its place, for messages. Each method raises a MsplitError where the value is something else.
 
-    Args:
-        text: JSON.
-        source: Its name, for messages.
-        what: As in `read_file`.
-        fix: Likewise.
-
-    Raises:
-        MsplitError: It is no JSON; the message says where.
+    Attributes:
+        value: As the JSON parser gave it.
+        what: What the file should be, such as ``"profile"``.
+        source: The file.
+        fix: How to come by a good one.
+        place: Keys that lead to the value, "" for the whole file.
     """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise MsplitError(f"the {what} is nested too deep", where=source, fix=fix) from None
-    except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise MsplitError(f"the {what} is not valid JSON: {reason}", where=f"{source}{line}", fix=fix) from None
+
+    value: Any
+    what: str
+    source: str
+    fix: str
+    place: str = ""
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], most: int, *, what: str, fix: str) -> JsonValue:
+        """What a file holds; see `read_file` and `parse`."""
+        return cls.parse(read_file(path, most, what=what, fix=fix), os.fspath(path), what=what, fix=fix)
+
+    @classmethod
+    def parse(cls, text: str, source: str, *, what: str, fix: str) -> JsonValue:
+        """What a text holds.
+
+        Raises:
+            MsplitError: It is no JSON; the message says where.
+        """
+        try:
+            return cls(json.loads(text), what, source, fix)
+        except RecursionError:
+            raise MsplitError(f"the {what} is nested too deep", where=source, fix=fix) from None
+        except ValueError as error:
+            line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise MsplitError(f"the {what} is not valid JSON: {reason}", where=f"{source}{line}", fix=fix) from None
+
+    def wrong(self, what: str) -> MsplitError:
+        """The error that this value is."""
+        text = f"`{self.place}` {what}" if self.place else f"the {self.what} {what}"
+        return MsplitError(text, where=self.source, fix=self.fix)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """An object, as it is."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("is not an object")
+        return self.value
+
+    def of_version(self, kind: str, version: int) -> JsonValue:
+        """Sees to it that this is an object which says that it is of this kind and schema version."""
+        said = self.mapping().get("schema_version")
+        if self.mapping().get("kind") != kind or said != version or isinstance(said, bool):
+            raise self.wrong(f"is not one of version {version}")
+        return self
+
+    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> JsonValue:
+        """Sees to it that these keys are there, but for the optional ones, and no others."""
+        mapping = self.mapping()
+        for key in mapping:
+            if key not in keys:
+                raise self.wrong(f"has no key {key!r}")
+        for key in keys:
+            if key not in mapping and key not in optional:
+                raise self.wrong(f"lacks the key {key!r}")
+        return self
+
+    def at(self, key: str) -> JsonValue:
+        """The value of a key that is there."""
+        return self._inside(f"{self.place}.{key}" if self.place else key, self.mapping()[key])
+
+    def entries(self) -> list[tuple[str, JsonValue]]:
+        """Keys and values of an object."""
+        return [(key, self.at(key)) for key in self.mapping()]
+
+    def items(self) -> list[JsonValue]:
+        """The values of a list."""
+        if not isinstance(self.value, list):
+            raise self.wrong("is not a list")
+        return [self._inside(f"{self.place}[{place}]", item) for place, item in enumerate(self.value)]
+
+    def text(self) -> str:
+        """Text."""
+        if not isinstance(self.value, str):
+            raise self.wrong("is not text")
+        return self.value
+
+    def flag(self) -> bool:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            raise self.wrong("is neither true nor false")
+        return self.value
+
+    def sha256(self) -> str:
+        """A hash in hexadecimal digits."""
+        if not re.fullmatch("[0-9a-f]{64}", self.text()):
+            raise self.wrong("is not a SHA-256 in hexadecimal digits")
+        return self.text()
+
+    def one_of(self, choices: tuple[str, ...]) -> str:
+        """One of some words."""
+        if self.value not in choices:
+            raise self.wrong(f"is {self.value!r}, not one of {', '.join(choices)}")
+        return str(self.value)
+
+    def number(self, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number within bounds."""
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise self.wrong("is not a number")
+        if isinstance(self.value, int) and abs(self.value) >= 1 << 1000:
+            raise self.wrong(f"is not between {low:g} and {high:g}")  # no float holds it
+        if not math.isfinite(self.value):
+            raise self.wrong("is not a number")
+        if not low <= self.value <= high:
+            raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")
+        return float(self.value)
+
+    def whole(self, low: int = 0, high: int = (1 << 62) - 1) -> int:
+        """A whole number within bounds."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or not low <= self.value <= high:
+            above = "" if high == (1 << 62) - 1 else f" and at most {high}"
+            raise self.wrong(f"is not a whole number of {low} or more{above}")
+        return self.value
+
+    def or_none(self, read: Callable[[JsonValue], Read]) -> Read | None:
+        """None for null."""
+        return None if self.value is None else read(self)
+
+    def _inside(self, place: str, value: Any) -> JsonValue:
+        return JsonValue(value, self.what, self.source, self.fix, place)

@@ -19,7 +19,7 @@ from msplit.formats.atomic import (
     write_in_new_folder,
 )
 from msplit.formats.folder_copy import copy, listed
-from msplit.formats.model import Format, Model
+from msplit.formats.model import Format, Model, meta_graphs
 from msplit.formats.record import AssignmentRecord
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.formats.source import MAX_BYTES
@@ -39,7 +39,6 @@ class WriteReport:
 
     Attributes:
         path: The file or folder.
-        format: Its kind.
         bytes: Size of the message.
         new: Nodes that had no id and have one now.
         changed: Nodes whose id is another one now.
@@ -97,7 +96,7 @@ def write(
         write_bytes_atomic(out, data, force=force)
         _write_record(out, kept)
     else:
-        name = _main_name(model.format)
+        name = SAVED_MODEL_FILES[model.format.is_text]
         write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data, kept), force=force)
         if (model.path / FINGERPRINT).exists():
             notes = (_FINGERPRINT_NOTE,)
@@ -164,17 +163,16 @@ def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -
     """A copy of the model's message with ids, how many are new, how many were changed, and how many were removed."""
     message = type(model.proto)()
     message.CopyFrom(model.proto)
-    graph_def = _graph_def(model, message)
+    around = meta_graphs(model.format, message)[model.meta_graph]
+    graph_def = message if around is None else around.graph_def
     by_function: dict[str | None, dict[str, int | None]] = {}
     for (function, node), stream in ids.items():
         by_function.setdefault(function, {})[node] = stream
-    nodes_of = {
-        f.signature.name: f.node_def for f in reversed(graph_def.library.function)
-    }  # of two with one name the first
+    # Backwards: of two functions of one name the first counts.
+    nodes_of = {f.signature.name: f.node_def for f in reversed(graph_def.library.function)}
     new = changed = removed = 0
-    for function in by_function:
+    for function, wanted in by_function.items():
         nodes = graph_def.node if function is None else nodes_of.get(function, ())
-        wanted = by_function[function]
         found = 0
         for node in nodes:
             if node.name not in wanted:
@@ -197,12 +195,6 @@ def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -
     return message, new, changed, removed
 
 
-def _graph_def(model: Model, message: Any) -> Any:
-    if model.is_saved_model:
-        return message.meta_graphs[model.meta_graph].graph_def
-    return message if model.meta is None else message.graph_def
-
-
 def _encoded(kind: Format, message: Any, out: Path) -> bytes:
     size = message.ByteSize()
     if size > MAX_BYTES:
@@ -211,17 +203,13 @@ def _encoded(kind: Format, message: Any, out: Path) -> bytes:
             where=str(out),
             fix="give a SavedModel, which keeps the weights in files of their own, or write the ids alone with --emit",
         )
-    if kind.endswith("-text"):
+    if kind.is_text:
         from google.protobuf import text_format
 
         text: str = text_format.MessageToString(message, as_utf8=True)
         return text.encode()
     data: bytes = message.SerializeToString(deterministic=True)
     return data
-
-
-def _main_name(kind: Format) -> str:
-    return SAVED_MODEL_FILES[0] if kind is Format.SAVED_MODEL else SAVED_MODEL_FILES[1]
 
 
 def _fill(folder: Path, source: Path, main: str, data: bytes, record: bytes | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
-from msplit.formats.text import parse_json, read_file
+from msplit.formats.text import JsonValue
 
 _MAX_BYTES = 1 << 30
 _SLACK = 1e-9  # 105 is not more than 5 % above 100
@@ -112,8 +112,7 @@ def load(path: Path) -> Baseline:
         MsplitError: It can not be read, or is something else.
     """
     source = str(path)
-    text = read_file(path, _MAX_BYTES, what="baseline", fix=_FIX)
-    data = parse_json(text, source, what="baseline", fix=_FIX)
+    data = JsonValue.read(path, _MAX_BYTES, what="baseline", fix=_FIX).value
     wrong = MsplitError("the baseline is no result of `msplit bench`", where=source, fix=_FIX)
     if not isinstance(data, dict) or data.get("command") != "bench":
         raise wrong

@@ -28,7 +28,7 @@ from msplit.core.graph import Ints
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import graph_hash
-from msplit.formats.text import parse_json, read_file
+from msplit.formats.text import JsonValue, read_file
 from msplit.schedule.plan.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -214,7 +214,7 @@ def parse(text: str, source: str) -> PlanFile:
     Raises:
         MsplitError: It is no plan.
     """
-    data = parse_json(text, source, what=KIND, fix=_FIX)
+    data = JsonValue.parse(text, source, what=KIND, fix=_FIX).value
     if not isinstance(data, dict):
         raise _wrong("the plan is not an object", source)
     if data.get("kind") != KIND:
