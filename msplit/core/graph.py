@@ -241,6 +241,12 @@ class Graph:
         edges = self.edges
         return [(int(edges.src[e]), int(edges.port[e])) for e in self.in_edges(node) if edges.port[e] != CONTROL]
 
+    def uses(self, node: int, port: int) -> list[tuple[int, int]]:
+        """What reads an output of a node, as (consumer, slot), by consumer."""
+        edges, out = self.edges, self.out_edges(node)
+        out = out[edges.port[out] == port]
+        return list(zip(edges.dst[out].tolist(), edges.slot[out].tolist(), strict=True))
+
     @cached_property
     def topological(self) -> Ints:
         """Nodes so that producers come before consumers; among ready nodes the lowest number first of its level.

@@ -8,6 +8,7 @@ from typing import Any
 
 from msplit.errors import MsplitError
 from msplit.formats import endpoints, meta
+from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.model import Endpoint, Format, meta_graphs
@@ -23,8 +24,6 @@ class Signature:
     Attributes:
         name: As `--signature` takes it.
         method: What TensorFlow Serving offers it as, "" where the file does not say.
-        inputs: What is fed.
-        outputs: What is fetched.
     """
 
     name: str
@@ -39,7 +38,7 @@ class FunctionHead:
 
     Attributes:
         name: As `--function` takes it.
-        nodes: Nodes of its body.
+        nodes: How many its body has.
         inputs: (name, dtype) of each argument; a dtype that the caller decides goes by its attribute's name.
         outputs: Likewise, of the results.
     """
@@ -58,8 +57,6 @@ class GraphContents:
         tags: Of a SavedModel's graph, as `--tag` takes them.
         tensorflow: Version that wrote it, "" where the file does not say.
         nodes: Nodes outside of functions.
-        signatures: By name.
-        functions: As they stand in the file.
         inputs: What would be fed where the file names no signature: guessed from the graph.
         outputs: What would be fetched, likewise.
         why_not: Why nothing could be guessed, "" where it could or need not.
@@ -77,13 +74,7 @@ class GraphContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model file holds.
-
-    Attributes:
-        path: The file or folder, as it was given.
-        format: Its kind.
-        graphs: A SavedModel may have several, others have one.
-    """
+    """What a model file holds, under the path that was given: one graph, of a SavedModel perhaps several."""
 
     path: Path
     format: Format
@@ -109,13 +100,11 @@ def contents(path: str | Path) -> Contents:
 def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents:
     graph_def = message if around is None else around.graph_def
     signatures = () if around is None else tuple(_signature(around, name) for name in meta.signature_names(around))
-    inputs: tuple[Endpoint, ...] = ()
-    outputs: tuple[Endpoint, ...] = ()
+    guessed = Endpoints((), ())
     why_not = ""
     if not signatures:
         try:
             guessed = endpoints_of(to_graph(graph_def, Library(graph_def.library)), around, None, kind, where)
-            inputs, outputs = guessed.inputs, guessed.outputs
         except MsplitError as problem:
             why_not = problem.what
     return GraphContents(
@@ -124,8 +113,8 @@ def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents
         nodes=len(graph_def.node),
         signatures=signatures,
         functions=tuple(_function(function) for function in graph_def.library.function),
-        inputs=inputs,
-        outputs=outputs,
+        inputs=guessed.inputs,
+        outputs=guessed.outputs,
         why_not=why_not,
     )
 

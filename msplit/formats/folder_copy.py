@@ -22,7 +22,6 @@ class Item:
     """A file or folder to copy.
 
     Attributes:
-        source: Where it is.
         place: Where it goes, from the top of the new folder.
         info: What the system said of it, links followed.
     """
@@ -41,11 +40,7 @@ def listed(source: Path, left_out: Container[str]) -> list[Item]:
     """What there is to copy, folders before what is in them.
 
     A link to a file becomes a copy of that file. A link to a folder likewise, once: twice the same folder may be a loop, or
-    folders that double at each level.
-
-    Args:
-        source: A folder.
-        left_out: Paths from there of what is not copied.
+    folders that double at each level. `left_out` are paths from `source` of what is not copied.
 
     Raises:
         WriteError: Something is no file and no folder, or can not be asked; says which.

@@ -17,11 +17,7 @@ from msplit.opset import schema
 
 
 class Library(Mapping[str, Function]):
-    """Functions by name. Of several functions of one name the first counts; `duplicates` holds the names.
-
-    Args:
-        library: A FunctionDefLibrary; not modified.
-    """
+    """The functions of a FunctionDefLibrary by name. Of several of one name the first counts; `duplicates` holds the names."""
 
     def __init__(self, library: Any) -> None:
         self._encoded: dict[str, Any] = {}

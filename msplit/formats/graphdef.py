@@ -20,12 +20,7 @@ _TENSOR_NAME = re.compile(r"(.+):([0-9]{1,9})", re.DOTALL)
 
 
 def to_graph(graph_def: Any, functions: Mapping[str, Function]) -> Graph:
-    """The nodes of a GraphDef as a Graph. An input that names nothing becomes a `BrokenInput`, not an error.
-
-    Args:
-        graph_def: A GraphDef; not modified, and kept alive by the result.
-        functions: Its library.
-    """
+    """The nodes of a GraphDef as a Graph, which keeps it alive. An input that names nothing becomes a `BrokenInput`, not an error."""
     nodes = graph_def.node
     names = [node.name for node in nodes]
     # Built backwards so that the first of several nodes of one name wins.

@@ -41,27 +41,24 @@ def variables(
         LoadError: There is no checkpoint, it is damaged, or it does not hold a variable that was asked for.
     """
     graph = model.graph
-    wanted = None if nodes is None else list(nodes)
-    if wanted is not None and not wanted:
+    if nodes is None:
+        wanted = [name for name, op in zip(graph.names, graph.ops, strict=True) if op in VARIABLES]
+    elif not (wanted := list(nodes)):
         return {}
     saved = Checkpoint(_prefix(model, checkpoint))
     sources = _restored(model)
     values = {}
-    for name in wanted if wanted is not None else _variable_nodes(graph):
+    for name in wanted:
         key, part = sources.get(name) or (_own_key(graph, name), "")
         if key in saved:
             values[name] = _part(saved.tensor(key), part, name)
-        elif wanted is not None:
+        elif nodes is not None:
             raise LoadError(
                 f"the checkpoint has no value for variable {name!r}",
                 where=str(model.path),
                 fix="export the model again with all its variables tracked",
             )
     return values
-
-
-def _variable_nodes(graph: Graph) -> list[str]:
-    return [name for name, op in zip(graph.names, graph.ops, strict=True) if op in VARIABLES]
 
 
 def _prefix(model: Model, checkpoint: str | Path | None) -> Path:

@@ -29,7 +29,7 @@ def name_of(mode: int) -> str:
 
 
 def refuse_target(path: str | os.PathLike[str]) -> None:
-    """Raises a WriteError where a path is, or leads to, something that is neither a file nor a folder.
+    """Refuses a path that is, or leads to, something that is neither a file nor a folder.
 
     A rename would put a file in its place: `/dev/null` would be gone for everybody.
 
@@ -75,11 +75,7 @@ def _refuse_source(mode: int) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a file, of a pipe that somebody writes to (as in ``<(command)``), or of the null device.
-
-    Args:
-        path: Which.
-        most: Bytes that it may have.
+    """The content of a file, of a pipe that somebody writes to (as in ``<(command)``), or of the null device; of `most` bytes at most.
 
     Raises:
         OSError: It can not be read, is another device or a socket, or nobody has written to the pipe for `PATIENCE` seconds.

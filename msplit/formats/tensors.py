@@ -6,6 +6,7 @@ without being stored, as TensorFlow does, or refused.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -18,10 +19,8 @@ from msplit.errors import LoadError
 _MAX_EXPANDED_BYTES = 2**31
 """Most bytes that a constant may grow to when the values that it leaves out are filled in."""
 
-
 _REF_OFFSET = 100
 """A reference to a type is numbered this much higher than the type."""
-
 
 _DTYPES = {
     0: "invalid", 1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
@@ -31,10 +30,8 @@ _DTYPES = {
     31: "int2", 32: "uint2", 33: "float4_e2m1fn",
 }  # fmt: skip
 
-
 _STORED_AS = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
 """Types that NumPy does not have, by what their bits are."""
-
 
 _VALUE_FIELDS = {
     "float32": "float_val", "float64": "double_val", "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
@@ -133,9 +130,7 @@ def _decode(proto: Any, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
 def _listed_values(proto: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The values that a constant lists one by one; there may be fewer than it has elements."""
     if name == "string":
-        values = np.empty(len(proto.string_val), dtype=object)
-        values[:] = list(proto.string_val)
-        return values
+        return np.array(list(proto.string_val), dtype=object)
     if name.startswith(("float8_", "float4_")):
         return np.frombuffer(proto.float8_val, dtype)
     listed = list(getattr(proto, _VALUE_FIELDS.get(name, "int_val")))
@@ -199,8 +194,5 @@ def string_array(data: bytes, count: int) -> NDArray[Any]:
         lengths.append(length)
     if position + sum(lengths) != len(data):
         raise damaged
-    values = np.empty(count, dtype=object)
-    for index, length in enumerate(lengths):
-        values[index] = data[position : position + length]
-        position += length
-    return values
+    ends = itertools.accumulate(lengths, initial=position)
+    return np.array([data[start:end] for start, end in itertools.pairwise(ends)], dtype=object)

@@ -18,11 +18,7 @@ Read = TypeVar("Read")
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file.
-
-    Args:
-        path: The file, or a pipe that somebody writes to; see `special.read_bytes`.
-        most: Bytes that it may have.
+    """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `special.read_bytes`.
 
     Raises:
         OSError: It can not be read.
@@ -36,7 +32,7 @@ def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -
     """The text of a file of msplit's own.
 
     Args:
-        path: The file.
+        path: Where it is.
         most: Bytes that it may have.
         what: What it should be, such as ``"plan"``, for messages.
         fix: How to come by a good one, for messages.

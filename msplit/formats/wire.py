@@ -20,7 +20,6 @@ class Field:
     """A field of a message.
 
     Attributes:
-        number: Its number.
         kind: Its wire type.
         start: Where its payload begins.
         end: Where its payload ends; past the end of the buffer where the message was cut off.

@@ -125,9 +125,7 @@ def make_examples(
     if rows[True]:
         steps = [{name: each[at] for name, each in rows[True].items()} for at in range(count)]
         examples = [example + encode_steps(each) for example, each in zip(examples, steps, strict=True)]
-    result = np.empty(count, dtype=object)
-    result[:] = examples
-    return result
+    return np.array(examples, dtype=object)
 
 
 def encode(features: Mapping[str, Values]) -> bytes:

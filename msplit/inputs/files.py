@@ -82,7 +82,7 @@ def read_value(name: str, path: Path, dtype: str, most: int | None) -> NDArray[A
             return _of_json(columns[wanted], dtype, name, str(path))
         if dtype != "string":
             raise LoadError(f"input {name!r} is {dtype}, TFRecords are strings", where=str(path), fix=_FIX)
-        return _strings(_records(file, str(path), most))
+        return np.array(_records(file, str(path), most), dtype=object)
 
 
 def _with_key(path: Path) -> tuple[Path, str]:
@@ -317,7 +317,8 @@ def _of_json(value: Any, dtype: str, name: str, where: str) -> NDArray[Any]:
             raise uneven from None
         if any(isinstance(item, list) for item in items.reshape(-1)):
             raise uneven
-        return _strings([_bytes_of(item, name, where) for item in items.reshape(-1)]).reshape(items.shape)
+        strings = [_bytes_of(item, name, where) for item in items.reshape(-1)]
+        return np.array(strings, dtype=object).reshape(items.shape)
     kind = numpy_dtype(dtype)
     try:
         array = np.asarray(value)
@@ -370,9 +371,3 @@ def _feature(values: Any) -> list[Any]:
     if any(not -(1 << 63) <= value < 1 << 63 for value in listed):
         raise ValueError("a feature has numbers of more than 64 bits")
     return listed
-
-
-def _strings(items: list[bytes]) -> NDArray[Any]:
-    result = np.empty(len(items), dtype=object)
-    result[:] = items
-    return result

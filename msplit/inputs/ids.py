@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import CONTROL, TensorValue
+from msplit.core.graph import TensorValue
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.vocabulary import Keys, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
@@ -68,13 +68,7 @@ class Use:
 
 
 def use_of(flat: FlatGraph, node: int, port: int) -> Use:
-    """Follows a tensor forward through ops that hand its values on.
-
-    Args:
-        flat: The graph.
-        node: The node that makes it.
-        port: Its output port.
-    """
+    """Follows a tensor, an output of a node, forward through ops that hand its values on."""
     graph = flat.graph
     lookups: list[Lookup] = []
     readers: dict[int, None] = {}
@@ -85,16 +79,13 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
     waiting = [(node, port, 0)]
     while waiting:
         source, at, offset = waiting.pop()
-        for e in graph.out_edges(source).tolist():
-            if int(graph.edges.port[e]) != at or int(graph.edges.slot[e]) == CONTROL:
-                continue
-            user, slot = int(graph.edges.dst[e]), int(graph.edges.slot[e])
+        for user, slot in graph.uses(source, at):
             op = graph.ops[user]
             ops.add(op)
             found = _lookup(flat, user, slot, offset)
             if found is not None:
                 lookups.append(found)
-            elif _indexes(op, slot):
+            elif traits(op).ids == slot:
                 unknown = True
             if traits(op).segments == slot:
                 segments = True
@@ -131,10 +122,6 @@ def _reads_of_array(flat: FlatGraph, scatter: int) -> list[int]:
                 seen.add(user)
                 waiting.append(user)
     return found
-
-
-def _indexes(op: str, slot: int) -> bool:
-    return traits(op).ids == slot
 
 
 def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
@@ -180,14 +167,10 @@ def _ports(flat: FlatGraph, node: int) -> range:
     """Outputs that hold the values that a node hands on."""
     op = flat.graph.ops[node]
     if op in _ALL_PORTS:
-        return range(_port_count(flat, node))
+        ports = flat.graph.edges.port[flat.graph.out_edges(node)]
+        return range(int(ports.max(initial=0)) + 1)
     first = traits(op).values_out
     return range(first, first + 1)
-
-
-def _port_count(flat: FlatGraph, node: int) -> int:
-    ports = flat.graph.edges.port[flat.graph.out_edges(node)]
-    return int(ports.max(initial=0)) + 1
 
 
 def _source(flat: FlatGraph, node: int, slot: int) -> int | None:

@@ -46,7 +46,6 @@ def make_inputs(
     and its name alone.
 
     Args:
-        flat: The graph.
         shapes: Shape by input name, full or not. What neither it nor the model says: the first open dimension is the batch, any other
             is 1. An input of unknown rank has the batch as its only dimension, unless the graph uses it as a scalar.
         batch: Size of the batch.
@@ -141,7 +140,7 @@ def load_input(
 
     Args:
         name: The input.
-        path: The file.
+        path: Where its value is.
         dtype: Type that the model wants.
         shape: Shape that the model wants, None for what it leaves open.
         batch: Size that an open first dimension must have, None for any.
@@ -188,9 +187,7 @@ def load_input(
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
-    result = np.empty(array.size, dtype=object)
-    result[:] = [item.tobytes() for item in array.reshape(-1)]
-    return result.reshape(array.shape)
+    return np.array([item.tobytes() for item in array.reshape(-1)], dtype=object).reshape(array.shape)
 
 
 def _dtype(flat: FlatGraph, node: int, port: int) -> str:

@@ -35,7 +35,6 @@ class Reference:
 
     Attributes:
         feeds: Inputs by name.
-        outputs: Outputs by name.
         source: Where it comes from, in words.
     """
 
@@ -45,12 +44,7 @@ class Reference:
 
 
 def save_reference(path: Path, reference: Reference, *, force: bool = False) -> None:
-    """Writes a reference, whole or not at all.
-
-    Args:
-        path: Where to.
-        reference: What.
-        force: Whether a file that is there may be replaced.
+    """Writes a reference, whole or not at all. Only `force` replaces a file that is there.
 
     Raises:
         WriteError: It can not be written; what stood there before is unharmed.
@@ -117,6 +111,5 @@ def unpacked(array: NDArray[Any], how: Mapping[str, Any] | None) -> NDArray[Any]
     if how["dtype"] != "string":
         return np.frombuffer(data, numpy_dtype(how["dtype"])).reshape(how["shape"])
     ends = np.cumsum([0, *how["lengths"]])
-    result = np.empty(len(how["lengths"]), dtype=object)
-    result[:] = [data[start:end] for start, end in itertools.pairwise(ends)]
-    return result.reshape(how["shape"])
+    items = [data[start:end] for start, end in itertools.pairwise(ends)]
+    return np.array(items, dtype=object).reshape(how["shape"])

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import CONTROL
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.ids import constant
 from msplit.opset.traits import ops_with, traits
@@ -26,13 +25,7 @@ _RATE = 0.001
 
 
 def scalars(flat: FlatGraph, unknown: Iterable[tuple[str, int, int]], known: Iterable[int]) -> frozenset[str]:
-    """Which inputs of unknown rank are scalars.
-
-    Args:
-        flat: The graph.
-        unknown: (name, node, port) of inputs of unknown rank.
-        known: Nodes of inputs that have dimensions.
-    """
+    """Which inputs of unknown rank, each (name, node, port), are scalars; `known` are the nodes of inputs that have dimensions."""
     unknown = list(unknown)
     if not unknown:
         return frozenset()
@@ -61,11 +54,7 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
     waiting = [(node, port)]
     while waiting:
         source, at = waiting.pop()
-        for e in graph.out_edges(source).tolist():
-            slot = int(graph.edges.slot[e])
-            if int(graph.edges.port[e]) != at or slot == CONTROL:
-                continue
-            user = int(graph.edges.dst[e])
+        for user, slot in graph.uses(source, at):
             op = graph.ops[user]
             if slot in traits(op).scalars or (slot and "Apply" in op):
                 scalar = True

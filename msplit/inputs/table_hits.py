@@ -45,12 +45,7 @@ class Hits:
 
 
 def hits(flat: FlatGraph, feeds: Mapping[str, NDArray[Any]]) -> tuple[Hits, ...]:
-    """How the inputs of a model meet its tables, as far as their way there can be followed.
-
-    Args:
-        flat: The graph.
-        feeds: What it is fed.
-    """
+    """How what a model is fed meets its tables, as far as its way there can be followed."""
     found: dict[tuple[str, str, str], Hits] = {}
     for tensor in flat.inputs:
         if tensor.name in feeds:

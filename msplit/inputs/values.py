@@ -131,9 +131,7 @@ def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: 
             read = [str(number).encode() for number in rng.integers(0, use.rows or _TOKENS, count).tolist()]
         else:
             read = [f"token_{number}".encode() for number in rng.integers(0, _TOKENS, count).tolist()]
-    result = np.empty(count, dtype=object)
-    result[:] = read
-    return result.reshape(shape)
+    return np.array(read, dtype=object).reshape(shape)
 
 
 def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:

@@ -45,15 +45,8 @@ def vocabularies(model: Model) -> Mapping[str, Keys]:
 
 def table_of(flat: FlatGraph, lookup: int) -> str | None:
     """Name of the node that makes the table of a lookup (or of an initializer), through ops that hand its handle on."""
-    inputs = flat.graph.inputs(lookup)
-    for _ in range(64):
-        if not inputs:
-            return None
-        source = inputs[0][0]
-        if flat.graph.ops[source] not in _PASSING or not flat.graph.inputs(source):
-            return flat.graph.names[source]
-        inputs = flat.graph.inputs(source)
-    return None
+    source = _source(flat, lookup, 0)
+    return None if source is None else flat.graph.names[source]
 
 
 def _found(model: Model) -> dict[str, Keys]:
@@ -83,26 +76,19 @@ def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
     kind = flat.graph.attrs[flat.graph.index[table]].get("key_dtype")
     if kind not in ("int32", "int64") or keys.dtype.kind != "O":
         return keys
-    return np.array(
-        [int(key) for key in keys.tolist() if key.strip().removeprefix(b"-").isdigit()][: len(keys)], np.int64
-    )
+    return np.array([int(key) for key in keys.tolist() if key.strip().removeprefix(b"-").isdigit()], np.int64)
 
 
 def _literal(flat: FlatGraph, node: int) -> Keys | None:
-    value = _constant(flat, node, 1)
-    return None if value is None else value.reshape(-1)
-
-
-def _constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:
-    found = _source(flat, node, slot)
-    if found is None or flat.graph.ops[found] != "Const":
+    source = _source(flat, node, 1)
+    value = None if source is None or flat.graph.ops[source] != "Const" else flat.graph.attrs[source].get("value")
+    if not isinstance(value, TensorValue) or math.prod(value.shape) > MAX_KEYS:
         return None
-    value = flat.graph.attrs[found].get("value")
-    fits = isinstance(value, TensorValue) and math.prod(value.shape) <= MAX_KEYS
-    return np.asarray(value.load()) if fits and isinstance(value, TensorValue) else None
+    return np.asarray(value.load()).reshape(-1)
 
 
 def _source(flat: FlatGraph, node: int, slot: int) -> int | None:
+    """The node behind an input, through ops that hand a table's handle on."""
     for _ in range(64):
         inputs = flat.graph.inputs(node)
         if slot >= len(inputs):
@@ -168,6 +154,4 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
         delimiter = str(attrs.get("delimiter", "\t")).encode()
         split = (row.split(delimiter) for row in rows)
         rows = [parts[column] for parts in split if column < len(parts)]
-    result = np.empty(len(rows), dtype=object)
-    result[:] = rows
-    return result
+    return np.array(rows, dtype=object)
