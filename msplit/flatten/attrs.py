@@ -12,13 +12,7 @@ _LOCATION = "loc:@"
 
 
 class PickedAttrs(Sequence[Mapping[str, Any]]):
-    """The attributes of nodes picked from several graphs.
-
-    Args:
-        sources: Where attributes come from.
-        which: Per node, its source.
-        index: Per node, its place there.
-    """
+    """The attributes of nodes picked from several sources; `which` has per node its source, `index` its place there."""
 
     def __init__(self, sources: Sequence[Sequence[Mapping[str, Any]]], which: Ints, index: Ints) -> None:
         self._sources = sources
@@ -68,7 +62,7 @@ class CalledAttrs(Sequence[Mapping[str, Any]]):
 
     Args:
         body: Attributes of the body's nodes.
-        names: Names of the body's nodes.
+        names: The body's nodes by name.
         prefix: What the call puts in front of a node's name, with its "/".
         arguments: Attributes that the function is instantiated with.
     """

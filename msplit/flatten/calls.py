@@ -40,7 +40,7 @@ class Body:
     """The nodes of a graph that are needed, split into those that stay nodes and calls that are looked into.
 
     Attributes:
-        graph: The graph.
+        graph: All nodes, needed or not.
         ordinary: Nodes that stay nodes, ascending.
         place: Per node its place in `ordinary`, -1 for the others.
         parameter: Per node the parameter it stands for, -1 for the others.

@@ -45,7 +45,7 @@ def cut_back_edges(edges: Edges, ops: Sequence[str]) -> tuple[Edges, Edges]:
 
 
 def check_acyclic(graph: Graph, where: str) -> None:
-    """Checks that a graph is a DAG.
+    """Refuses a graph that is no DAG.
 
     Raises:
         GraphError: Names one cycle.
@@ -87,13 +87,10 @@ class Frames:
 
 
 def all_frames(graph: Graph) -> Frames:
-    """The frames of while loops.
+    """The frames of while loops of a graph without back edges.
 
     A frame is known by its name within the frame around it, as the executor knows it. Nodes outside every frame that a frame
     reads are not part of it: they pass through an Enter first.
-
-    Args:
-        graph: A graph without back edges.
     """
     parent, depth, names = [0], [0], [""]
     known: dict[tuple[int, str], int] = {}
@@ -119,11 +116,7 @@ def all_frames(graph: Graph) -> Frames:
 
 
 def frames(graph: Graph) -> Nested:
-    """The outermost frames of while loops, with everything nested in them.
-
-    Args:
-        graph: A graph without back edges.
-    """
+    """The outermost frames of while loops, with everything nested in them."""
     found = all_frames(graph)
     top, names = [-1], list[str]()
     for frame in range(1, len(found.parent)):
@@ -142,11 +135,8 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
     """What runs under a Switch: from the Switches of one predicate to the Merges that join its branches again.
 
     Switches and Merges of while loops are the loops' own; a loop under a Switch is part of the cond. Conds of one predicate are
-    one only where edges inside them join them: many conds of a training graph ask for the same `is_training`.
-
-    Args:
-        graph: A graph without back edges.
-        in_frame: Per node its outermost frame, -1 outside of every loop.
+    one only where edges inside them join them: many conds of a training graph ask for the same `is_training`. `in_frame` has per
+    node its outermost frame, -1 outside of every loop.
     """
     names: list[str] = []
     outermost = np.full(len(graph), -1, np.int32)

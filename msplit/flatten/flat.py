@@ -41,7 +41,6 @@ class FlatGraph:
     """What analysis, rules and engines work on.
 
     Attributes:
-        model: Where it comes from.
         graph: A DAG: back edges of v1 loops are cut, calls are inlined (their nodes are named ``call/body_node``). `While`, `If` and
             their stateless kin stay one node each, `graph.functions` holds their bodies.
         back_edges: The edges that were cut (NextIteration -> Merge), in the numbering of `graph`.
@@ -49,13 +48,9 @@ class FlatGraph:
         origin_node: Per node its index in that function's NodeDefs (not counting parameters) or in the top-level GraphDef. The few
             nodes that inlining adds (NoOp joins of control edges, an Identity where a call gives a parameter back) have the index of
             their call; parameters, which are nodes only in the view of a single function, have -1.
-        function_names: See `origin_function`.
         region: Per node the index of its outermost region in `regions`, or -1.
-        regions: See `region`.
         host: Per node, whether it has no GPU kernel (string, table, parsing, iterator ops) or is pinned to a CPU device.
         stateful: Per node, whether its op is stateful (reads or writes a resource, or is random).
-        inputs: What is fed.
-        outputs: What is fetched.
         targets: Nodes that must run though nothing of them is fetched, those inside of inlined calls included.
     """
 

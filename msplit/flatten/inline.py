@@ -26,14 +26,9 @@ class Inlined:
     """A graph without calls, and where its nodes come from.
 
     Attributes:
-        names: Flat names.
-        ops: Ops.
-        devices: Devices; a body's node without one has its call's.
-        attrs: Attributes.
-        edges: Edges.
+        devices: A body's node without one has its call's.
         function: Per node the index in `functions` of the function it comes from, -1 for the root graph.
         node: Per node its number in that function's body or in the root graph. Nodes that inlining adds have their call's.
-        functions: Names of the functions that were inlined.
         results: What the root's results became.
         finals: What has to run for the root's finals to have run.
         effects: Nodes inside functions that have to run even where nobody uses what they give.
@@ -57,7 +52,6 @@ class _Instance:
     """One place where a body stands.
 
     Attributes:
-        body: The body.
         function: Index of its function's name, -1 for the root.
         parent: The instance that holds the call, None for the root.
         call: The call's node in the parent's body.
@@ -314,7 +308,7 @@ def inline(root: Body, bodies: Mapping[str, Body], functions: Mapping[str, Funct
     Args:
         root: The graph to start from; its parameters, if it has any, must be ordinary nodes.
         bodies: Body of every function that is reached (see `msplit.flatten.calls.bodies`).
-        functions: The library.
+        functions: All of the library.
     """
     return _Inliner(root, bodies, functions).run()
 

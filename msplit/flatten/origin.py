@@ -24,8 +24,6 @@ class Conflict:
     """A node of a function's body for which the places that call the function want different stream ids.
 
     Attributes:
-        function: The function.
-        node: The node's name in its body.
         wanted: The ids that are wanted, each with the flat names of the nodes that want it, the chosen one first.
     """
 
@@ -91,13 +89,7 @@ def to_ids(
 
 
 def as_written(flat: FlatGraph, ids: Ints, cost: NDArray[np.float64]) -> Ints:
-    """Per flat node the id that its node of the file gets, which all copies of it share; -1 where that is none.
-
-    Args:
-        flat: The flat graph.
-        ids: Per flat node the id that is wanted; a negative one is none.
-        cost: See `to_ids`.
-    """
+    """Per flat node the id that its node of the file gets, which all copies of it share; -1 where that is none. See `to_ids`."""
     if not flat.function_names:
         return ids
     written, _ = to_ids(flat, ids.tolist(), cost.tolist())

@@ -61,11 +61,7 @@ def stateful_nodes(graph: Graph) -> NDArray[np.bool_]:
 
 
 def host_nodes(graph: Graph) -> NDArray[np.bool_]:
-    """Which nodes the host runs; see the module's text.
-
-    Args:
-        graph: A DAG.
-    """
+    """Which nodes of a DAG the host runs; see the module's text."""
     kinds: list[_Placement] = []
     which = _classify(graph, kinds)
     host = np.array([kind.host for kind in kinds], np.bool_)[which]
@@ -118,12 +114,9 @@ def _classify(graph: Graph, kinds: list[_Placement]) -> Ints:
 
 
 def _types(attrs: Mapping[str, Any], names: tuple[str, ...], most: int) -> list[Any]:
-    """Values of the attributes that decide a node's placement. A number of tensors that its inputs belie is as good as a smaller one.
+    """Values of the attributes that decide a node's placement.
 
-    Args:
-        attrs: The node's attributes.
-        names: Which of them decide.
-        most: The largest number of tensors that is believed, at least `_MANY`.
+    A number of tensors that its inputs belie is as good as a smaller one: `most`, at least `_MANY`, is the largest that is believed.
     """
     values = [attrs.get(name) for name in names]
     for place, value in enumerate(values):
@@ -154,12 +147,7 @@ def _asked(op: str) -> tuple[str, ...]:
 
 
 def _placement(op: str, types: Mapping[str, Any]) -> _Placement:
-    """The placement of nodes of an op with some types.
-
-    Args:
-        op: The op.
-        types: What `_asked` asks for; None where a node does not say.
-    """
+    """The placement of nodes of an op with the types that `_asked` asks for, None where a node does not say."""
     info = schema.lookup(op)
     if info is None or op == "NoOp":
         return _Placement(host=False)

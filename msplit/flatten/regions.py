@@ -20,10 +20,7 @@ def find_regions(graph: Graph) -> tuple[Ints, tuple[Region, ...]]:
     """The regions of a graph: v1 loops, v1 conds, and the readers and writers of one ref variable.
 
     Regions that share a node are one region: its kind and name are those of the outermost, a variable's only where there is no
-    loop or cond in it.
-
-    Args:
-        graph: A DAG: back edges are cut.
+    loop or cond in it. The graph is a DAG: back edges are cut.
 
     Returns:
         Per node the index of its region or -1, and the regions, ordered by their first node.
@@ -33,10 +30,7 @@ def find_regions(graph: Graph) -> tuple[Ints, tuple[Region, ...]]:
     candidates = [Region("cond", name) for name in cond.names]
     first_loop = len(candidates)
     candidates += [Region("loop", name) for name in loop.names]
-    members = [
-        *_members(cond.outermost, 0),
-        *_members(loop.outermost, first_loop),
-    ]
+    members = [*_members(cond.outermost, 0), *_members(loop.outermost, first_loop)]
     for variable, touched in _variables(graph):
         members += [(node, len(candidates)) for node in touched]
         candidates.append(Region("variable", variable))

@@ -36,9 +36,7 @@ class Spec:
     """What is known of an input.
 
     Attributes:
-        name: Its name.
-        dtype: Its type.
-        shape: Its shape, None for what is open; None for unknown rank.
+        shape: None for what is open; None for unknown rank.
         node: Node that gives it.
         port: Output port of that node.
     """
@@ -65,14 +63,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class _Sparse:
-    """The inputs that are one sparse tensor.
-
-    Attributes:
-        indices: Indices.
-        values: Values, None where they are no input.
-        shape: The dense shape, None where it is no input.
-        known: What is known of the dense shape; None where not even the rank is.
-    """
+    """The inputs that are one sparse tensor, None for what is no input; and what is known of its dense shape, None for no known rank."""
 
     indices: Spec
     values: Spec | None
@@ -88,10 +79,10 @@ def structure(flat: FlatGraph, specs: Sequence[Spec], batch: int, given: frozens
 
     Args:
         flat: The graph.
-        specs: Its inputs.
-        batch: Rows.
+        specs: All its inputs.
+        batch: How many rows.
         given: Inputs whose values come from elsewhere; a composite input with one of them is left alone.
-        seed: Where the entries are in their rows.
+        seed: Decides where the entries are in their rows.
 
     Raises:
         LoadError: Some parts of a sparse tensor are given, and others are not.

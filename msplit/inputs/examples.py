@@ -109,7 +109,7 @@ def _of_sequences(flat: FlatGraph, node: int, part: str, slot: int) -> list[Feat
 def make_examples(
     features: Sequence[Feature], count: int, values: Callable[[Feature, tuple[int, ...]], NDArray[Any]]
 ) -> NDArray[Any]:
-    """Serialized examples.
+    """So many serialized examples.
 
     Args:
         features: What is in each; a name that is there twice is made once.

@@ -61,7 +61,7 @@ def read_value(name: str, path: Path, dtype: str, most: int | None) -> NDArray[A
 
     Args:
         name: The input.
-        path: The file; ``file.npz[key]`` for another array than that of the input's name.
+        path: Where it is; ``file.npz[key]`` for another array than that of the input's name.
         dtype: Type that the model wants.
         most: How many records of a TFRecord file are read; None for all.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from msplit.core.graph import Edges, Graph, TensorValue
-from msplit.flatten.flat import FlatGraph, Tensor
-from msplit.formats.model import Endpoint, Format, Model
+from msplit.core.graph import TensorValue
+from msplit.flatten.flat import Tensor
+from msplit.formats.model import Endpoint
 from msplit.opset import schema
+from tests.graphs import build
 
 
 def const(array):
@@ -26,38 +28,24 @@ def flat_of(nodes, inputs, outputs=()):
         outputs: Names of nodes.
     """
     names = [name for name, *_ in nodes]
-    columns = ([], [], [], [])
+    edges = []
     for v, (_, _, sources, _) in enumerate(nodes):
         for slot, source in enumerate(sources):
             name, _, port = source.partition(":")
-            for column, item in zip(columns, (names.index(name), int(port or 0), v, slot), strict=True):
-                column.append(item)
+            edges.append((names.index(name), int(port or 0), v, slot))
     attrs = [dict(a) for *_, a in nodes]
     ops = [op for _, op, _, _ in nodes]
-    graph = Graph(names, ops, [""] * len(names), attrs, Edges.of(*columns))
-    model = Model(
+    host = ["string" in (schema.output_dtypes(op, a) or ()) for op, a in zip(ops, attrs, strict=True)]
+    flat, _ = build(names, ops, edges, [0.0] * len(names), attrs=attrs, host=host)
+    model = replace(
+        flat.model,
         path=Path("made.pb"),
-        format=Format.GRAPH_DEF,
-        proto=None,
-        graph_def=None,
-        graph=graph,
         inputs=tuple(Endpoint(name, name, 0, dtype, shape) for name, dtype, shape in inputs),
         outputs=tuple(Endpoint(name, name, 0, "float32", None) for name in outputs),
     )
-    count = len(names)
-    return FlatGraph(
+    return replace(
+        flat,
         model=model,
-        graph=graph,
-        back_edges=Edges.of([], [], [], []),
-        origin_function=np.full(count, -1, np.int32),
-        origin_node=np.arange(count, dtype=np.int32),
-        function_names=(),
-        region=np.full(count, -1, np.int32),
-        regions=(),
-        host=np.array(
-            ["string" in (schema.output_dtypes(op, a) or ()) for op, a in zip(ops, attrs, strict=True)], bool
-        ),
-        stateful=np.zeros(count, bool),
         inputs=tuple(Tensor(name, names.index(name), 0) for name, *_ in inputs),
         outputs=tuple(Tensor(name, names.index(name), 0) for name in outputs),
     )
