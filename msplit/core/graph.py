@@ -7,7 +7,7 @@ slot -1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -160,6 +160,10 @@ class Graph:
         """Nodes that have an attribute, ascending. Fast where the attributes are still encoded: none is decoded."""
         search: Callable[[str], list[int]] | None = getattr(self.attrs, "nodes_with", None)
         return search(key) if search else [node for node, attrs in enumerate(self.attrs) if key in attrs]
+
+    def with_ops(self, ops: Container[str]) -> NDArray[np.bool_]:
+        """Which nodes have one of some ops."""
+        return np.fromiter((op in ops for op in self.ops), np.bool_, len(self))
 
     @cached_property
     def kind(self) -> Ints:

@@ -7,6 +7,7 @@ of any length and functions that call each other in a circle are fine.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,14 +44,9 @@ class Defect:
 
 
 def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
-    """Every defect of a graph and of the functions that it calls, directly or not.
+    """Every defect of a graph and of the functions that it calls, directly or not: by graph, then by check, then by node.
 
-    Args:
-        graph: The graph; may have `broken_inputs`.
-        where: What to call the graph in the texts, nothing for a top-level graph.
-
-    Returns:
-        The defects, by graph, then by check, then by node. Each text names its node.
+    `where` is what the texts call the graph, nothing for a top-level graph.
     """
     seen: set[str] = set()
     found = [(where, graph)]
@@ -135,10 +131,7 @@ def _names(graph: Graph, where: str | None, valid: re.Pattern[str]) -> Iterator[
         if not fullmatch(name):
             yield _defect("name", graph, node, "the name is not one that TensorFlow accepts", where)
     if len(graph.index) < len(graph):
-        counts: dict[str, int] = {}
-        for name in graph.names:
-            counts[name] = counts.get(name, 0) + 1
-        for name, count in counts.items():
+        for name, count in Counter(graph.names).items():
             if count > 1:
                 yield _defect("duplicate", graph, graph.index[name], f"{count} nodes have this name", where)
     if "" in graph.ops:
@@ -220,9 +213,7 @@ def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
     local = np.full(len(graph), -1, dtype=np.int32)
     local[stuck] = np.arange(len(stuck))
     edges = graph.edges
-    ops, number = _op_numbers(graph)
-    back = np.array([op in NEXT for op in ops])[number[edges.src]]
-    back &= np.array([op in MERGE for op in ops])[number[edges.dst]]
+    back = graph.with_ops(NEXT)[edges.src] & graph.with_ops(MERGE)[edges.dst]
     kept = (local[edges.src] >= 0) & (local[edges.dst] >= 0) & ~back
     src, dst = local[edges.src[kept]], local[edges.dst[kept]]
     ordered = Edges.of(src, np.zeros_like(src), dst, np.zeros_like(src))

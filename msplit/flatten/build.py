@@ -202,7 +202,7 @@ def _finish(
     targets: Iterable[int],
 ) -> FlatGraph:
     """Cuts back edges, and finds regions and placement."""
-    forward, back = cut_back_edges(graph.edges, graph.ops)
+    forward, back = cut_back_edges(graph)
     if len(back):
         graph = replace(graph, edges=forward)
     check_acyclic(graph, str(model.path))

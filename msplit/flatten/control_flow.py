@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.core.union_find import DisjointSets
@@ -29,18 +28,12 @@ class Nested:
     names: Sequence[str]
 
 
-def with_op(graph: Graph, ops: frozenset[str]) -> NDArray[np.bool_]:
-    """Which nodes have one of some ops."""
-    return np.fromiter((op in ops for op in graph.ops), np.bool_, len(graph))
-
-
-def cut_back_edges(edges: Edges, ops: Sequence[str]) -> tuple[Edges, Edges]:
+def cut_back_edges(graph: Graph) -> tuple[Edges, Edges]:
     """Splits edges into those of a graph without loops and the back edges of while loops (NextIteration -> Merge)."""
-    if not any(op in NEXT for op in ops):
+    edges, leaves = graph.edges, graph.with_ops(NEXT)
+    if not leaves.any():
         return edges, edges.where(np.zeros(len(edges), np.bool_))
-    leaves = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))
-    enters = np.fromiter((op in _MERGE for op in ops), np.bool_, len(ops))
-    back = leaves[edges.src] & enters[edges.dst] & (edges.port != CONTROL)
+    back = leaves[edges.src] & graph.with_ops(_MERGE)[edges.dst] & (edges.port != CONTROL)
     return edges.where(~back), edges.where(back)
 
 
@@ -96,7 +89,7 @@ def all_frames(graph: Graph) -> Frames:
     known: dict[tuple[int, str], int] = {}
     within: dict[int, int] = {}
     after: dict[int, int] = {}
-    for node in _downstream(graph, np.flatnonzero(with_op(graph, ENTER)).tolist()):
+    for node in _downstream(graph, np.flatnonzero(graph.with_ops(ENTER)).tolist()):
         around = [after.get(source, 0) for source in graph.predecessors(node).tolist()]
         # Inputs from frames of equal depth are nothing that runs: the first counts, wherever the file has the frames.
         inside = max(around, key=depth.__getitem__, default=0)
@@ -140,7 +133,7 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
     """
     names: list[str] = []
     outermost = np.full(len(graph), -1, np.int32)
-    switches = np.flatnonzero(with_op(graph, SWITCH) & (in_frame < 0)).tolist()
+    switches = np.flatnonzero(graph.with_ops(SWITCH) & (in_frame < 0)).tolist()
     if not switches:
         return Nested(outermost, names)
     parent, top, depth = [0], [-1], [0]

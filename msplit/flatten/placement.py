@@ -56,8 +56,7 @@ class _Placement:
 
 def stateful_nodes(graph: Graph) -> NDArray[np.bool_]:
     """Which nodes are stateful; see `is_stateful`."""
-    by_op = {op: is_stateful(op) for op in set(graph.ops)}
-    return np.fromiter((by_op[op] for op in graph.ops), np.bool_, len(graph))
+    return graph.with_ops({op for op in set(graph.ops) if is_stateful(op)})
 
 
 def host_nodes(graph: Graph) -> NDArray[np.bool_]:

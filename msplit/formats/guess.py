@@ -98,9 +98,8 @@ def left_out_text(model: Model, most: int = 3) -> str:
 
 def _sinks(graph: Graph) -> list[int]:
     """Nodes that nothing consumes but summaries."""
-    reads = ~np.fromiter((op in _SUMMARIES for op in graph.ops), np.bool_, len(graph))
     used = np.zeros(len(graph), np.bool_)
-    used[graph.edges.src[reads[graph.edges.dst]]] = True
+    used[graph.edges.src[~graph.with_ops(_SUMMARIES)[graph.edges.dst]]] = True
     found: list[int] = np.flatnonzero(~used).tolist()
     return found
 
@@ -136,8 +135,7 @@ def _conditional(graph: Graph) -> frozenset[int]:
     if not roots:
         return frozenset()
     edges = graph.edges
-    back = np.fromiter((op in NEXT for op in ops), np.bool_, len(ops))[edges.src]
-    back &= np.fromiter((op in MERGE for op in ops), np.bool_, len(ops))[edges.dst]
+    back = graph.with_ops(NEXT)[edges.src] & graph.with_ops(MERGE)[edges.dst]
     forward = replace(graph, edges=edges.where(~back))
     of_loop = set(edges.dst[back].tolist())
     # How many loops and sides of Switches the outputs of a node are in; 0 where it is left out.

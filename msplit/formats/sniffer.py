@@ -18,7 +18,7 @@ from msplit.formats.source import Buffer, opened, reported
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
 
-_FINGERPRINT = "fingerprint.pb"
+FINGERPRINT = "fingerprint.pb"
 _FIELDS_LOOKED_AT = 64
 _LAST_FIELD = 15
 """Fields with higher numbers are extensions that say nothing about the kind of message."""
@@ -103,13 +103,13 @@ def _main_file(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     inside = sorted(entry.name for entry in folder.iterdir())
-    hint = next((name for name in inside if name.endswith((".meta", ".pb", ".pbtxt")) and name != _FINGERPRINT), None)
+    hint = next((name for name in inside if name.endswith((".meta", ".pb", ".pbtxt")) and name != FINGERPRINT), None)
     below = next((entry for entry in inside if (folder / entry / SAVED_MODEL_FILES[0]).exists()), None)
     if below:
         fix = f"give {folder / below}"
     elif hint:
         fix = f"give the file: {folder / hint}"
-    elif "variables" in inside or _FINGERPRINT in inside:
+    elif "variables" in inside or FINGERPRINT in inside:
         fix = f"this was a SavedModel: copy {SAVED_MODEL_FILES[0]} as well, or export it again"
     elif "model.json" in inside:
         fix = "this looks like a TensorFlow.js model: give the SavedModel it was converted from"

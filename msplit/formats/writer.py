@@ -21,13 +21,12 @@ from msplit.formats.atomic import (
 from msplit.formats.folder_copy import copy, listed
 from msplit.formats.model import Format, Model, meta_graphs
 from msplit.formats.record import AssignmentRecord
-from msplit.formats.sniffer import SAVED_MODEL_FILES
+from msplit.formats.sniffer import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.source import MAX_BYTES
 
 STREAM_ID = "_stream_id"
 """The attribute that holds a node's stream id."""
 
-FINGERPRINT = "fingerprint.pb"
 _FINGERPRINT_NOTE = f"{FINGERPRINT} is left out: it holds TensorFlow's hashes of the graph without stream ids. SavedModels load without it"
 
 _COMMENTS_WARNING = "The comments of the text file are not kept: what is written holds the graph alone."

@@ -63,7 +63,8 @@ def make_inputs(
             raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
     specs, shaped = input_specs(flat, batch, shapes)
     composite = structure(flat, specs, batch, frozenset(given), seed)
-    single = _scalars(flat, specs, shaped)
+    unknown = [(spec.name, spec.node, spec.port) for spec in specs if shaped.get((spec.node, spec.port)) is None]
+    single = scalars(flat, unknown, [spec.node for spec in specs if shaped.get((spec.node, spec.port))])
     feeds: dict[str, NDArray[Any]] = {}
     for spec in specs:
         shape = shaped.get((spec.node, spec.port))
@@ -74,11 +75,9 @@ def make_inputs(
         if spec.name in composite.fixed:
             feeds[spec.name] = composite.fixed[spec.name]
             continue
-        full = (
-            (() if spec.name in single else (batch,))
-            if shape is None
-            else tuple(1 if size is None else size for size in shape)
-        )
+        if shape is None:
+            shape = () if spec.name in single else (batch,)
+        full = tuple(1 if size is None else size for size in shape)
         if spec.name in composite.lengths:
             full = (composite.lengths[spec.name], *full[1:])
         rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
@@ -99,13 +98,6 @@ def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]
                 fix=f"say which: --input {names[0] if names else 'NAME'}={whole}",
             )
     return {**found, **{name: path for name, path in given.items() if name}}
-
-
-def _scalars(flat: FlatGraph, specs: Sequence[Spec], shaped: Fed) -> frozenset[str]:
-    """Inputs of unknown rank that the graph uses as one value."""
-    unknown = [spec for spec in specs if shaped.get((spec.node, spec.port)) is None]
-    known = [spec.node for spec in specs if shaped.get((spec.node, spec.port))]
-    return scalars(flat, [(spec.name, spec.node, spec.port) for spec in unknown], known)
 
 
 def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:

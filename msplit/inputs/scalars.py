@@ -58,20 +58,19 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
             op = graph.ops[user]
             if slot in traits(op).scalars or (slot and "Apply" in op):
                 scalar = True
-            elif op in _BINARY:
-                other = graph.inputs(user)[1 - slot][0]
+                continue
+            if op in _BINARY:
                 value = constant(flat, user, 1 - slot)
-                if data[other]:
+                if data[graph.inputs(user)[1 - slot][0]]:
                     scalar = True
-                elif value is not None and value.ndim:
+                    continue
+                if value is not None and value.ndim:
                     return False
-                elif user not in seen:
-                    seen.add(user)
-                    waiting.append((user, 0))
-            elif op in _UNARY:
-                if user not in seen:
-                    seen.add(user)
-                    waiting.append((user, 0))
-            elif op not in _LOOKS and op != "Switch":  # the pivots of a cond switch the predicate itself
+            elif op not in _UNARY:
+                if op in _LOOKS or op == "Switch":  # the pivots of a cond switch the predicate itself
+                    continue
                 return False
+            if user not in seen:
+                seen.add(user)
+                waiting.append((user, 0))
     return scalar

@@ -1,5 +1,7 @@
 """Order through loops of TensorFlow 1, against loops that are unrolled."""
 
+from dataclasses import replace
+
 import networkx as nx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -135,13 +137,11 @@ def cyclic(front, reads, values, after):
     src = [names[source] for source, _ in edges]
     dst = [target for _, target in edges]
     slot = [dst[:place].count(target) for place, target in enumerate(dst)]
-    all_edges, back = cut_back_edges(Edges.of(src, [0] * len(src), dst, slot), ops)
     count = len(ops)
-    return (
-        Graph([str(n) for n in range(count)], ops, [""] * count, [frame[key] for key in names], all_edges),
-        back,
-        names,
-    )
+    all_edges = Edges.of(src, [0] * len(src), dst, slot)
+    graph = Graph([str(n) for n in range(count)], ops, [""] * count, [frame[key] for key in names], all_edges)
+    forward, back = cut_back_edges(graph)
+    return replace(graph, edges=forward), back, names
 
 
 def in_the_loop(reads):
