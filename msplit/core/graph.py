@@ -74,6 +74,15 @@ class Edges:
         order = np.lexsort((slot_key, arrays[2]))
         return Edges(*(column[order] for column in arrays))
 
+    @staticmethod
+    def together(parts: Sequence[Edges], first: Sequence[int]) -> Edges:
+        """The edges of graphs that stand side by side, one graph after the other. The nodes of each are numbered from `first` on."""
+        shift = np.repeat(np.asarray(first, np.int32), [len(part) for part in parts])
+        src, port, dst, slot = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("src", "port", "dst", "slot")
+        )
+        return Edges(src + shift, port, dst + shift, slot)
+
     def where(self, kept: NDArray[np.bool_]) -> Edges:
         """The edges that a mask keeps."""
         return Edges(self.src[kept], self.port[kept], self.dst[kept], self.slot[kept])

@@ -6,6 +6,7 @@ of any length and functions that call each other in a circle are fine.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -76,20 +77,17 @@ def _sound(bodies: Sequence[Graph]) -> bool:
     """Whether no function has a defect of `_of_edges`, found in one graph of them all: a function has few nodes, a model many functions."""
     if not bodies:
         return True
-    sizes = [len(body) for body in bodies]
-    shifts = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
-    shift = np.repeat(shifts, [len(body.edges) for body in bodies])
-    edges = [np.concatenate([getattr(body.edges, name) for body in bodies]) for name in ("src", "port", "dst", "slot")]
+    firsts = list(itertools.accumulate((len(body) for body in bodies[:-1]), initial=0))
     whole = Graph(
         names=[name for body in bodies for name in body.names],
         ops=[op for body in bodies for op in body.ops],
         devices=(),
         attrs=[attrs for body in bodies for attrs in body.attrs],
-        edges=Edges(edges[0] + shift, edges[1], edges[2] + shift, edges[3]),
+        edges=Edges.together([body.edges for body in bodies], firsts),
         functions=bodies[0].functions,
         broken_inputs=tuple(
             replace(broken, node=broken.node + first)
-            for body, first in zip(bodies, shifts.tolist(), strict=True)
+            for body, first in zip(bodies, firsts, strict=True)
             for broken in body.broken_inputs
             if broken.node >= 0
         ),

@@ -59,7 +59,6 @@ class _Instance:
         device: Device of nodes that ask for none.
         base: Flat number of its first ordinary node.
         joined: Whether something waits for it.
-        source: Its source of attributes.
     """
 
     body: Body
@@ -70,7 +69,6 @@ class _Instance:
     device: str
     base: int
     joined: bool
-    source: int
     children: dict[int, _Instance] = field(default_factory=dict)
     arguments: list[Source] = field(default_factory=list)
     results: list[Source] = field(default_factory=list)
@@ -83,13 +81,13 @@ class _Inliner:
         self.root = root
         self.bodies = bodies
         self.functions = functions
-        self.function_names: list[str] = []
-        self.sources: list[Sequence[Mapping[str, Any]]] = []
+        self.function_index: dict[str, int] = {}
         self.instances: list[_Instance] = []
+        self.sources: list[Sequence[Mapping[str, Any]]] = []  # of attributes, one per instance
         self.count = 0
-        # Nodes that inlining adds: name, op, attributes, instance of the call, the call.
+        # Nodes that inlining adds: name, op, attributes, instance of the call.
         self.added: list[tuple[str, str, Mapping[str, Any], _Instance]] = []
-        self.columns = array("i"), array("i"), array("i"), array("i")
+        self.edges = array("i")  # src, port, dst and slot of one after the other
         self.passed_through: list[tuple[int, _Instance, int]] = []
         self.empty: list[_Instance] = []
 
@@ -105,11 +103,8 @@ class _Inliner:
 
     def _place_bodies(self) -> None:
         """Gives every ordinary node of every instance its number; callers come before what they call."""
-        function_index: dict[str, int] = {}
-        body_index: dict[str, Mapping[str, int]] = {}
-        graph = self.root.graph
-        self.sources.append(graph.attrs)
-        self.instances.append(_Instance(self.root, -1, None, -1, "", "", 0, False, 0))
+        self.sources.append(self.root.graph.attrs)
+        self.instances.append(_Instance(self.root, -1, None, -1, "", "", 0, False))
         self.count = len(self.root.ordinary)
         for instance in self.instances:  # grows while it is walked
             body = instance.body
@@ -117,24 +112,18 @@ class _Inliner:
             for call, called in body.calls.items():
                 name = called.name
                 target = self.bodies[name]
-                if name not in function_index:
-                    function_index[name] = len(self.function_names)
-                    self.function_names.append(name)
-                    body_index[name] = target.graph.index
                 prefix = f"{instance.prefix}{body.graph.names[call]}/"
                 arguments = {key: value for key, value in called.attrs.items() if not key.startswith("_")}
-                source = len(self.sources)
-                self.sources.append(CalledAttrs(target.graph.attrs, body_index[name], prefix, arguments))
+                self.sources.append(CalledAttrs(target.graph.attrs, target.graph.index, prefix, arguments))
                 child = _Instance(
                     target,
-                    function_index[name],
+                    self.function_index.setdefault(name, len(self.function_index)),
                     instance,
                     call,
                     prefix,
                     body.graph.devices[call] or instance.device,
                     self.count,
                     call in waited_for,
-                    source,
                 )
                 self.count += len(target.ordinary)
                 instance.children[call] = child
@@ -152,7 +141,8 @@ class _Inliner:
                 instance.results.append(self._source(instance, node, port))
                 continue
             # The result would run before the call's control inputs if it were bound straight to the caller's tensor.
-            argument = self.functions[self.function_names[instance.function]].parameters[parameter]
+            called = instance.parent.body.calls[instance.call].name
+            argument = self.functions[called].parameters[parameter]
             added = self._add(instance, f"{argument.name}_through", "Identity", {"T": argument.dtype})
             self.passed_through.append((added, instance, parameter))
             instance.results.append((added, 0))
@@ -239,8 +229,7 @@ class _Inliner:
         return child.done if child is not None else self._source(instance, node, 0)[0]
 
     def _edge(self, src: int, port: int, dst: int, slot: int) -> None:
-        for column, value in zip(self.columns, (src, port, dst, slot), strict=True):
-            column.append(value)
+        self.edges.extend((src, port, dst, slot))
 
     def _add(self, instance: _Instance, name: str, op: str, attrs: Mapping[str, Any]) -> int:
         """Adds a node that stands for a part of a call."""
@@ -252,25 +241,13 @@ class _Inliner:
         names: list[str] = []
         ops: list[str] = []
         devices: list[str] = []
-        function, node, which, index = [], [], [], []
-        columns: list[list[Any]] = [[np.frombuffer(column, np.int32)] if column else [] for column in self.columns]
         effects: list[int] = []
         for instance in self.instances:
-            body, graph, ordinary = instance.body, instance.body.graph, instance.body.ordinary
-            prefix = instance.prefix
-            picked = ordinary.tolist()
+            body, graph, prefix = instance.body, instance.body.graph, instance.prefix
+            picked = body.ordinary.tolist()
             names += [prefix + graph.names[n] for n in picked] if prefix else [graph.names[n] for n in picked]
             ops += [graph.ops[n] for n in picked]
             devices += [graph.devices[n] or instance.device for n in picked]
-            function.append(np.full(len(picked), instance.function, np.int32))
-            node.append(ordinary)
-            which.append(np.full(len(picked), instance.source, np.int32))
-            index.append(ordinary)
-            edges = body.edges
-            for column, part in zip(
-                columns, (edges.src + instance.base, edges.port, edges.dst + instance.base, edges.slot), strict=True
-            ):
-                column.append(part)
             if instance.parent is not None:
                 effects += [instance.base + place for place in body.effects]
         attrs_of_added = []
@@ -282,20 +259,25 @@ class _Inliner:
             attrs_of_added.append(attrs)
             owner.append(instance.parent.function if instance.parent is not None else -1)
             call.append(instance.call)
-        which.append(np.full(len(self.added), len(self.sources), np.int32))
-        index.append(np.arange(len(self.added), dtype=np.int32))
-        function.append(np.array(owner, dtype=np.int32))
-        node.append(np.array(call, dtype=np.int32))
+        added = len(self.added)
+        ordinary = [instance.body.ordinary for instance in self.instances]
+        sizes = [len(nodes) for nodes in ordinary]
+        functions = np.repeat([instance.function for instance in self.instances], sizes)
+        which = np.repeat(np.arange(len(sizes) + 1, dtype=np.int32), [*sizes, added])
+        index = np.concatenate([*ordinary, np.arange(added, dtype=np.int32)])
+        inside = Edges.together([i.body.edges for i in self.instances], [i.base for i in self.instances])
+        between = np.array(self.edges, np.int32).reshape(-1, 4).T
+        columns = zip(between, (inside.src, inside.port, inside.dst, inside.slot), strict=True)
         root = self.instances[0]
         return Inlined(
             names=_unique(names),
             ops=ops,
             devices=devices,
-            attrs=PickedAttrs([*self.sources, attrs_of_added], np.concatenate(which), np.concatenate(index)),
-            edges=Edges.of(*(np.concatenate(column) if column else [] for column in columns)),
-            function=np.concatenate(function),
-            node=np.concatenate(node),
-            functions=self.function_names,
+            attrs=PickedAttrs([*self.sources, attrs_of_added], which, index),
+            edges=Edges.of(*map(np.concatenate, columns)),
+            function=np.concatenate([functions, owner]).astype(np.int32),
+            node=np.concatenate([*ordinary, call]).astype(np.int32),
+            functions=list(self.function_index),
             results=tuple(root.results),
             finals=tuple(dict.fromkeys(self._control_source(root, final) for final in root.body.finals)),
             effects=tuple(effects),

@@ -47,20 +47,10 @@ _STRANGERS: tuple[tuple[bytes, str, str], ...] = (
 _TABLE_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 """Last bytes of a checkpoint's .index file (a LevelDB table)."""
 
+_FIELDS_OF_META_GRAPH = "meta_info_def graph_def saver_def collection_def signature_def asset_file_def object_graph_def"
 _TEXT_FIELDS = {
     **dict.fromkeys(("node", "library", "versions", "version", "debug_info"), Format.GRAPH_DEF_TEXT),
-    **dict.fromkeys(
-        (
-            "meta_info_def",
-            "graph_def",
-            "saver_def",
-            "collection_def",
-            "signature_def",
-            "asset_file_def",
-            "object_graph_def",
-        ),
-        Format.META_GRAPH_TEXT,
-    ),
+    **dict.fromkeys(_FIELDS_OF_META_GRAPH.split(), Format.META_GRAPH_TEXT),
     **dict.fromkeys(("saved_model_schema_version", "meta_graphs"), Format.SAVED_MODEL_TEXT),
 }
 _FIRST_WORD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|#[^\n]*(?:\n|\Z))*([A-Za-z_][A-Za-z_0-9]*)\s*[:{<]")

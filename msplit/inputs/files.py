@@ -223,13 +223,10 @@ def _missing(name: str, known: Iterable[str], where: str) -> LoadError:
 def _records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
     """The first records of a TFRecord file: length, its checksum, data, its checksum each."""
     damaged = "the file is cut off or damaged: write it again"
-    stream: IO[bytes] = file
-    if file.read(2) == _GZIP:
-        file.seek(0)
-        stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
-    else:
-        file.seek(0)
-    size = os.fstat(file.fileno()).st_size * (_MOST_DEFLATED if stream is not file else 1)
+    zipped = file.read(2) == _GZIP
+    file.seek(0)
+    stream = gzip.GzipFile(fileobj=file) if zipped else file
+    size = os.fstat(file.fileno()).st_size * (_MOST_DEFLATED if zipped else 1)
     records: list[bytes] = []
     try:
         while most is None or len(records) < most:
