@@ -12,13 +12,7 @@ MAX_STREAMS = 1024
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """An integer in a range.
-
-    Args:
-        name: What the caller calls it.
-        value: What was given, a NumPy integer too.
-        least: The smallest that makes sense.
-        most: The largest, None for no limit.
+    """A value, of any integer type, as an integer of at least `least` and at most `most`; `name` is what the caller calls it.
 
     Raises:
         MsplitError: It is no integer, or out of range.
@@ -33,13 +27,7 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
 
 
 def number(name: str, value: Any, least: float = 0.0, *, above: bool = False) -> float:
-    """A finite number.
-
-    Args:
-        name: What the caller calls it.
-        value: What was given.
-        least: The smallest that makes sense.
-        above: It must be more than that.
+    """A value as a finite number of at least `least`, or `above` that; `name` is what the caller calls it.
 
     Raises:
         MsplitError: It is none, not finite, or too small.

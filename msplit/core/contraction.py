@@ -71,7 +71,7 @@ def quotient(dag: Dag, group: Ints, count: int) -> Dag:
     """The graph between groups of nodes, each edge once, producers ascending.
 
     Args:
-        dag: The graph.
+        dag: Any numbering.
         group: Per node its group ``0..count-1``; -1 drops the node with its edges.
         count: Number of groups.
     """
@@ -149,10 +149,7 @@ def chains(dag: Dag, label: Ints | None = None) -> Ints:
 def along_chains(dag: Dag, value: Ints, label: Ints | None = None) -> Ints:
     """Values of nodes of a chain that have none, -1: that of the nearest before it that has one, else of the nearest behind it.
 
-    Args:
-        dag: Numbered topologically, each edge once.
-        value: Per node its value, or -1.
-        label: See `chains`.
+    See `chains` for `dag` and `label`.
     """
     if not (value >= 0).any():
         return value
@@ -170,9 +167,7 @@ def along_chains(dag: Dag, value: Ints, label: Ints | None = None) -> Ints:
 def merged(dag: Dag, group: Ints) -> Ints:
     """Groups of nodes as far as each can become one node without a cycle. O(n + m) per round; a round that finds no cycle is the last.
 
-    Args:
-        dag: The graph.
-        group: Per node the group that it should be merged with, or -1.
+    `group` has per node the group that it should be merged with, or -1.
 
     Returns:
         Per node its group, ``0..`` without gaps, numbered topologically. Groups on a cycle, or between two, stay single nodes.

@@ -162,8 +162,7 @@ class Graph:
     @cached_property
     def index(self) -> Mapping[str, int]:
         """Node by name; the first one where a name is there twice."""
-        # Backwards, so that the first of several nodes of one name is the last to be put in.
-        return dict(zip(reversed(self.names), range(len(self) - 1, -1, -1), strict=True))
+        return numbered(self.names)
 
     def nodes_with(self, key: str) -> list[int]:
         """Nodes that have an attribute, ascending. Fast where the attributes are still encoded: none is decoded."""
@@ -289,6 +288,12 @@ class Graph:
             for s, d, p, k in zip(edges.src, edges.dst, edges.port, edges.slot, strict=True)
         )
         return result
+
+
+def numbered(names: Sequence[str]) -> dict[str, int]:
+    """The place of each name; of several of one name the first."""
+    # Backwards, so that the first is the last to be put in.
+    return dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
 
 
 def _named_functions(attrs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import Dag
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
 from msplit.opset import schema
 from msplit.opset.traits import MERGE, NEXT
@@ -214,8 +215,8 @@ def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
     back = graph.with_ops(NEXT)[edges.src] & graph.with_ops(MERGE)[edges.dst]
     kept = (local[edges.src] >= 0) & (local[edges.dst] >= 0) & ~back
     src, dst = local[edges.src[kept]], local[edges.dst[kept]]
-    ordered = Edges.of(src, np.zeros_like(src), dst, np.zeros_like(src))
-    successors = _adjacency(ordered.src, ordered.dst, len(stuck))
+    forward = Dag.of(len(stuck), dst, src)
+    successors = [forward.src[first:last].tolist() for first, last in itertools.pairwise(forward.start.tolist())]
     for component in _knots(successors):
         cycle = [int(stuck[node]) for node in _shortest_cycle(successors, component)]
         shown = [graph.names[node] for node in cycle[:_NAMES_SHOWN]]
@@ -223,13 +224,6 @@ def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
             shown.append(f"… {len(cycle) - len(shown)} more …")
         path = " -> ".join([*shown, graph.names[cycle[0]]])
         yield _defect("cycle", graph, cycle[0], f"is on a cycle that no loop closes: {path}", where)
-
-
-def _adjacency(src: Ints, dst: Ints, count: int) -> list[list[int]]:
-    successors: list[list[int]] = [[] for _ in range(count)]
-    for source, target in zip(src.tolist(), dst.tolist(), strict=True):
-        successors[source].append(target)
-    return successors
 
 
 def _knots(successors: list[list[int]]) -> list[list[int]]:

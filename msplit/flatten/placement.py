@@ -121,15 +121,13 @@ def _types(attrs: Mapping[str, Any], names: tuple[str, ...], most: int) -> list[
     for place, value in enumerate(values):
         if type(value) is str or value is None:
             continue
-        if not isinstance(value, str | int | tuple) or (isinstance(value, tuple) and not _all_types(value)):
+        if not isinstance(value, str | int | tuple) or (
+            isinstance(value, tuple) and not all(isinstance(item, str) for item in value)
+        ):
             values[place] = None
         elif isinstance(value, int) and value > _MANY:
             values[place] = min(value, most)
     return values
-
-
-def _all_types(values: tuple[Any, ...]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _asked(op: str) -> tuple[str, ...]:

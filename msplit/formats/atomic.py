@@ -56,10 +56,8 @@ def reported(where: Path) -> Iterator[None]:
 def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: bool = False) -> None:
     """Writes a file all at once.
 
-    Args:
-        path: Where to. A symbolic link is followed: what it points to is replaced and the link stays.
-        data: What to write.
-        force: Whether a file that is there may be replaced; its permissions are kept.
+    A symbolic link is followed: what it points to is replaced and the link stays. Only `force` replaces a file that is there; its
+    permissions are kept.
 
     Raises:
         WriteError: The file is there already, or can not be written. What was there before is unharmed.
@@ -73,10 +71,7 @@ def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: boo
 def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> None:
     """Makes a folder all at once.
 
-    Args:
-        path: Where to. A symbolic link is followed.
-        fill: Fills a new, empty folder.
-        force: Whether a folder that is there may be replaced.
+    `fill` is given a new, empty one. A symbolic link is followed. Only `force` replaces a folder that is there.
 
     Raises:
         WriteError: Something is there already, or the folder can not be written. What was there before is unharmed.

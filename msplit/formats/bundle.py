@@ -33,10 +33,7 @@ class NotSupported(Exception):
 
 
 class Checkpoint:
-    """The tensors of a checkpoint, read one by one.
-
-    Args:
-        prefix: Path without ``.index``.
+    """The tensors of a checkpoint, read one by one. Its `prefix` is the path without ``.index``.
 
     Raises:
         LoadError: There is no such checkpoint, or its index is damaged.

@@ -84,9 +84,6 @@ class Contents:
 def contents(path: str | Path) -> Contents:
     """Lists what a model file holds, whether or not it can be run as it is. Never imports TensorFlow, never runs the model.
 
-    Args:
-        path: A file, a SavedModel's folder, or the main file in it.
-
     Raises:
         LoadError: The file can not be read.
     """

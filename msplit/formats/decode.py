@@ -119,12 +119,7 @@ def _functions_of(encoded: Any) -> Iterator[str]:
 
 
 class AttrTable(Sequence[Mapping[str, Any]]):
-    """The attributes of every node of a message, decoded on access.
-
-    Args:
-        nodes: NodeDefs; not modified while this is in use.
-        before: Attributes of nodes that stand before them (the parameters of a function).
-    """
+    """The attributes of NodeDefs, decoded on access, and `before` them those of the stand-ins for a function's parameters."""
 
     def __init__(self, nodes: Any, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self._nodes = nodes

@@ -75,12 +75,7 @@ def check(endpoints: Endpoints, graph: Graph, where: str) -> None:
 def named(names: Sequence[str], known: Sequence[Endpoint], graph: Graph, option: str, where: str) -> list[Endpoint]:
     """Endpoints for names that the user gave: names of the signature, or ``node`` or ``node:1``.
 
-    Args:
-        names: As given.
-        known: Endpoints that the file itself names.
-        graph: The top-level graph.
-        option: The option they were given with, for messages.
-        where: The file, for messages.
+    `known` are the endpoints that the file itself names. Messages name the option that the names were given with, and the file.
 
     Raises:
         LoadError: A name is not in the graph; names the nearest.

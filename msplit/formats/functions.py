@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from msplit.core.graph import Argument, BrokenInput, Function, Graph
+from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
 from msplit.formats.decode import AttrTable, NodeAttrs
 from msplit.formats.graphdef import connect, interned
 from msplit.formats.tensors import dtype_name
@@ -55,7 +55,7 @@ def _decode(encoded: Any, library: Library) -> Function:
     parameters = [arg.name for arg in signature.input_arg]
     count = len(parameters)
     names = parameters + [node.name for node in nodes]
-    index = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+    index = numbered(names)
     ports = _Ports(nodes, count, library)
 
     def resolve(text: str) -> tuple[int, int] | str:
@@ -151,8 +151,7 @@ class _Ports:
         op = encoded.op
         if op in self._library:
             if op not in self._results:
-                arguments = self._library.output_arguments(op) or ()
-                self._results[op] = dict(zip(reversed(arguments), reversed(range(len(arguments))), strict=True))
+                self._results[op] = numbered(self._library.output_arguments(op) or ())
             first = self._results[op].get(argument)
             return "names an output that its node has not" if first is None else first + position
         if schema.lookup(op) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.core.graph import CONTROL, BrokenInput, Edges, Function, Graph
+from msplit.core.graph import CONTROL, BrokenInput, Edges, Function, Graph, numbered
 from msplit.formats.decode import AttrTable
 
 Resolve = Callable[[str], "tuple[int, int] | str"]
@@ -23,8 +23,7 @@ def to_graph(graph_def: Any, functions: Mapping[str, Function]) -> Graph:
     """The nodes of a GraphDef as a Graph, which keeps it alive. An input that names nothing becomes a `BrokenInput`, not an error."""
     nodes = graph_def.node
     names = [node.name for node in nodes]
-    # Built backwards so that the first of several nodes of one name wins.
-    index = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+    index = numbered(names)
 
     def resolve(text: str) -> tuple[int, int] | str:
         match = _TENSOR_NAME.fullmatch(text)
@@ -61,7 +60,7 @@ def connect(
     """Edges of NodeDefs.
 
     Args:
-        nodes: NodeDefs.
+        nodes: The NodeDefs.
         index: Node number by name: a data input that is found here is port 0 of that node.
         resolve: Resolves all other data inputs.
         first: Number of the first NodeDef.

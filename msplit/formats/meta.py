@@ -68,9 +68,7 @@ def choose_signature(names: Sequence[str], asked: str | None, where: str) -> str
 def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     """Nodes that initialize the model, in the order in which they are to run.
 
-    Args:
-        meta: A MetaGraphDef.
-        with_variables: Whether variables' initializers are among them (they are not where a checkpoint holds the values).
+    Variables' initializers are among them only `with_variables`: not where a checkpoint holds the values.
 
     Raises:
         LoadError: A collection of variables is damaged.

@@ -164,7 +164,7 @@ def endpoints_of(
         graph: The top-level graph.
         around: Its MetaGraphDef, None for a bare GraphDef.
         signature: The signature's name, None for none.
-        kind: What the file is.
+        kind: Of the file.
         where: The file, for messages.
         outputs: What the user wants fetched, if anything.
 

@@ -26,11 +26,10 @@ _FIX = "see the shipped rule set 'example' for every option with its meaning"
 
 @dataclass(frozen=True)
 class Value:
-    """A YAML value with the line it stands on.
+    """A YAML value with the line it stands on, from 1.
 
     Attributes:
         data: A scalar (str, int, float, bool or None), a list of Value, or a dict from scalar keys to Value.
-        line: From 1.
         keys: For a dict, the line of each key.
     """
 
@@ -176,12 +175,8 @@ class Reading:
 class Options:
     """Entries of a mapping, read by type: the settings of a file, or the options of a rule.
 
-    Every method that reads an option returns its default after noting a problem, so that reading goes on.
-
-    Args:
-        owner: What the options belong to, for messages.
-        value: The mapping; nothing stands for no options.
-        reading: Collects problems.
+    Every method that reads an option returns its default after noting a problem, so that reading goes on. Messages name the `owner`.
+    A value that is nothing stands for no options.
     """
 
     def __init__(self, owner: str, value: Value, reading: Reading) -> None:

@@ -24,17 +24,10 @@ _LAST_FIELD = 15
 """Fields with higher numbers are extensions that say nothing about the kind of message."""
 
 _KEEP = "give the SavedModel, GraphDef (.pb) or MetaGraphDef (.meta) that it was made from"
+_OF_KERAS = 'export a SavedModel: keras.models.load_model(FILE).export("DIR")'
 _STRANGERS: tuple[tuple[bytes, str, str], ...] = (
-    (
-        b"\x89HDF\r\n\x1a\n",
-        "an HDF5 file (Keras .h5)",
-        'export a SavedModel: keras.models.load_model(FILE).export("DIR")',
-    ),
-    (
-        b"PK\x03\x04",
-        "a zip archive (Keras .keras?)",
-        'export a SavedModel: keras.models.load_model(FILE).export("DIR")',
-    ),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras .h5)", _OF_KERAS),
+    (b"PK\x03\x04", "a zip archive (Keras .keras?)", _OF_KERAS),
     (b"\x1f\x8b", "a gzip archive", "unpack it and give the model inside"),
     (b"\x93NUMPY", "a NumPy array", _KEEP),
     (b"\x80\x04\x95", "a Python pickle", "export the model as a SavedModel"),
@@ -58,10 +51,7 @@ _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_.>/:\-]*")
 
 
 def sniff(path: str | Path) -> Format:
-    """The kind of a model file or SavedModel folder.
-
-    Args:
-        path: A file, a SavedModel's folder, or the ``saved_model.pb`` in it.
+    """The kind of a model file, of a SavedModel's folder, or of the ``saved_model.pb`` in it.
 
     Raises:
         LoadError: There is nothing to read, or it is something else; the message says what it looks like.

@@ -29,13 +29,9 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -> str:
-    """The text of a file of msplit's own.
+    """The text of a file of msplit's own, of at most so many bytes.
 
-    Args:
-        path: Where it is.
-        most: Bytes that it may have.
-        what: What it should be, such as ``"plan"``, for messages.
-        fix: How to come by a good one, for messages.
+    Messages say what it should be, such as ``"plan"``, and how to come by a good one.
 
     Raises:
         MsplitError: It can not be read, is too long, or is no text.

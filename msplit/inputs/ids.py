@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
+from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.vocabulary import Keys, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
-from msplit.shapes import Shapes, infer
+from msplit.shapes import infer
 from msplit.shapes.registry import plain_shape
 
 _PASSING, _ANY_SLOT, _ALL_PORTS = ops_with("passes values"), ops_with("any slot"), ops_with("all ports")
@@ -204,9 +203,6 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     return shape[place] if -len(shape) <= place < len(shape) else None
 
 
-_inferred: weakref.WeakKeyDictionary[FlatGraph, tuple[Shapes, NDArray[np.bool_]]] = weakref.WeakKeyDictionary()
-
-
 def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...] | None:
     """The shape of a constant, a variable, or of what is computed of these; None where it is not known or inputs have a say in it."""
     graph, source = flat.graph, node
@@ -217,9 +213,7 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
     if shape is not None and graph.ops[source] not in PLACEHOLDERS:
         return shape
-    if flat not in _inferred:
-        _inferred[flat] = infer(flat), graph.descendants(tensor.node for tensor in flat.inputs)
-    shapes, fed = _inferred[flat]
+    shapes, fed = memoize(flat, "shapes", (), lambda: (infer(flat), graph.descendants(end.node for end in flat.inputs)))
     return None if fed[node] else shapes.shape(node, port)
 
 

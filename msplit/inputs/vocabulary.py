@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
+from msplit.core.memory import memoize
 from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -33,14 +33,11 @@ _PASSING = ops_with("hands on tables")
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 Keys = NDArray[Any]
-_known: weakref.WeakKeyDictionary[Model, Mapping[str, Keys]] = weakref.WeakKeyDictionary()
 
 
 def vocabularies(model: Model) -> Mapping[str, Keys]:
     """Keys by the name of the node that makes a table: integers, or bytes as objects. Tables whose keys are not known are left out."""
-    if model not in _known:
-        _known[model] = _found(model)
-    return _known[model]
+    return memoize(model, "vocabularies", (), lambda: _found(model))
 
 
 def table_of(flat: FlatGraph, lookup: int) -> str | None:

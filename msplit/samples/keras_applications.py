@@ -73,10 +73,10 @@ def recipe_for(key: str, seed: int, path: str, shape: tuple[int, ...], gain: flo
 
     Args:
         key: See `Recipe`.
-        seed: See `Recipe`.
+        seed: Likewise.
         path: Keras's path of the variable, such as `conv2d_3/kernel`.
-        shape: Its shape.
-        gain: Gain of kernels (see `weights.kernel`).
+        shape: Of the variable.
+        gain: Of kernels (see `weights.kernel`).
 
     Raises:
         ValueError: The role is not known.

@@ -16,12 +16,7 @@ from msplit.samples.weights import ATTRIBUTE, RELU_GAIN, Recipe, fill, kernel
 
 
 class Builder:
-    """Collects one frozen graph: its placeholders, weights and outputs.
-
-    Args:
-        seed: Seed of all weights.
-        batch: Size of the batch, or None to leave it unknown.
-    """
+    """Collects one frozen graph: its placeholders, weights and outputs. A batch of None leaves its size unknown."""
 
     def __init__(self, seed: int, batch: int | None) -> None:
         import tensorflow as tf

@@ -25,8 +25,6 @@ def deepfm(
     Args:
         categorical: Number of categorical fields, input `id_<i>` and scope `field_<i>` each.
         numeric: Number of numeric fields, all in the input `numeric`.
-        rows: Rows of each field's tables.
-        width: Width of the embeddings.
         units: Widths of the deep part's layers.
     """
     b = Builder(seed, batch)
@@ -81,7 +79,6 @@ def dlrm(
     Args:
         tables: Number of embedding tables, input `id_<i>` and scope `table_<i>` each.
         numeric: Width of the input `numeric`.
-        rows: Rows of each table.
         width: Width of the embeddings and of the bottom MLP's result.
         bottom: Widths of the bottom MLP's hidden layers.
         top: Widths of the top MLP's hidden layers.
@@ -162,8 +159,6 @@ def towers(
 
     Args:
         towers: Number of towers, each in the scope `tower_<i>` with its own input `id_<i>`.
-        rows: Rows of each table.
-        width: Columns of each table.
         units: Widths of a tower's MLP.
     """
     b = Builder(seed, batch)
