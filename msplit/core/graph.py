@@ -180,8 +180,8 @@ class Graph:
         What follows from op and types alone is found once per kind and not once per node. Nodes that nobody has compared have a kind of
         their own.
         """
-        told: Callable[[], Sequence[int]] | None = getattr(self.attrs, "kinds", None)
-        return np.asarray(range(len(self)) if told is None else told(), dtype=np.int32)
+        kinds: Callable[[], Sequence[int]] | None = getattr(self.attrs, "kinds", None)
+        return np.asarray(range(len(self)) if kinds is None else kinds(), dtype=np.int32)
 
     def per_kind(self) -> tuple[Ints, Ints]:
         """A node of each kind, the first, in the order of the graph; and per node which of them is of its kind."""

@@ -39,16 +39,16 @@ class PickedAttrs(Sequence[Mapping[str, Any]]):
 
     def kinds(self) -> list[int]:
         """Per node a number; nodes of the same number have the same op and the same attributes, but for the values of constants."""
-        told: list[Sequence[int]] = []
+        kinds_of: list[Sequence[int]] = []
         shifts = []
         shift = 0
         for source in self._sources:
             kinds = getattr(source, "kinds", None)
-            told.append(kinds() if kinds is not None else range(len(source)))
+            kinds_of.append(kinds() if kinds is not None else range(len(source)))
             shifts.append(shift)
-            shift += max(told[-1], default=-1) + 1
+            shift += max(kinds_of[-1], default=-1) + 1
         return [
-            told[which][index] + shifts[which]
+            kinds_of[which][index] + shifts[which]
             for which, index in zip(self._which.tolist(), self._index.tolist(), strict=True)
         ]
 

@@ -12,7 +12,7 @@ from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.model import Endpoint, Format, meta_graphs
-from msplit.formats.reader import endpoints_of, parse
+from msplit.formats.reader import find_endpoints, parse
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.tensors import dtype_name
 
@@ -101,7 +101,7 @@ def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents
     why_not = ""
     if not signatures:
         try:
-            guessed = endpoints_of(to_graph(graph_def, Library(graph_def.library)), around, None, kind, where)
+            guessed = find_endpoints(to_graph(graph_def, Library(graph_def.library)), around, None, kind, where)
         except MsplitError as problem:
             why_not = problem.what
     return GraphContents(

@@ -43,7 +43,7 @@ def guessed(graph: Graph) -> Endpoints:
     nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
     consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
     a tensor (train ops) are targets. Left out is what can not be fetched. Assertions, savers, initializers, summaries, what gradients
-    leave over, and variables of a loop that only count its turns or never change count as outputs only where there is nothing else.
+    leave over, and variables of a loop that only count its iterations or never change count as outputs only where there is nothing else.
     """
     placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
@@ -168,7 +168,7 @@ def _worth(graph: Graph, end: Endpoint) -> int:
         return 0
     left_over = op in _LEFT_OVER or _GRADIENTS.search(end.node) is not None
     left_over = left_over or (op.startswith("TensorArray") and op not in _ARRAY_VALUES)
-    return 1 if left_over or _only_turns(graph, *_through(graph, node, end.port)) else _RESULT
+    return 1 if left_over or _is_counter(graph, *_through(graph, node, end.port)) else _RESULT
 
 
 def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
@@ -180,8 +180,8 @@ def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
     return node, port
 
 
-def _only_turns(graph: Graph, node: int, port: int) -> bool:
-    """Whether a tensor is a loop variable that counts turns, or that no turn changes."""
+def _is_counter(graph: Graph, node: int, port: int) -> bool:
+    """Whether a tensor is a loop variable that counts iterations, or that none changes."""
     if graph.ops[node] in LOOPS:
         called = graph.attrs[node].get("body")
         body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
@@ -195,8 +195,8 @@ def _only_turns(graph: Graph, node: int, port: int) -> bool:
     if graph.ops[merge] not in MERGE:
         return False
     for source, _ in graph.inputs(merge)[:2]:
-        if graph.ops[source] in NEXT and (turned := graph.inputs(source)):
-            return _is_step(graph, turned[0], switch[0][0])
+        if graph.ops[source] in NEXT and (fed_back := graph.inputs(source)):
+            return _is_step(graph, fed_back[0], switch[0][0])
     return False
 
 

@@ -89,7 +89,7 @@ def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) ->
         signature is None and inputs is not None and outputs is not None and meta.DEFAULT_SIGNATURE not in signatures
     )
     name = None if ask_not else meta.choose_signature(signatures, signature, where)
-    ends = endpoints_of(graph, around, name, kind, where, outputs)
+    ends = find_endpoints(graph, around, name, kind, where, outputs)
     ends = _override(ends, graph, inputs, outputs, where)
     return Model(
         path=path,
@@ -155,7 +155,7 @@ def _graph(graph_def: Any, where: str) -> Graph:
     return graph
 
 
-def endpoints_of(
+def find_endpoints(
     graph: Graph, around: Any, signature: str | None, kind: Format, where: str, outputs: Sequence[str] | None = None
 ) -> Endpoints:
     """What is fed and fetched: what a signature says or, without one, what can be guessed.

@@ -50,9 +50,9 @@ def hits(flat: FlatGraph, feeds: Mapping[str, NDArray[Any]]) -> tuple[Hits, ...]
     for tensor in flat.inputs:
         if tensor.name in feeds:
             use = use_of(flat, tensor.node, tensor.port)
-            for name, values, way in _values(flat, tensor.name, feeds[tensor.name].reshape(-1).tolist(), use):
-                for lookup in way.lookups:
-                    one = _met(name, values, way, lookup)
+            for name, values, its_use in _values(flat, tensor.name, feeds[tensor.name].reshape(-1).tolist(), use):
+                for lookup in its_use.lookups:
+                    one = _met(name, values, its_use, lookup)
                     found.setdefault((one.input, one.table, one.kind), one)
     return tuple(found.values())
 
