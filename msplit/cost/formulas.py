@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from msplit.cost.timing import (
 )
 from msplit.opset.traits import ops_with
 from msplit.shapes.dtypes import is_float, itemsize
-from msplit.shapes.matmul import einsum_sizes, matrix_sizes
+from msplit.shapes.linalg import einsum_sizes, matrix_sizes
 from msplit.shapes.nn import layout
 from msplit.shapes.registry import MAX_RANK, Node, Shape
 
@@ -183,13 +182,8 @@ def convolution(case: Case) -> Work:
     rows = elements(out) / max(columns, 1)
     gathers = TILE_SETUP + (GATHERING if elements(weights[:-2]) > 1 else 0.0)
     if per_group < CHANNELS and elements(weights[:-2]) > 1:
-        flops = 2.0 * rows * elements(weights)
-        return Work(
-            flops,
-            max(groups * math.ceil(rows / 64) * math.ceil(columns / groups / 64), 1.0),
-            setup=gathers,
-            fill=NARROW,
-        )
+        blocks = max(groups * math.ceil(rows / 64) * math.ceil(columns / groups / 64), 1.0)
+        return Work(2.0 * rows * elements(weights), blocks, setup=gathers, fill=NARROW)
     return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, gathers)
 
 
@@ -221,49 +215,27 @@ def convolution_filter_gradient(case: Case) -> Work:
 @formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
 def depthwise(case: Case) -> Work:
     """2 times outputs times the window; plain arithmetic. A thread goes through the window one element after the other."""
-    weights = case.node.shape(1)
-    window = elements(weights[:2] if weights else None)
-    return _looping(case.outputs[0], window, case.sms)
+    return _looping(case.outputs[0], case.node.shape(1), case.sms)
 
 
 @formula("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter")
 def depthwise_gradient(case: Case) -> Work:
     """As much as the convolution."""
-    is_filter = case.node.op.endswith("Filter")
-    weights = case.outputs[0] if is_filter else case.node.shape(1)
-    window = elements(weights[:2] if weights else None)
-    return _looping(case.node.shape(2), window, case.sms)
+    weights = case.outputs[0] if case.node.op.endswith("Filter") else case.node.shape(1)
+    return _looping(case.node.shape(2), weights, case.sms)
 
 
-@formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax")
+@formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax", "MaxPoolV2", "MaxPoolGrad", "AvgPoolGrad")
 def pooling(case: Case) -> Work:
-    """One operation per element of each window."""
-    return _windows(case.outputs[0], _window(case.node))
-
-
-@formula("MaxPoolV2")
-def pooling_v2(case: Case) -> Work:
-    """One operation per element of each window, whose size is an input."""
-    return _windows(case.outputs[0], float(math.prod(_size(size) for size in case.node.ints(1) or (1,))))
-
-
-@formula("MaxPoolGrad", "AvgPoolGrad")
-def pooling_gradient(case: Case) -> Work:
-    """One operation per element of each window."""
-    gradient = case.node.shape(-1)
-    return _windows(gradient, _window(case.node))
-
-
-def _window(node: Node) -> float:
-    """Elements of a window of pooling.
+    """One operation per element of each window, of which that of MaxPoolV2, whose size is an input, counts one.
 
     Raises:
-        ValueError: It has more axes than there are.
+        ValueError: A window has more axes than there are.
     """
-    sizes = node.attr("ksize", (1,))
+    sizes = case.node.attr("ksize", (1,))
     if len(sizes) > MAX_RANK:
         raise ValueError(f"a window of {len(sizes)} axes")
-    return float(math.prod(sizes))
+    return _windows(case.node.shape(-1) if case.node.op.endswith("Grad") else case.outputs[0], float(math.prod(sizes)))
 
 
 def _windows(out: Shape, per_element: float) -> Work:
@@ -271,8 +243,9 @@ def _windows(out: Shape, per_element: float) -> Work:
     return Work(count * per_element, math.ceil(count / WINDOWS))
 
 
-def _looping(out: Shape, window: float, sms: int) -> Work:
-    """One thread per output goes through the window; as many at a time as the multiprocessors hold."""
+def _looping(out: Shape, weights: Shape, sms: int) -> Work:
+    """One thread per output goes through the window, the first two axes of weights; as many at a time as the multiprocessors hold."""
+    window = elements(weights[:2] if weights else None)
     waves = max(1.0, elements(out) / (sms * RESIDENT))
     return replace(_windows(out, 2.0 * window), chain=window * WINDOW_STEP * waves)
 
@@ -306,6 +279,13 @@ def bucketize(case: Case) -> Work:
     return Work(count, math.ceil(count / 1024), chain=steps * WINDOW_STEP, launches=2)
 
 
+# Two kernels: the border is filled, the inside is copied.
+formula("Pad", "PadV2", "MirrorPad")(lambda case: Work(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2))
+
+# Squares and sums a window of channels.
+formula("LRN")(lambda case: _windows(case.outputs[0], 2.0 * (2 * int(case.node.attr("depth_radius", 5)) + 1) + 3))
+
+
 @formula("Softmax", "LogSoftmax")
 def softmax(case: Case) -> Work:
     """A maximum, exponentials, their sum and a division along the last axis."""
@@ -313,12 +293,6 @@ def softmax(case: Case) -> Work:
     count = elements(out)
     along = np.asarray(_size(out[-1]) if out else 1, np.float64)
     return Work(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
-
-
-@formula("Pad", "PadV2", "MirrorPad")
-def padding(case: Case) -> Work:
-    """Two kernels: the border is filled, the inside is copied."""
-    return Work(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2)
 
 
 @formula(
@@ -336,12 +310,6 @@ def non_max_suppression(case: Case) -> Work:
         read=SUPPRESSION_BYTES * rounds * scores,
         launches=SUPPRESSION_KERNELS * rounds,
     )
-
-
-@formula("LRN")
-def local_normalization(case: Case) -> Work:
-    """Squares and sums a window of channels."""
-    return _windows(case.outputs[0], 2.0 * (2 * int(case.node.attr("depth_radius", 5)) + 1) + 3)
 
 
 @formula("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx")
@@ -424,11 +392,10 @@ def cudnn(case: Case) -> Work:
     return Work(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
 
 
-def work(case: Case, table: Mapping[str, Formula] = FORMULAS) -> Work | None:
+def work(case: Case) -> Work | None:
     """The work of a node that has a formula; None where the node contradicts it."""
-    function: Any = table[case.node.op]
     try:
-        found: Work = function(case)
+        found = FORMULAS[case.node.op](case)
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError):
         return None
     # A damaged attribute, such as a window of -1 elements, is no statement either.

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
+from msplit.shapes.dtypes import itemsize
 from msplit.shapes.registry import (
     MAX_RANK,
     Node,
     Outputs,
     Shape,
-    Value,
+    Sizes,
     as_ints,
     axis_of,
     broadcast,
     known,
     merge,
     product,
+    rank,
     shape_from,
     shape_function,
     total,
+    unsized,
 )
-
-
-def sized(node: Node, index: int) -> Shape:
-    """The shape that an input's value gives; where the value is not known, its length still gives the rank."""
-    sizes = node.ints(index)
-    if sizes is not None:
-        return shape_from(sizes)
-    vector = node.shape(index)
-    return (None,) * vector[0] if vector and vector[0] is not None and vector[0] <= MAX_RANK else None
 
 
 @shape_function("Reshape")
@@ -36,28 +31,22 @@ def reshape(node: Node) -> Outputs:
     """A new shape, in which one -1 stands for what is left."""
     sizes = node.ints(1)
     if sizes is None:
-        return (sized(node, 1),)
+        return (node.sizes(1),)
     # -1 asks for the rest; None (an element whose value is not known) may be anything, but alone it is the rest as well.
     free = [axis for axis, size in enumerate(sizes) if size is None or size < 0]
     data = node.shape(0)
     if len(free) != 1 or data is None:
         return (shape_from(sizes),)
     others = product(size for axis, size in enumerate(sizes) if axis != free[0])
-    result = list(sizes)
     count = product(data)
-    if count is not None and others:
-        result[free[0]] = count // others
-    else:
-        result[free[0]] = None
-    return (tuple(result),)
+    sizes[free[0]] = count // others if count is not None and others else None
+    return (tuple(sizes),)
 
 
 @shape_function("ExpandDims")
 def expand_dims(node: Node) -> Outputs:
     """A new axis of size 1."""
-    shape, axis = node.shape(0), node.scalar(1)
-    if shape is None:
-        return (None,)
+    shape, axis = node.ranked(0), node.scalar(1)
     if axis is None:
         return ((None,) * (len(shape) + 1),)
     place = axis_of(axis, len(shape) + 1)
@@ -67,10 +56,8 @@ def expand_dims(node: Node) -> Outputs:
 @shape_function("Squeeze")
 def squeeze(node: Node) -> Outputs:
     """Drops axes of size 1."""
-    shape = node.shape(0)
-    axes = node.attr("squeeze_dims", ()) or node.attr("axis", ()) or ()
-    if shape is None:
-        return (None,)
+    shape = node.ranked(0)
+    axes = node.attr("squeeze_dims", ()) or node.attr("axis", ())
     if axes:
         gone = {axis_of(int(axis), len(shape)) for axis in axes}
         return (tuple(size for axis, size in enumerate(shape) if axis not in gone),)
@@ -80,27 +67,13 @@ def squeeze(node: Node) -> Outputs:
 @shape_function("Bitcast")
 def bitcast(node: Node) -> Outputs:
     """A last axis appears or disappears where the element sizes differ."""
-    from msplit.shapes.dtypes import itemsize
-
-    shape = node.shape(0)
+    shape = node.ranked(0)
     old, new = itemsize(str(node.attr("T", ""))), itemsize(str(node.attr("type", "")))
-    if shape is None or not old or not new:
+    if not old or not new:
         return (None,)
     if old == new:
         return (shape,)
     return ((*shape, old // new) if old > new else shape[:-1],)
-
-
-@shape_function("Shape", "ShapeN")
-def shape_of(node: Node) -> Outputs:
-    """One vector per input, as long as its rank."""
-    return tuple((None if shape is None else len(shape),) for shape in node.inputs)
-
-
-@shape_function("Size", "Rank")
-def scalar(node: Node) -> Outputs:
-    """A scalar."""
-    return ((),)
 
 
 @shape_function("BroadcastArgs")
@@ -115,41 +88,27 @@ def broadcast_args(node: Node) -> Outputs:
 @shape_function("BroadcastGradientArgs")
 def broadcast_gradient_args(node: Node) -> Outputs:
     """The axes over which each operand was broadcast."""
-    first, second = sized(node, 0), sized(node, 1)
+    first, second = node.sizes(0), node.sizes(1)
     if not known(first) or not known(second):
         return ((None,), (None,))
-    assert first is not None
-    assert second is not None
-    axes = broadcast_axes(first, second)
-    return ((len(axes[0]),), (len(axes[1]),))
+    return tuple((len(axes),) for axes in broadcast_axes(first, second))
 
 
-def broadcast_axes(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[list[int], list[int]]:
+def broadcast_axes(first: Sizes, second: Sizes) -> tuple[list[int], list[int]]:
     """The axes of the result over which each operand was broadcast. An axis where both are 1 counts for both, as in TensorFlow's kernel."""
-    rank = max(len(first), len(second))
-    a, b = (1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second
-    sides: tuple[list[int], list[int]] = ([], [])
     if first == second:
-        return sides
-    for axis, (x, y) in enumerate(zip(a, b, strict=True)):
-        if x == 1 and (y == 1 or x != y):
-            sides[0].append(axis)
-        if y == 1:
-            sides[1].append(axis)
-    return sides
+        return [], []
+    longer = max(len(first), len(second))
+    sides = ((1,) * (longer - len(sizes)) + sizes for sizes in (first, second))
+    left, right = ([axis for axis, size in enumerate(sizes) if size == 1] for sizes in sides)
+    return left, right
 
 
 @shape_function("BroadcastTo")
 def broadcast_to(node: Node) -> Outputs:
     """A larger shape, given as a value."""
-    target = sized(node, 1)
+    target = node.sizes(1)
     return (target if target is None or node.shape(0) is None or known(target) else broadcast(node.shape(0), target),)
-
-
-@shape_function("Fill", "Empty")
-def fill(node: Node) -> Outputs:
-    """A shape given as a value."""
-    return (sized(node, 0),)
 
 
 @shape_function("Range")
@@ -163,38 +122,21 @@ def arange(node: Node) -> Outputs:
     return ((max(0, math.ceil((limit - start) / step)),),)
 
 
-@shape_function("LinSpace")
-def linspace(node: Node) -> Outputs:
-    """As many values as the third input says."""
-    return ((node.scalar(2),),)
-
-
 @shape_function("Concat", "ConcatV2")
 def concat(node: Node) -> Outputs:
     """Joins along an axis: its input is the first one in the old op, the last one in the new."""
     first = node.op == "Concat"
     axis = node.scalar(0 if first else -1)
     parts = node.inputs[1:] if first else node.inputs[:-1]
-    ranks = {len(part) for part in parts if part is not None}
-    if not ranks:
-        return (None,)
-    rank = min(ranks)
-    if axis is None:
-        return ((None,) * rank,)
-    place = axis_of(axis, rank)
-    result: Shape = None
-    for part in parts:
-        if part is not None:
-            result = merge(result, (*part[:place], None, *part[place + 1 :]))
+    ranked = [part for part in parts if part is not None]
+    least = min(map(len, ranked), default=None)
+    if least is None or axis is None:
+        return (unsized(least),)
+    place = axis_of(axis, least)
+    result = reduce(merge, [(*part[:place], None, *part[place + 1 :]) for part in ranked], None)
     assert result is not None
     length = total(None if part is None else part[place] for part in parts)
     return ((*result[:place], length, *result[place + 1 :]),)
-
-
-@shape_function("ConcatOffset")
-def concat_offset(node: Node) -> Outputs:
-    """One offset vector per part."""
-    return tuple(node.inputs[1:])
 
 
 @shape_function("Split", "SplitV")
@@ -205,7 +147,7 @@ def split(node: Node) -> Outputs:
     axis = node.scalar(0 if even else 2)
     count = node.count("num_split")
     if shape is None or axis is None:
-        return (None if shape is None else (None,) * len(shape),) * count
+        return (unsized(rank(shape)),) * count
     place = axis_of(axis, len(shape))
     size = shape[place]
     if even:
@@ -218,14 +160,10 @@ def split(node: Node) -> Outputs:
     return tuple((*shape[:place], part, *shape[place + 1 :]) for part in sizes)
 
 
-@shape_function("Pack", "ParallelConcat")
+@shape_function("Pack")
 def pack(node: Node) -> Outputs:
     """Stacks equal shapes along a new axis."""
-    if node.op == "ParallelConcat":
-        return (node.attr("shape"),)
-    part: Shape = None
-    for shape in node.inputs:
-        part = merge(part, shape)
+    part: Shape = reduce(merge, node.inputs, None)
     if part is None:
         return (None,)
     place = axis_of(int(node.attr("axis", 0)), len(part) + 1)
@@ -247,112 +185,71 @@ def cut(node: Node) -> Outputs:
     """Begin and size, where -1 is the rest."""
     shape, begin, size = node.shape(0), node.ints(1), node.ints(2)
     if size is None:
-        rank = len(shape) if shape is not None else len(sized(node, 2) or ()) or None
-        return (None if rank is None else (None,) * rank,)
-    result: list[int | None] = []
+        return (unsized(len(shape) if shape is not None else len(node.sizes(2) or ()) or None),)
     for axis, length in enumerate(size):
-        if length != -1:
-            result.append(length)
-            continue
-        full = shape[axis] if shape is not None else None
-        start = begin[axis] if begin is not None else None
-        result.append(None if full is None or start is None else full - start)
-    return (tuple(result),)
+        if length == -1:
+            full = shape[axis] if shape is not None else None
+            start = begin[axis] if begin is not None else None
+            size[axis] = None if full is None or start is None else full - start
+    return (tuple(size),)
 
 
-def strided_spec(
-    shape: Shape,
-    begin: list[int | None] | None,
-    end: list[int | None] | None,
-    strides: list[int | None] | None,
-    node: Node,
-    count: int,
-) -> tuple[Shape, list[slice | int | None] | None]:
-    """Shape of a strided slice and, where all is known, the same as a NumPy index (None for a new axis).
+Index = slice | int | None
+"""An entry of an index of NumPy's: an axis cut, taken away, or new."""
 
-    Args:
-        shape: Shape of the data, of known rank.
-        begin: First positions, one per entry of the specification; None where not known.
-        end: Last positions, likewise.
-        strides: Steps, likewise.
-        node: Holds the masks.
-        count: Entries of the specification.
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+
+def strided_spec(node: Node, shape: Sizes) -> tuple[Shape, list[Index] | None]:
+    """Shape of a strided slice of data of a shape and, where all is known, the same as a NumPy index.
 
     Raises:
-        ValueError: More axes than the data has.
+        ValueError: More axes than the data has, or nobody knows how many.
     """
-    masks = {
-        name: int(node.attr(f"{name}_mask", 0)) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-    assert shape is not None
-    taken = sum(1 for i in range(count) if not (masks["ellipsis"] >> i & 1) and not (masks["new_axis"] >> i & 1))
-    spread = len(shape) - taken
+    begin, end, strides = node.ints(1), node.ints(2), node.ints(3)
+    count = len(begin) if begin is not None else node.ranked(1)[0]
+    if count is None or count > MAX_RANK:
+        raise ValueError("an unknown number of axes")
+    unknown: list[int | None] = [None] * count
+    starts, stops, steps = (unknown if numbers is None else numbers for numbers in (begin, end, strides))
+    no_start, no_stop, ellipsis, new_axis, shrink = (int(node.attr(name, 0)) for name in _MASKS)
+    spread = len(shape) - sum(not (ellipsis | new_axis) >> i & 1 for i in range(count))
     if spread < 0:
         raise ValueError("more axes than the data has")
     result: list[int | None] = []
-    index: list[slice | int | None] | None = []
-    axis = 0
-    seen_ellipsis = False
+    index: list[Index] = []
+    complete, axis = True, 0
     for i in range(count):
-        if masks["ellipsis"] >> i & 1:
-            result.extend(shape[axis : axis + spread])
-            if index is not None:
-                index.extend([slice(None)] * spread)
+        if ellipsis >> i & 1:
+            result += shape[axis : axis + spread]
+            index += [slice(None)] * spread
             axis += spread
-            seen_ellipsis = True
             continue
-        if masks["new_axis"] >> i & 1:
+        if new_axis >> i & 1:
             result.append(1)
-            if index is not None:
-                index.append(None)
+            index.append(None)
             continue
-        start = begin[i] if begin is not None else None
-        if masks["shrink_axis"] >> i & 1:
-            index = None if index is None or start is None else [*index, start]
-        else:
-            step = strides[i] if strides is not None else None
-            stop = end[i] if end is not None else None
-            free = masks["begin"] >> i & 1, masks["end"] >> i & 1
-            size, where = _strided_size(shape[axis], start, stop, step, free)
-            result.append(size)
-            index = None if index is None or where is None else [*index, where]
+        start, stop, step, size = starts[i], stops[i], steps[i], shape[axis]
         axis += 1
-    if not seen_ellipsis:
-        result.extend(shape[axis:])
-    return tuple(result), index
-
-
-def _strided_size(
-    size: int | None, start: int | None, stop: int | None, step: int | None, free: tuple[int, int]
-) -> tuple[int | None, slice | None]:
-    if step is None:
-        return None, None
-    first = None if free[0] else start
-    last = None if free[1] else stop
-    if (first is None and not free[0]) or (last is None and not free[1]):
-        return None, None
-    where = slice(first, last, step)
-    if size is None:
-        # Without the size, only what counts from one end and stays on one side of it is known, and only where it is long enough.
-        return None, where
-    return len(range(*where.indices(size))), where
+        if shrink >> i & 1:
+            index.append(start)
+            complete = complete and start is not None
+            continue
+        where = slice(None if no_start >> i & 1 else start, None if no_stop >> i & 1 else stop, step)
+        index.append(where)
+        said = (start is not None or no_start >> i & 1) and (stop is not None or no_stop >> i & 1)
+        if step is None or size is None or not said:
+            result.append(None)
+            complete = False
+        else:
+            result.append(len(range(*where.indices(size))))
+    return (*result, *shape[axis:]), index if complete else None
 
 
 @shape_function("StridedSlice")
 def strided_slice(node: Node) -> Outputs:
     """NumPy's basic indexing, with masks."""
-    shape, vector = node.shape(0), node.shape(1)
-    begin, end, strides = node.ints(1), node.ints(2), node.ints(3)
-    count = len(begin) if begin is not None else (vector[0] if vector else None)
-    if shape is None or count is None or count > MAX_RANK:
-        return (None,)
-    return (strided_spec(shape, begin, end, strides, node, count)[0],)
-
-
-@shape_function("StridedSliceGrad")
-def strided_slice_gradient(node: Node) -> Outputs:
-    """The shape of the data that was sliced."""
-    return (sized(node, 0),)
+    return (strided_spec(node, node.ranked(0))[0],)
 
 
 @shape_function("Transpose", "ConjugateTranspose")
@@ -360,9 +257,9 @@ def transpose(node: Node) -> Outputs:
     """Permutes axes."""
     shape, order = node.shape(0), node.ints(1)
     if shape is None:
-        return (sized(node, 1) if order is None else (None,) * len(order),)
+        return (node.sizes(1) if order is None else (None,) * len(order),)
     if order is None or None in order:
-        return ((None,) * len(shape),)
+        return (unsized(len(shape)),)
     return (tuple(shape[axis_of(axis, len(shape))] for axis in order if axis is not None),)
 
 
@@ -371,48 +268,46 @@ def tile(node: Node) -> Outputs:
     """Repeats along every axis."""
     shape, times = node.shape(0), node.ints(1)
     if shape is None or times is None:
-        return ((None,) * len(shape if shape is not None else times or ()) if shape is not None or times else None,)
+        return (unsized(len(shape) if shape is not None else len(times or ()) or None),)
     return (tuple(product(pair) for pair in zip(shape, times, strict=True)),)
 
 
-@shape_function("Pad", "PadV2", "MirrorPad")
+@shape_function("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(node: Node) -> Outputs:
-    """Adds to both ends of every axis."""
-    shape, pads = node.shape(0), node.ints(1)
-    if shape is None:
-        return (None,)
+    """Adds to both ends of every axis; the gradient takes it off again."""
+    shape, pads = node.ranked(0), node.ints(1)
     if pads is None:
         return ((None,) * len(shape),)
+    if node.op == "MirrorPadGrad":
+        pads = [None if size is None else -size for size in pads]
     return (tuple(total((size, pads[2 * axis], pads[2 * axis + 1])) for axis, size in enumerate(shape)),)
+
+
+@shape_function("XlaPad")
+def xla_pad(node: Node) -> Outputs:
+    """Each axis with what is put before, behind and between its elements, which are values and may be negative."""
+    shape = node.ranked(0)
+    low, high, interior = (node.ints(index) or [None] * len(shape) for index in (2, 3, 4))
+    return (
+        tuple(
+            None
+            if size is None or before is None or behind is None or between is None
+            else size + before + behind + max(0, size - 1) * between
+            for size, before, behind, between in zip(shape, low, high, interior, strict=True)
+        ),
+    )
+
+
+@shape_function("XlaDynamicSlice")
+def xla_dynamic_slice(node: Node) -> Outputs:
+    """The sizes, which are a value."""
+    sizes = node.ints(2)
+    return ((None,) * len(node.ranked(0)) if sizes is None else shape_from(sizes),)
 
 
 @shape_function("OneHot")
 def one_hot(node: Node) -> Outputs:
     """A new axis as long as the depth."""
-    shape, axis = node.shape(0), int(node.attr("axis", -1))
-    if shape is None:
-        return (None,)
-    place = axis_of(axis, len(shape) + 1)
+    shape = node.ranked(0)
+    place = axis_of(int(node.attr("axis", -1)), len(shape) + 1)
     return ((*shape[:place], node.scalar(1), *shape[place:]),)
-
-
-@shape_function("Const", "HostConst", "_HostConst")
-def constant(node: Node) -> Outputs:
-    """The shape of its value."""
-    return (node.attr("value").shape,)
-
-
-@shape_function("ListDiff")
-def list_diff(node: Node) -> Outputs:
-    """As many elements as are left."""
-    return ((None,), (None,))
-
-
-def slice_value(node: Node) -> Value | None:
-    """Value of a strided slice of a known value; None where the slice is not known."""
-    data = node.value(0)
-    begin = node.ints(1)
-    if data is None or begin is None:
-        return None
-    _, index = strided_spec(data.shape, begin, node.ints(2), node.ints(3), node, len(begin))
-    return None if index is None else data[tuple(index)]

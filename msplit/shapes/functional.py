@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
+from msplit.opset.traits import CALLS, CONDS, LOOPS
 from msplit.shapes.registry import Handle, Node, Shape, join, merge
 from msplit.shapes.result import FUNCTIONAL, Bound, Outcome, Result, State
 from msplit.shapes.trip_count import Tensor, added, behind, number, trip_count, trips_between
@@ -67,15 +68,14 @@ def call(node: Node, state: State) -> Outcome | None:
 
 def branch(node: Node, state: State) -> Outcome | None:
     """If and Case: what all branches have in common."""
-    attributes: list[tuple[str, Any]]
     if "Case" in node.op:
-        attributes = [(f"branches[{index}]", item) for index, item in enumerate(node.attr("branches", ()))]
+        attributes = {f"branches[{index}]": item for index, item in enumerate(node.attr("branches", ()))}
     else:
-        attributes = [("then_branch", node.attr("then_branch")), ("else_branch", node.attr("else_branch"))]
+        attributes = {name: node.attr(name) for name in ("then_branch", "else_branch")}
     bodies: dict[str, tuple[Function, Result]] = {}
     outputs: list[Bound] | None = None
     complete = True
-    for name, reference in attributes:
+    for name, reference in attributes.items():
         function = _function(reference, state)
         walked = None if function is None else _walked(function, _inputs(node, 1), state)
         if function is None or walked is None:
@@ -110,14 +110,12 @@ def _joined_handle(first: Handle | None, second: Handle | None) -> Handle | None
 
 
 def _grown_handle(before: Handle | None, after: Handle | None) -> Handle | None:
-    """What a loop carries: an element shape that the first turn teaches is kept, one that changes is not."""
+    """What a loop carries: an element shape that the first iteration teaches is kept, one that changes is not."""
     if before is None or after is None:
         return None
-    shape = (
-        after.shape
-        if before.shape is None
-        else join(merge(before.shape, after.shape), merge(after.shape, before.shape))
-    )
+    shape = after.shape
+    if before.shape is not None:
+        shape = join(merge(before.shape, shape), merge(shape, before.shape))
     return Handle(shape, before.length if before.length == after.length else None)
 
 
@@ -139,7 +137,7 @@ def loop(node: Node, state: State) -> Outcome | None:
         for bound, keep in zip(_inputs(node), kept, strict=True)
     ]
     walked = None
-    for turn in range(MAX_ROUNDS + 1):
+    for attempt in range(MAX_ROUNDS + 1):
         walked = _walked(body, carried, state)
         if walked is None:
             return Outcome([Bound(shape) for shape in stated], {}) if stated else None
@@ -147,7 +145,7 @@ def loop(node: Node, state: State) -> Outcome | None:
             Bound(join(before.shape, after.shape), before.value, _grown_handle(before.handle, after.handle))
             for before, after in zip(carried, walked[0], strict=True)
         ]
-        if turn == MAX_ROUNDS - 1:
+        if attempt == MAX_ROUNDS - 1:
             # What still changes is whatever the loop makes of it.
             following = [
                 after if _fingerprint(after) == _fingerprint(before) else Bound(None)
@@ -182,20 +180,5 @@ def _counted(
     return trips_between(node.scalar(position), number(condition.body, tested, limit), step)
 
 
-FUNCTIONAL.update(
-    {
-        "call": call,
-        "PartitionedCall": call,
-        "StatefulPartitionedCall": call,
-        "RemoteCall": call,
-        "XlaLaunch": call,
-        "If": branch,
-        "StatelessIf": branch,
-        "Case": branch,
-        "StatelessCase": branch,
-        "While": loop,
-        "StatelessWhile": loop,
-        "_While": loop,
-        "_If": branch,
-    }
-)
+FUNCTIONAL.update({"call": call, "RemoteCall": call, "XlaLaunch": call, "_If": branch, "_While": loop})
+FUNCTIONAL.update(dict.fromkeys(CALLS, call) | dict.fromkeys(CONDS, branch) | dict.fromkeys(LOOPS, loop))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -67,22 +66,15 @@ class Shapes:
         result = np.empty(len(self.outputs), dtype=np.bool_)
         for node, outputs in enumerate(self.outputs):
             # Outputs are shared between nodes: one verdict per object spares most of the work.
-            key = id(outputs)
-            verdict = verdicts.get(key)
+            verdict = verdicts.get(id(outputs))
             if verdict is None:
-                verdict = verdicts[key] = all(known(shape) for shape in outputs)
+                verdict = verdicts[id(outputs)] = all(known(shape) for shape in outputs)
             result[node] = verdict
         for node in np.flatnonzero(~result).tolist():
             out = self.graph.out_edges(node)
             read = set(self.graph.edges.port[out].tolist()) - {CONTROL} | {0}
             result[node] = all(known(shape) for port, shape in enumerate(self.outputs[node]) if port in read)
         return result
-
-    @cached_property
-    def unknown_ops(self) -> Counter[str]:
-        """How many nodes of each op have an output of unknown shape."""
-        ops = self.graph.ops
-        return Counter(ops[node] for node in np.flatnonzero(~self.known).tolist())
 
 
 def infer(
@@ -117,19 +109,11 @@ def infer(
         if not changed:
             break
         result = run(graph, State(graph.functions), overrides)
-    return _finish(graph, result, tuple(assumed), runs=runs_in_loops(flat, result))
+    return replace(_finish(graph, result, {}), assumed=tuple(assumed), runs=runs_in_loops(flat, result))
 
 
-def _finish(
-    graph: Graph,
-    result: Result,
-    assumed: tuple[str, ...] = (),
-    done: dict[int, Shapes] | None = None,
-    function: Function | None = None,
-    runs: Floats | None = None,
-) -> Shapes:
+def _finish(graph: Graph, result: Result, done: dict[int, Shapes], function: Function | None = None) -> Shapes:
     """The shapes of a graph and of all bodies inside it; a body that stands in several places is finished once."""
-    done = {} if done is None else done
     if id(result) in done:
         return done[id(result)]
     folded = np.zeros(len(graph), dtype=np.bool_)
@@ -138,18 +122,17 @@ def _finish(
         if isinstance(key, int) and ops[key] != "Const" and not missing(value).any():
             folded[key] = True
     bodies = {
-        node: {name: _finish(function.body, body, (), done, function) for name, (function, body) in inner.items()}
+        node: {name: _finish(function.body, body, done, function) for name, (function, body) in inner.items()}
         for node, inner in result.bodies.items()
     }
+    parameters, results = (function.parameters, function.results) if function else ((), ())
     shapes = done[id(result)] = Shapes(
         graph,
         result.outputs,
         folded,
-        assumed,
-        bodies,
-        result.trip_counts,
-        runs,
-        tuple(item.node for item in function.parameters) if function else (),
-        tuple(item.node for item in function.results) if function else (),
+        bodies=bodies,
+        trip_counts=result.trip_counts,
+        parameters=tuple(item.node for item in parameters),
+        results=tuple(item.node for item in results),
     )
     return shapes

@@ -8,15 +8,13 @@ from msplit.core.arguments import whole
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset.traits import PLACEHOLDERS
-from msplit.shapes.registry import MAX_SIZE, Shape, merge, plain_shape, shape_text
+from msplit.shapes.registry import MAX_SIZE, Shape, Sizes, known, merge, plain_shape, shape_text
 
 Fed = dict[tuple[int, int], Shape]
 """Shape by (node, port)."""
 
 
-def input_shapes(
-    flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]]
-) -> tuple[Fed, list[str]]:
+def input_shapes(flat: FlatGraph, batch: int | None, shapes: Mapping[str, Sizes]) -> tuple[Fed, list[str]]:
     """The shape of every input, and what was assumed about them.
 
     Raises:
@@ -30,8 +28,10 @@ def input_shapes(
     assumed: list[str] = []
     unknown: list[str] = []
     ones: list[str] = []
+    takes_batch = False
     for tensor in flat.inputs:
         stated = merge(_attribute(flat, tensor), endpoints.get(tensor.name))
+        takes_batch = takes_batch or tensor.name in given or not known(stated)
         if tensor.name in given:
             fed[tensor.node, tensor.port] = _checked(tensor, stated, given[tensor.name])
             continue
@@ -40,7 +40,7 @@ def input_shapes(
             stated = (*stated[:axis], 1 if batch is None else batch, *stated[axis + 1 :])
             if batch is None:
                 ones.append(tensor.name)
-        if stated is None or None in stated:
+        if not known(stated):
             unknown.append(tensor.name)
         if stated is not None:
             fed[tensor.node, tensor.port] = stated
@@ -49,27 +49,19 @@ def input_shapes(
     if unknown:
         example = unknown[0]
         assumed.append(f"the shape of {_listed(unknown)} is not known in full (--shape {example}=1,128 says it)")
-    if batch is not None and flat.inputs and not _takes_batch(flat, given, endpoints):
+    if batch is not None and flat.inputs and not takes_batch:
         assumed.append(f"no input has an unknown dimension: the batch of {batch} changed nothing")
     return fed, assumed
 
 
-def _takes_batch(flat: FlatGraph, given: Mapping[str, tuple[int | None, ...]], endpoints: Mapping[str, Shape]) -> bool:
-    for tensor in flat.inputs:
-        stated = merge(_attribute(flat, tensor), endpoints.get(tensor.name))
-        if tensor.name in given or stated is None or None in stated:
-            return True
-    return False
-
-
-def _by_input(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, tuple[int | None, ...]]:
+def _by_input(flat: FlatGraph, shapes: Mapping[str, Sizes]) -> dict[str, Sizes]:
     """The given shapes by the name of the input, whichever of its names the user wrote."""
     names: dict[str, str] = {}
     for tensor in flat.inputs:
         node = flat.graph.names[tensor.node]
         for alias in (f"{node}:{tensor.port}", node, f"{tensor.name}:{tensor.port}", tensor.name):
             names[alias] = tensor.name
-    result: dict[str, tuple[int | None, ...]] = {}
+    result: dict[str, Sizes] = {}
     for name, shape in shapes.items():
         if name not in names:
             listed = ", ".join(tensor.name for tensor in flat.inputs) or "none"
@@ -93,8 +85,8 @@ def _attribute(flat: FlatGraph, tensor: Tensor) -> Shape:
     return merge(plain_shape(attrs.get("shape")), plain_shape(hints[0]) if isinstance(hints, tuple) and hints else None)
 
 
-def _checked(tensor: Tensor, stated: Shape, given: tuple[int | None, ...]) -> Shape:
-    if any(size is not None and size < 0 for size in given):
+def _checked(tensor: Tensor, stated: Shape, given: Sizes) -> Shape:
+    if any((size or 0) < 0 for size in given):
         raise MsplitError(
             f"input {tensor.name!r} is given the shape {shape_text(given)}, which has a negative size",
             fix="write sizes of at least 0",

@@ -1,11 +1,22 @@
-"""Convolution, pooling, normalization, losses, images."""
+"""Convolution, pooling, normalization, losses, images, and recurrent cells and layers that are one op."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from msplit.opset.traits import ops_with
-from msplit.shapes.registry import Node, Outputs, Shape, merge, merge_dim, product, shape_from, shape_function
+from msplit.shapes.registry import (
+    Node,
+    Outputs,
+    Shape,
+    least,
+    merge,
+    merge_dim,
+    product,
+    shape_from,
+    shape_function,
+    unsized,
+)
 
 
 def layout(node: Node, rank: int) -> tuple[int, tuple[int, ...]]:
@@ -15,45 +26,38 @@ def layout(node: Node, rank: int) -> tuple[int, tuple[int, ...]]:
     return rank - 1, tuple(range(1, rank - 1))
 
 
-def windowed(
-    size: int | None, window: int | None, stride: int, padding: str, dilation: int = 1, pad: int = 0
-) -> int | None:
-    """Number of positions of a window over an axis.
+def windowed(node: Node, axis: int, size: int | None, window: int | None, stride: int, dilation: int = 1) -> int | None:
+    """Number of positions of a window over an axis, by the node's padding.
 
     Args:
+        node: Holds `padding`: "SAME", "VALID" or "EXPLICIT".
+        axis: The axis, for explicit padding.
         size: Length of the axis.
         window: Length of the window.
         stride: Step.
-        padding: "SAME", "VALID" or "EXPLICIT".
         dilation: Distance of the window's elements.
-        pad: Explicit padding on both sides together.
     """
     if size is None:
         return None
-    if padding == "SAME":
+    if str(node.attr("padding", "VALID")) == "SAME":
         return -(-size // stride)
     if window is None:
         return None
-    return max(0, (size + pad - (window - 1) * dilation - 1) // stride + 1)
-
-
-def _explicit(node: Node, axis: int) -> int:
     pads = node.attr("explicit_paddings", ()) or node.attr("padding_list", ()) or ()
-    return int(pads[2 * axis] + pads[2 * axis + 1]) if len(pads) > 2 * axis + 1 else 0
+    pad = int(pads[2 * axis] + pads[2 * axis + 1]) if len(pads) > 2 * axis + 1 else 0
+    return max(0, (size + pad - (window - 1) * dilation - 1) // stride + 1)
 
 
 def _convolved(node: Node, data: Shape, window: Sequence[int | None], channels: int | None, rank: int) -> Shape:
     """Shape of a convolution or pooling: `window` holds its spatial sizes."""
-    if data is None:
-        data = (None,) * rank
+    data = (None,) * rank if data is None else data
     channel, spatial = layout(node, rank)
     strides = node.attr("strides", ()) or node.attr("ksize", (1,) * rank)
     dilations = node.attr("dilations", ()) or (1,) * rank
-    padding = str(node.attr("padding", "VALID"))
     result = list(data)
     result[channel] = channels
     for axis, size in zip(spatial, window, strict=True):
-        result[axis] = windowed(data[axis], size, strides[axis], padding, dilations[axis], _explicit(node, axis))
+        result[axis] = windowed(node, axis, data[axis], size, strides[axis], dilations[axis])
     return tuple(result)
 
 
@@ -109,12 +113,7 @@ def pooling(node: Node) -> Outputs:
             return ((None,) * rank,)
     else:
         window, strides = list(node.attr("ksize")), list(node.attr("strides"))
-    result = tuple(
-        windowed(
-            data[axis], window[axis], strides[axis] or 1, str(node.attr("padding", "VALID")), 1, _explicit(node, axis)
-        )
-        for axis in range(rank)
-    )
+    result = tuple(windowed(node, axis, data[axis], window[axis], strides[axis] or 1) for axis in range(rank))
     return (result,) + ((), ()) * node.op.startswith("Quantized")
 
 
@@ -181,19 +180,6 @@ def top_k(node: Node) -> Outputs:
     return (result, result)
 
 
-@shape_function("NthElement")
-def nth_element(node: Node) -> Outputs:
-    """Drops the last axis."""
-    shape = node.shape(0)
-    return (None if shape is None else shape[:-1],)
-
-
-@shape_function("InTopK", "InTopKV2")
-def in_top_k(node: Node) -> Outputs:
-    """One truth value per target."""
-    return (node.shape(1),)
-
-
 @shape_function(
     "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear", "ScaleAndTranslate",
     "ResizeNearestNeighborGrad",
@@ -205,12 +191,6 @@ def resize(node: Node) -> Outputs:
     return ((shape[0], height, width, shape[3]),)
 
 
-@shape_function("ResizeBilinearGrad", "ResizeBicubicGrad")
-def resize_gradient(node: Node) -> Outputs:
-    """The shape of the image that was resized."""
-    return (node.shape(1),)
-
-
 @shape_function("CropAndResize")
 def crop_and_resize(node: Node) -> Outputs:
     """One image per box."""
@@ -220,15 +200,9 @@ def crop_and_resize(node: Node) -> Outputs:
     return ((boxes[0], height, width, shape[3]),)
 
 
-@shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")
-def non_max_suppression(node: Node) -> Outputs:
-    """As many boxes as survive."""
-    return ((None,),)
-
-
 @shape_function("NonMaxSuppressionV4", "NonMaxSuppressionV5")
 def padded_non_max_suppression(node: Node) -> Outputs:
-    """The same or, padded, as many as may survive; and how many that are."""
+    """As many boxes as survive or, padded, as may survive; and how many that are."""
     found = (node.scalar(2) if node.attr("pad_to_max_output_size") else None,)
     return (found, ()) if node.op == "NonMaxSuppressionV4" else (found, found, ())
 
@@ -240,62 +214,53 @@ def combined_non_max_suppression(node: Node) -> Outputs:
     most, length = node.scalar(2), node.scalar(3)
     if node.attr("pad_per_class"):
         classes = shape[2]
-        length = None if length is None or most is None or classes is None else min(length, most * classes)
+        length = None if most is None or classes is None else least(length, most * classes)
     return ((shape[0], length, 4), (shape[0], length), (shape[0], length), (shape[0],))
 
 
-def _blocks(node: Node, grow: bool) -> Outputs:
+@shape_function("DepthToSpace", "SpaceToDepth")
+def depth_to_space(node: Node) -> Outputs:
+    """Blocks of channels become space, or the other way round."""
     shape = node.shape(0)
     if shape is None:
-        return ((None,) * 4,)
+        return (unsized(4),)
     size = int(node.attr("block_size"))
     channel, spatial = layout(node, len(shape))
+    grow = node.op == "DepthToSpace"
     result = list(shape)
     for axis in spatial:
-        old = shape[axis]
-        result[axis] = None if old is None else (old * size if grow else old // size)
-    channels = shape[channel]
-    area = size ** len(spatial)
-    result[channel] = None if channels is None else (channels // area if grow else channels * area)
+        result[axis] = _scaled(shape[axis], size, grow)
+    result[channel] = _scaled(shape[channel], size ** len(spatial), not grow)
     return (tuple(result),)
 
 
-@shape_function("DepthToSpace")
-def depth_to_space(node: Node) -> Outputs:
-    """Channels become space."""
-    return _blocks(node, True)
+def _scaled(size: int | None, factor: int | None, grow: bool) -> int | None:
+    if size is None or factor is None:
+        return None
+    return size * factor if grow else size // factor
 
 
-@shape_function("SpaceToDepth")
-def space_to_depth(node: Node) -> Outputs:
-    """Space becomes channels."""
-    return _blocks(node, False)
+def _moved_to_batch(
+    size: int | None, block: int | None, low: int | None, high: int | None, forward: bool
+) -> int | None:
+    """Length of an axis of which blocks go to the batch axis, padded before, or come back, cropped afterwards."""
+    if size is None or block is None or low is None or high is None:
+        return None
+    return (size + low + high) // block if forward else size * block - low - high
 
 
 @shape_function("SpaceToBatchND", "BatchToSpaceND")
 def space_to_batch(node: Node) -> Outputs:
     """Moves blocks of space to the batch axis, or back; the third input pads or crops."""
-    shape, block, edges = node.shape(0), node.ints(1), node.ints(2)
-    if shape is None:
-        return (None,)
+    shape, block, edges = node.ranked(0), node.ints(1), node.ints(2)
     if block is None:
-        return ((None,) * len(shape),)
-    area = product(block)
+        return (unsized(len(shape)),)
     forward = node.op.startswith("Space")
-    batch = shape[0]
-    result: list[int | None] = list(shape)
-    if batch is None or area is None:
-        result[0] = None
-    else:
-        result[0] = batch * area if forward else batch // area
+    edges = [None] * (2 * len(block)) if edges is None else edges
+    result = list(shape)
+    result[0] = _scaled(shape[0], product(block), forward)
     for index, size in enumerate(block):
-        axis = index + 1
-        old = shape[axis]
-        low, high = (edges[2 * index], edges[2 * index + 1]) if edges is not None else (None, None)
-        if old is None or size is None or low is None or high is None:
-            result[axis] = None
-        else:
-            result[axis] = (old + low + high) // size if forward else old * size - low - high
+        result[index + 1] = _moved_to_batch(shape[index + 1], size, edges[2 * index], edges[2 * index + 1], forward)
     return (tuple(result),)
 
 
@@ -304,25 +269,17 @@ def square_space_to_batch(node: Node) -> Outputs:
     """The old forms: one block size for height and width, and no other axes."""
     shape, edges, size = node.shape(0) or (None,) * 4, node.ints(1) or [None] * 4, int(node.attr("block_size"))
     forward = node.op.startswith("Space")
-    spatial: list[int | None] = []
-    for axis in (1, 2):
-        old, low, high = shape[axis], edges[2 * axis - 2], edges[2 * axis - 1]
-        if old is None or low is None or high is None:
-            spatial.append(None)
-        else:
-            spatial.append((old + low + high) // size if forward else old * size - low - high)
-    batch = None if shape[0] is None else shape[0] * size**2 if forward else shape[0] // size**2
-    return ((batch, *spatial, shape[3]),)
+    height = _moved_to_batch(shape[1], size, edges[0], edges[1], forward)
+    width = _moved_to_batch(shape[2], size, edges[2], edges[3], forward)
+    return ((_scaled(shape[0], size**2, forward), height, width, shape[3]),)
 
 
 @shape_function("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
 def real_fourier(node: Node) -> Outputs:
     """The transformed axes get the lengths of the second input; of a forward transform's last axis only half is kept."""
-    shape, lengths = node.shape(0), node.ints(1)
+    shape, lengths = node.ranked(0), node.ints(1)
     rank = int(node.op[-2]) if node.op.endswith("D") else 1
-    if shape is None:
-        return (None,)
-    new: list[int | None] = list(lengths) if lengths is not None else [None] * rank
+    new = lengths if lengths is not None else [None] * rank
     if not node.op.startswith("I") and new[-1] is not None:
         new[-1] = new[-1] // 2 + 1 if new[-1] else 0
     return ((*shape[:-rank], *new),)
@@ -333,9 +290,7 @@ def image_patches(node: Node) -> Outputs:
     """Every window as one row of channels."""
     shape = node.shape(0) or (None,) * 4
     window, strides, rates = node.attr("ksizes"), node.attr("strides"), node.attr("rates")
-    spatial = [
-        windowed(shape[axis], window[axis], strides[axis], str(node.attr("padding")), rates[axis]) for axis in (1, 2)
-    ]
+    spatial = [windowed(node, axis, shape[axis], window[axis], strides[axis], rates[axis]) for axis in (1, 2)]
     return ((shape[0], *spatial, product((shape[3], window[1], window[2]))),)
 
 
@@ -351,21 +306,51 @@ def dilation(node: Node) -> Outputs:
     """Morphological dilation with a filter [height, width, channels]."""
     shape, weights = node.shape(0) or (None,) * 4, node.shape(1) or (None,) * 3
     strides, rates = node.attr("strides"), node.attr("rates")
-    spatial = [
-        windowed(shape[axis], weights[axis - 1], strides[axis], str(node.attr("padding")), rates[axis])
-        for axis in (1, 2)
-    ]
+    spatial = [windowed(node, axis, shape[axis], weights[axis - 1], strides[axis], rates[axis]) for axis in (1, 2)]
     return ((shape[0], *spatial, shape[3]),)
 
 
-@shape_function("MirrorPadGrad")
-def mirror_pad_gradient(node: Node) -> Outputs:
-    """Takes the padding off again."""
-    shape, pads = node.shape(0), node.ints(1)
-    if shape is None or pads is None:
-        return (None if shape is None else (None,) * len(shape),)
-    result = []
-    for axis, size in enumerate(shape):
-        low, high = pads[2 * axis], pads[2 * axis + 1]
-        result.append(None if size is None or low is None or high is None else size - low - high)
-    return (tuple(result),)
+@shape_function("LSTMBlockCell")
+def lstm_cell(node: Node) -> Outputs:
+    """Inputs x [batch, in] and state [batch, cells]; seven outputs like the state."""
+    return (_state(node.shape(0), node.shape(1)),) * 7
+
+
+@shape_function("LSTMBlockCellGrad")
+def lstm_cell_gradient(node: Node) -> Outputs:
+    """Gradients of the state, the four gates, and the three peephole vectors."""
+    state = _state(node.shape(0), node.shape(1)) or (None, None)
+    cells = state[1]
+    return (state, (state[0], None if cells is None else 4 * cells), (cells,), (cells,), (cells,))
+
+
+@shape_function("BlockLSTM", "BlockLSTMV2")
+def lstm(node: Node) -> Outputs:
+    """Inputs x [time, batch, in] and state [batch, cells]; seven outputs [time, batch, cells]."""
+    x = node.shape(1) or (None,) * 3
+    state = _state(x[1:], node.shape(2)) or (None, None)
+    return ((x[0], *state),) * 7
+
+
+@shape_function("GRUBlockCell")
+def gru_cell(node: Node) -> Outputs:
+    """Four outputs like the state."""
+    return (_state(node.shape(0), node.shape(1)),) * 4
+
+
+@shape_function("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
+def cudnn(node: Node) -> Outputs:
+    """Inputs x [time, batch, in] and state [layers * directions, batch, units]; scratch outputs have unknown sizes."""
+    x, hidden = node.shape(0) or (None,) * 3, node.shape(1) or (None,) * 3
+    units = hidden[2]
+    both = node.attr("direction", "unidirectional") == "bidirectional"
+    width = None if units is None else units * (2 if both else 1)
+    cell: Shape = hidden if node.attr("rnn_mode", "lstm") == "lstm" else (None,)
+    scratch: Outputs = ((None,),) if node.op == "CudnnRNN" else ((None,), (None,))
+    return ((x[0], x[1], width), hidden, cell, *scratch)
+
+
+def _state(x: Shape, state: Shape) -> Shape:
+    if state is None:
+        return None if x is None else (x[0], None)
+    return (merge_dim(state[0], x[0] if x else None), state[1])

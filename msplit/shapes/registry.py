@@ -8,23 +8,25 @@ A shape function is one small function in one file of this package. It takes the
 
 A shape is a tuple of sizes with None for an unknown size; None alone is an unknown rank. A function asks for what it needs
 (`node.shape(0)`, `node.value(1)`, `node.attr("axis", 0)`) and says None for what it can not know. It may raise ValueError, IndexError or
-TypeError on a node that contradicts itself: the node then counts as unknown.
+TypeError on a node that contradicts itself or tells too little (`node.ranked(0)`): all outputs that something reads then count as unknown.
+Ops for which one expression says it are in `simple`, with a lambda.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.opset.traits import ops_with
 
-Shape = tuple[int | None, ...] | None
-
+Sizes = tuple[int | None, ...]
+Shape = Sizes | None
 Outputs = tuple[Shape, ...]
 Value = NDArray[Any]
 """A small static tensor: int64 or float64, with `UNKNOWN` (or NaN) for elements that are not known."""
@@ -59,45 +61,33 @@ class Handle:
         self.length = length
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A node as a shape function sees it.
 
     Attributes:
-        op: Its op.
-        attrs: Its attributes.
+        op, attrs: Of the graph.
         inputs: Shapes of its data inputs.
-        values: Static values of its data inputs, None where not known.
+        known: Static values of its data inputs, None where not known, or what finds them; see `values`.
         handles: What its data inputs refer to, None where they are plain tensors.
         outputs: Number of outputs that something in the graph reads, at least.
         room: Most outputs that it is believed to have, see `msplit.shapes.walk`.
     """
 
-    __slots__ = ("_values", "attrs", "handles", "inputs", "op", "outputs", "room")
-
-    def __init__(
-        self,
-        op: str,
-        attrs: Mapping[str, Any],
-        inputs: list[Shape],
-        values: list[Value | None] | Callable[[], list[Value | None]],
-        handles: list[Handle | None],
-        outputs: int = 1,
-        room: int = MAX_OUTPUTS,
-    ) -> None:
-        self.op = op
-        self.attrs = attrs
-        self.inputs = inputs
-        self._values = values
-        self.handles = handles
-        self.outputs = outputs
-        self.room = room
+    op: str
+    attrs: Mapping[str, Any]
+    inputs: list[Shape]
+    known: list[Value | None] | Callable[[], list[Value | None]]
+    handles: list[Handle | None]
+    outputs: int = 1
+    room: int = MAX_OUTPUTS
 
     @property
     def values(self) -> list[Value | None]:
-        """See above. Most shape functions never ask: it is only then that constants are decoded."""
-        if callable(self._values):
-            self._values = self._values()
-        return self._values
+        """Static values of the data inputs. Most shape functions never ask: it is only then that constants are decoded."""
+        if callable(self.known):
+            self.known = self.known()
+        return self.known
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or the default where the file leaves it out."""
@@ -118,6 +108,18 @@ class Node:
         """Shape of an input; unknown rank where the node has no such input."""
         return self.inputs[index] if -len(self.inputs) <= index < len(self.inputs) else None
 
+    def ranked(self, index: int = 0) -> Sizes:
+        """Shape of an input whose rank is known.
+
+        Raises:
+            ValueError: It is not. For functions of ops with one output, about which nothing is known then.
+            IndexError: There is no such input.
+        """
+        shape = self.inputs[index]
+        if shape is None:
+            raise ValueError("unknown rank")
+        return shape
+
     def value(self, index: int) -> Value | None:
         """Static value of an input, or None."""
         return self.values[index] if -len(self.values) <= index < len(self.values) else None
@@ -127,14 +129,44 @@ class Node:
         value = self.value(index)
         return None if value is None else as_ints(value)
 
+    def whole(self, index: int) -> list[int]:
+        """Static integer value of an input of which every element is known.
+
+        Raises:
+            ValueError: One is not.
+        """
+        found = self.ints(index)
+        numbers = [number for number in found or () if number is not None]
+        if found is None or len(numbers) < len(found):
+            raise ValueError("an unknown value")
+        return numbers
+
     def scalar(self, index: int) -> int | None:
         """Static integer value of a scalar input, or None."""
         flat = self.ints(index)
         return flat[0] if flat else None
 
+    def sizes(self, index: int) -> Shape:
+        """The shape that the value of an input gives; where the value is not known, its length still gives the rank."""
+        sizes = self.ints(index)
+        if sizes is not None:
+            return shape_from(sizes)
+        vector = self.shape(index)
+        return unsized(vector[0]) if vector and (vector[0] or 0) <= MAX_RANK else None
+
     def handle(self, index: int = 0) -> Handle | None:
         """What an input refers to, or None."""
         return self.handles[index] if index < len(self.handles) else None
+
+    def element(self) -> Shape:
+        """Shape of the variable, or of an element of the list or array, that the first input refers to."""
+        handle = self.handle()
+        return None if handle is None else handle.shape
+
+    def length(self) -> int | None:
+        """Number of elements of the list or array that the first input refers to, where it is known."""
+        handle = self.handle()
+        return None if handle is None else handle.length
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
@@ -176,6 +208,12 @@ def handle_function(*ops: str) -> Callable[[HandleFunction], HandleFunction]:
     return register
 
 
+@functools.cache
+def _load() -> None:
+    for family in ("array", "elementwise", "gather", "linalg", "nn", "simple", "state"):
+        import_module(f"msplit.shapes.{family}")  # by name, since they stand above
+
+
 def handle_functions() -> Mapping[str, HandleFunction]:
     """Every registered handle function, by op."""
     _load()
@@ -186,16 +224,6 @@ def table() -> Mapping[str, ShapeFunction]:
     """Every registered function, by op."""
     _load()
     return _TABLE
-
-
-FAMILIES = ("array", "control", "elementwise", "gather", "linalg", "matmul", "nn", "reduction", "rnn", "state", "xla")
-"""Modules that register their functions here when they are imported."""
-
-
-@functools.cache
-def _load() -> None:
-    for family in FAMILIES:
-        import_module(f"msplit.shapes.{family}")  # by name, since they stand above
 
 
 def as_ints(value: Value) -> list[int | None]:
@@ -217,7 +245,17 @@ def plain_shape(shape: Any) -> Shape:
     return tuple(int(size) if isinstance(size, int) and 0 <= size <= MAX_SIZE else None for size in shape)
 
 
-def known(shape: Shape) -> bool:
+def rank(shape: Shape) -> int | None:
+    """Number of axes."""
+    return None if shape is None else len(shape)
+
+
+def unsized(rank: int | None) -> Shape:
+    """A shape of which only the rank is known, if that."""
+    return None if rank is None else (None,) * rank
+
+
+def known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
     """Whether the rank and all sizes are known."""
     return shape is not None and None not in shape
 
@@ -240,6 +278,11 @@ def total(sizes: Iterable[int | None]) -> int | None:
             return None
         result += size
     return result
+
+
+def least(first: int | None, second: int | None) -> int | None:
+    """The smaller of two sizes; unknown where one is."""
+    return None if first is None or second is None else min(first, second)
 
 
 def axis_of(axis: int, rank: int) -> int:

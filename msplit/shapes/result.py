@@ -8,45 +8,37 @@ from typing import Any
 
 from msplit.core.graph import Function, TensorValue
 from msplit.errors import LoadError
-from msplit.shapes.registry import (
-    Handle,
-    Node,
-    Outputs,
-    Shape,
-    Value,
-)
+from msplit.shapes.registry import Handle, Node, Outputs, Shape, Value
 from msplit.shapes.values import LIMIT, as_value
 
 Key = int | tuple[int, int]
 """A tensor: its node for port 0, (node, port) for the others."""
 
-
 SPARE_OUTPUTS = 1 << 17
 """Outputs beyond these that nothing reads and that are believed, in a whole graph: an attribute may claim millions on every node."""
-
 
 LARGE = 64
 """Elements of a value from which on it counts as large."""
 
-
 SPARE_ELEMENTS = 1 << 23
 """Elements of large values that are followed, in a whole graph: a small file can say many times over that it is filled with ones."""
-
 
 BODY_NODES = 100_000
 """Nodes inside functions that are walked in any case, and .."""
 
-
 BODY_WALKS = 20
 """.. how often on average each function's body may be walked beyond that. Functions that hold each other twice over grow exponentially."""
-
 
 MAX_NESTING = 64
 """Functions inside functions that are walked."""
 
-
 CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
 """What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
+
+
+def key_of(node: int, port: int) -> Key:
+    """The key of a tensor."""
+    return node if port == 0 else (node, port)
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ class Result:
 
     def bound(self, node: int, port: int) -> Bound:
         """All that is known about a tensor."""
-        key = node if port == 0 else (node, port)
+        key = key_of(node, port)
         return Bound(self.shape(node, port), self.value(key), self.handles.get(key))
 
     def value(self, key: Key) -> Value | None:
@@ -165,7 +157,6 @@ class Outcome:
 
 
 Functional = Callable[[Node, State], Outcome | None]
-
 
 FUNCTIONAL: dict[str, Functional] = {}
 """Ops that run functions; filled by `functional.py`."""

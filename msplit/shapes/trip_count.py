@@ -14,8 +14,8 @@ from msplit.core.graph import Floats, Graph
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ADD
-from msplit.shapes.registry import Value, as_ints
-from msplit.shapes.result import Result
+from msplit.shapes.registry import as_ints
+from msplit.shapes.result import Result, key_of
 
 Tensor = tuple[int, int]
 """A node and a port."""
@@ -28,15 +28,9 @@ Counted = Callable[[Tensor, Tensor], "int | None"]
 
 
 def trip_count(graph: Graph, condition: Tensor, counted: Counted) -> int | None:
-    """Trip count of a loop: how often its body runs.
+    """Trip count of a loop, how often its body runs, by the condition on which it goes on and the trips of one comparison.
 
-    Args:
-        graph: What computes the condition.
-        condition: What says whether the loop goes on.
-        counted: The trips of one comparison.
-
-    Returns:
-        None where they are not known: one side of an "and" that is not understood may end the loop sooner.
+    None where it is not known: one side of an "and" that is not understood may end the loop sooner.
     """
     waiting, seen = [condition], set[Tensor]()
     found: list[int] = []
@@ -62,20 +56,10 @@ def trips_between(start: int | None, limit: int | None, step: int | None) -> int
     return max(0, -(-(limit - start) // step))
 
 
-def single(value: Value | None) -> int | None:
-    """The only element of a value, if it is known."""
-    return None if value is None or value.size != 1 else as_ints(value)[0]
-
-
 def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: str) -> int | None:
-    """What is added to a counter to give a tensor; None where that is not known, or not all that is done.
+    """What is added to a counter, a node, to give a tensor; None where that is not known, or not all that is done.
 
-    Args:
-        graph: What computes the tensor.
-        result: What is known of its values.
-        tensor: The tensor.
-        counter: The node that is the counter.
-        passed: Ops besides Identity that hand the counter on.
+    Ops of `passed` hand the counter on, as Identity does.
     """
     place = behind(graph, tensor)[0]
     sources = graph.inputs(place)
@@ -87,8 +71,8 @@ def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: s
 
 def number(graph: Graph, result: Result, tensor: Tensor) -> int | None:
     """A tensor's only element, if it is known."""
-    node, port = behind(graph, tensor)
-    return single(result.value(node if port == 0 else (node, port)))
+    value = result.value(key_of(*behind(graph, tensor)))
+    return None if value is None or value.size != 1 else as_ints(value)[0]
 
 
 def behind(graph: Graph, tensor: Tensor, *more: str) -> Tensor:
@@ -104,12 +88,7 @@ def behind(graph: Graph, tensor: Tensor, *more: str) -> Tensor:
 def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
     """How often each node runs in a step because of the loops of TensorFlow 1 that it is in.
 
-    Args:
-        flat: The graph.
-        result: What is known of its values.
-
-    Returns:
-        Per node the product of the trip counts of the loops around it, NaN where one of them is not known. None: each node runs once.
+    That is the product of the trip counts of the loops around it, NaN where one of them is not known. None: each node runs once.
     """
     graph = flat.graph
     looped = np.array([region.kind == "loop" for region in flat.regions] + [False], dtype=np.bool_)[flat.region]

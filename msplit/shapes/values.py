@@ -14,30 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.opset.traits import ops_with
-from msplit.shapes.array import broadcast_axes, slice_value
-from msplit.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product, shape_from
+from msplit.shapes.array import broadcast_axes, strided_spec
+from msplit.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product, shape_from, total
 
 LIMIT = 4096
 """Most elements of a tensor whose value is followed."""
 
-ValueFunction = Callable[[Node, Outputs], "Sequence[Value | None] | Value | None"]
-"""From a node whose input values are (partly) known and its output shapes to the values of its outputs."""
+ValueFunction = Callable[..., "Sequence[Value | None] | Value | None"]
+"""From a node, its output shapes and the values of the first inputs, if it needs them, to the values of its outputs."""
 
 TABLE: dict[str, ValueFunction] = {}
-"""Value functions by op. A function is called if at least one input has a value, or the op is in `FROM_SHAPE`."""
+"""By op, from a node and its output shapes alone. A function is called if an input has a value, or the op is in `FROM_SHAPE`."""
 
 FROM_SHAPE = ops_with("static")
 _INTEGER_DIVISIONS, _NEEDS_ELEMENTS = ops_with("integer division"), ops_with("needs elements")
 
 
-def value_function(*ops: str) -> Callable[[ValueFunction], ValueFunction]:
-    """Registers the function for the named ops."""
+def value_function(*ops: str, needs: int = 0) -> Callable[[ValueFunction], ValueFunction]:
+    """Registers the function for the named ops. It gets the values of the first `needs` inputs, and is called if all of them are known."""
 
     def register(function: ValueFunction) -> ValueFunction:
+        def called(node: Node, outputs: Outputs) -> Sequence[Value | None] | Value | None:
+            values = node.values[:needs]
+            for value in values:
+                if value is None:
+                    return None
+            return function(node, outputs, *values)
+
         for op in ops:
             if op in TABLE:
                 raise ValueError(f"{op} has a value function already")
-            TABLE[op] = function
+            TABLE[op] = called if needs else function
         return function
 
     return register
@@ -99,12 +106,6 @@ def _to_float(value: Value) -> Value:
     return value if value.dtype.kind == "f" else np.where(missing(value), np.nan, value.astype(np.float64))
 
 
-def _all(node: Node, count: int | None = None) -> list[Value] | None:
-    values = node.values[:count]
-    found = [value for value in values if value is not None]
-    return found if len(found) == len(values) else None
-
-
 _TRUNCATED: Callable[[Value, Value], Any] = lambda a, b: np.trunc(a / np.where(b == 0, 1, b))  # noqa: E731
 _BINARY: dict[str, Callable[..., Any]] = {
     "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Maximum": np.maximum, "Minimum": np.minimum,
@@ -120,42 +121,34 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@value_function(*_BINARY)
-def binary(node: Node, outputs: Outputs) -> Value | None:
+@value_function(*_BINARY, needs=2)
+def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """Elementwise arithmetic."""
-    values = _all(node, 2)
-    if values is None:
+    if node.op in _INTEGER_DIVISIONS and (second == 0).any():
         return None
-    if node.op in _INTEGER_DIVISIONS and bool((values[1] == 0).any()):
+    if node.op == "Pow" and first.dtype.kind == "i" and (second < 0).any():
         return None
-    if node.op == "Pow" and values[0].dtype.kind == "i" and bool((values[1] < 0).any()):
-        return None
-    return _apply(_BINARY[node.op], *values)
+    return _apply(_BINARY[node.op], first, second)
 
 
-@value_function("Div")
-def old_division(node: Node, outputs: Outputs) -> Value | None:
+value_function(*_UNARY, needs=1)(lambda node, outputs, value: _apply(_UNARY[node.op], value))
+value_function("IdentityN")(lambda node, outputs: node.values)
+value_function("Shape", "ShapeN")(lambda node, outputs: [from_shape(shape) for shape in node.inputs])
+value_function("VariableShape", "TensorListElementShape")(lambda node, outputs: from_shape(node.element()))
+
+
+@value_function("Div", needs=2)
+def old_division(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """Truncates on integers, divides on floats."""
-    values = _all(node, 2)
-    if values is None or bool((values[1] == 0).any()):
+    if (second == 0).any():
         return None
-    floating = any(value.dtype.kind == "f" for value in values)
-    return _apply(np.true_divide if floating else _TRUNCATED, *values)
+    floating = "f" in (first.dtype.kind, second.dtype.kind)
+    return _apply(np.true_divide if floating else _TRUNCATED, first, second)
 
 
-@value_function(*_UNARY)
-def unary(node: Node, outputs: Outputs) -> Value | None:
-    """Elementwise functions of one operand."""
-    value = node.value(0)
-    return None if value is None else _apply(_UNARY[node.op], value)
-
-
-@value_function("Cast")
-def cast(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Cast", needs=1)
+def cast(node: Node, outputs: Outputs, value: Value) -> Value | None:
     """Between integers and floats; to bool means "is not zero"."""
-    value = node.value(0)
-    if value is None:
-        return None
     target = str(node.attr("DstT", ""))
     if target.startswith(("float", "bfloat")):
         return _to_float(value)
@@ -168,54 +161,37 @@ def cast(node: Node, outputs: Outputs) -> Value | None:
 
 
 @value_function(
-    "Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "Enter", "Switch", "CheckNumerics"
+    "Identity",
+    "StopGradient",
+    "PreventGradient",
+    "Snapshot",
+    "EnsureShape",
+    "Enter",
+    "Switch",
+    "CheckNumerics",
+    needs=1,
 )
-def passed(node: Node, outputs: Outputs) -> Sequence[Value | None] | Value | None:
+def passed(node: Node, outputs: Outputs, value: Value) -> Sequence[Value] | Value | None:
     """The first input. A loop's Enter only where the loop does not change it."""
     if node.op == "Enter" and not node.attr("is_constant", False):
         return None
-    value = node.value(0)
     return (value, value) if node.op == "Switch" else value
 
 
-@value_function("IdentityN")
-def passed_each(node: Node, outputs: Outputs) -> Sequence[Value | None]:
-    """Every input."""
-    return node.values
-
-
-@value_function("Shape", "ShapeN")
-def shape_of(node: Node, outputs: Outputs) -> Sequence[Value | None]:
-    """The shapes of the inputs."""
-    return [from_shape(shape) for shape in node.inputs]
-
-
-@value_function("Size")
+@value_function("Size", "Rank")
 def size_of(node: Node, outputs: Outputs) -> Value | None:
-    """Number of elements."""
+    """Number of elements, or of axes."""
     shape = node.shape(0)
-    return None if shape is None else scalar_value(product(shape))
-
-
-@value_function("Rank")
-def rank_of(node: Node, outputs: Outputs) -> Value | None:
-    """Number of axes."""
-    shape = node.shape(0)
-    return None if shape is None else scalar_value(len(shape))
-
-
-@value_function("VariableShape", "TensorListElementShape")
-def handle_shape(node: Node, outputs: Outputs) -> Value | None:
-    """Shape of what the handle refers to."""
-    handle = node.handle(0)
-    return None if handle is None else from_shape(handle.shape)
+    if shape is None:
+        return None
+    return scalar_value(len(shape) if node.op == "Rank" else product(shape))
 
 
 @value_function("TensorListLength", "TensorArraySizeV3")
 def list_length(node: Node, outputs: Outputs) -> Value | None:
     """Length of a list."""
-    handle = node.handle(0)
-    return None if handle is None or handle.length is None else scalar_value(handle.length)
+    length = node.length()
+    return None if length is None else scalar_value(length)
 
 
 @value_function("Pack")
@@ -236,142 +212,113 @@ def concat(node: Node, outputs: Outputs) -> Value | None:
 
 
 def _joined(values: list[Value | None], shapes: list[Shape], join: Callable[[list[Value]], Any]) -> Value | None:
-    count = 0
-    for shape in shapes:
-        size = product(shape) if shape is not None and known(shape) else None
-        if size is None or (count := count + size) > LIMIT:
-            return None
+    count = total(product(shape) if known(shape) else None for shape in shapes)
     kinds = {value.dtype.kind for value in values if value is not None}
-    if len(kinds) != 1:
+    if count is None or count > LIMIT or len(kinds) != 1:
         return None
     filler: Any = np.nan if kinds == {"f"} else UNKNOWN
     parts: list[Value] = [
-        value if value is not None else np.full([size or 0 for size in shape or ()], filler)
+        np.full(shape, filler) if value is None and known(shape) else np.asarray(value)
         for value, shape in zip(values, shapes, strict=True)
     ]
-    result: Value = np.asarray(join(parts))
-    return result
+    return np.asarray(join(parts))
 
 
-@value_function("StridedSlice")
-def strided_slice(node: Node, outputs: Outputs) -> Value | None:
+@value_function("StridedSlice", needs=2)
+def strided_slice(node: Node, outputs: Outputs, data: Value, begin: Value) -> Value | None:
     """NumPy's basic indexing, with masks."""
-    return slice_value(node)
+    _, index = strided_spec(node, data.shape)
+    return None if index is None else data[tuple(index)]
 
 
-@value_function("Slice")
-def cut(node: Node, outputs: Outputs) -> Value | None:
-    """Begin and size."""
-    data, begin, size = node.value(0), node.ints(1), node.ints(2)
-    if data is None or begin is None or size is None or None in begin or None in size:
-        return None
-    where = [
-        slice(b, None if s == -1 else b + s)
-        for b, s in zip(begin, size, strict=True)
-        if b is not None and s is not None
-    ]
-    return data[tuple(where)]
+@value_function("Slice", needs=3)
+def cut(node: Node, outputs: Outputs, data: Value, begin: Value, size: Value) -> Value:
+    """Begin and size, where -1 is the rest."""
+    starts, lengths = node.whole(1), node.whole(2)
+    return data[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(starts, lengths, strict=True))]
 
 
-@value_function("Gather", "GatherV2")
-def gather(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Gather", "GatherV2", needs=2)
+def gather(node: Node, outputs: Outputs, data: Value, indices: Value) -> Value | None:
     """Entries along an axis."""
-    data, indices = node.value(0), node.value(1)
     axis = 0 if node.op == "Gather" else node.scalar(2)
-    if data is None or indices is None or axis is None or node.attr("batch_dims", 0) or bool(missing(indices).any()):
+    if axis is None or node.attr("batch_dims", 0) or missing(indices).any():
         return None
     if indices.size * data.size > LIMIT * data.shape[axis_of(axis, data.ndim)]:
         return None
-    result: Value = np.take(data, indices, axis=axis)
-    return result
+    return np.asarray(np.take(data, indices, axis=axis))
 
 
-@value_function("Reshape", "ExpandDims", "Squeeze")
-def reshape(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Reshape", "ExpandDims", "Squeeze", needs=1)
+def reshape(node: Node, outputs: Outputs, data: Value) -> Value | None:
     """The same elements in the output's shape."""
-    data = node.value(0)
-    return data.reshape(outputs[0]) if data is not None and known(outputs[0]) else None  # type: ignore[arg-type]
+    return data.reshape(outputs[0]) if known(outputs[0]) else None
 
 
 @value_function("Fill", "BroadcastTo")
 def filled(node: Node, outputs: Outputs) -> Value | None:
     """One value, or a smaller one, repeated."""
     value = node.value(1 if node.op == "Fill" else 0)
-    if value is None or not known(outputs[0]) or (product(outputs[0] or ()) or 0) > LIMIT:
+    if value is None or not known(outputs[0]) or (product(outputs[0]) or 0) > LIMIT:
         return None
-    return np.broadcast_to(value, outputs[0]).copy()  # type: ignore[arg-type]
+    return np.broadcast_to(value, outputs[0]).copy()
 
 
-@value_function("ZerosLike", "OnesLike")
-def constant_like(node: Node, outputs: Outputs) -> Value | None:
+@value_function("ZerosLike", "OnesLike", needs=1)
+def constant_like(node: Node, outputs: Outputs, value: Value) -> Value:
     """Zeros or ones."""
-    value = node.value(0)
-    return None if value is None else np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
+    return np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
 
 
-@value_function("Range")
-def arange(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Range", needs=3)
+def arange(node: Node, outputs: Outputs, start: Value, limit: Value, step: Value) -> Value | None:
     """Start, limit, step."""
-    values = _all(node, 3)
     size = product(outputs[0] or (None,))
-    if values is None or size is None or size > LIMIT:
+    if size is None or size > LIMIT:
         return None
-    start, _, step = (value.reshape(-1)[0] for value in values)
-    return np.asarray(start + np.arange(size) * step)
+    return np.asarray(start.reshape(-1)[0] + np.arange(size) * step.reshape(-1)[0])
 
 
-@value_function("Tile")
-def tile(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Tile", needs=2)
+def tile(node: Node, outputs: Outputs, value: Value, times: Value) -> Value | None:
     """Repeats along every axis."""
-    value, times = node.value(0), node.ints(1)
-    if value is None or times is None or None in times:
-        return None
-    repeats = [time for time in times if time is not None]
+    repeats = node.whole(1)
     return np.tile(value, repeats) if value.size * math.prod(repeats) <= LIMIT else None
 
 
-@value_function("Transpose")
-def transpose(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Transpose", needs=2)
+def transpose(node: Node, outputs: Outputs, value: Value, order: Value) -> Value:
     """Permutes axes."""
-    value, order = node.value(0), node.ints(1)
-    if value is None or order is None or None in order:
-        return None
-    return value.transpose([axis for axis in order if axis is not None])
+    return value.transpose(node.whole(1))
 
 
-@value_function("Unpack")
-def unpack(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
+@value_function("Unpack", needs=1)
+def unpack(node: Node, outputs: Outputs, value: Value) -> Sequence[Value]:
     """Takes an axis apart."""
-    value = node.value(0)
-    if value is None:
-        return None
     moved = np.moveaxis(value, int(node.attr("axis", 0)), 0)
     return [moved[index] for index in range(min(len(moved), node.outputs))]
 
 
 @value_function("Split", "SplitV")
-def split(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
+def split(node: Node, outputs: Outputs) -> Sequence[Value] | None:
     """Cuts along an axis."""
     even = node.op == "Split"
     value, axis = node.value(1 if even else 0), node.scalar(0 if even else 2)
     if value is None or axis is None or not all(known(shape) for shape in outputs):
         return None
     place = axis_of(axis, value.ndim)
-    sizes = [shape[place] or 0 for shape in outputs[: node.outputs] if shape is not None]
+    sizes = [shape[place] for shape in outputs[: node.outputs] if known(shape)]
     parts: list[Value] = np.split(value, np.cumsum(sizes), place)
     return parts[: len(sizes)]
 
 
-@value_function("Select", "SelectV2")
-def select(node: Node, outputs: Outputs) -> Value | None:
+@value_function("Select", "SelectV2", needs=3)
+def select(node: Node, outputs: Outputs, condition: Value, yes: Value, no: Value) -> Value | None:
     """One or the other; an unknown condition leaves its elements unknown."""
-    values = _all(node, 3)
-    if values is None or values[1].dtype.kind != values[2].dtype.kind:
+    if yes.dtype.kind != no.dtype.kind or not _fit(condition, yes, no):
         return None
-    if not _fit(*values):
-        return None
-    chosen: Value = np.where(values[0] != 0, values[1], values[2])
-    return np.where(missing(values[0]), np.nan if chosen.dtype.kind == "f" else UNKNOWN, chosen)
+    chosen: Value = np.where(condition != 0, yes, no)
+    return np.where(missing(condition), np.nan if chosen.dtype.kind == "f" else UNKNOWN, chosen)
 
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -379,15 +326,14 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@value_function(*_REDUCTIONS)
-def reduction(node: Node, outputs: Outputs) -> Value | None:
+@value_function(*_REDUCTIONS, needs=2)
+def reduction(node: Node, outputs: Outputs, value: Value, axes: Value) -> Value | None:
     """Over given axes. One unknown element makes the results that it enters unknown."""
-    value, axes = node.value(0), node.ints(1)
-    if value is None or axes is None or None in axes or (node.op in _NEEDS_ELEMENTS and not value.size):
+    if node.op in _NEEDS_ELEMENTS and not value.size:
         return None
     if node.op == "Mean" and value.dtype.kind != "f":
         return None
-    places = tuple(axis_of(axis, value.ndim) for axis in axes if axis is not None)
+    places = tuple(axis_of(axis, value.ndim) for axis in node.whole(1))
     keep = bool(node.attr("keep_dims", False))
     result = np.asarray(_REDUCTIONS[node.op](value, axis=places, keepdims=keep))
     if value.dtype.kind == "f":
@@ -396,22 +342,21 @@ def reduction(node: Node, outputs: Outputs) -> Value | None:
     return np.where(hidden, UNKNOWN, result.astype(np.int64))
 
 
-@value_function("BroadcastArgs")
-def broadcast_args(node: Node, outputs: Outputs) -> Value | None:
+@value_function("BroadcastArgs", needs=2)
+def broadcast_args(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """The shape that two shapes broadcast to."""
-    values = _all(node, 2)
-    if values is None or any(bool(missing(value).any()) for value in values):
+    if missing(first).any() or missing(second).any():
         return None
-    return np.array(np.broadcast_shapes(*(tuple(value.tolist()) for value in values)), dtype=np.int64)
+    return np.array(np.broadcast_shapes(tuple(first.tolist()), tuple(second.tolist())), dtype=np.int64)
 
 
-@value_function("BroadcastGradientArgs")
-def broadcast_gradient_args(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
+@value_function("BroadcastGradientArgs", needs=2)
+def broadcast_gradient_args(node: Node, outputs: Outputs, first: Value, second: Value) -> Sequence[Value] | None:
     """The axes over which each operand was broadcast."""
-    first, second = shape_from(node.ints(0)), shape_from(node.ints(1))
-    if first is None or second is None or None in first or None in second:
+    one, other = shape_from(node.ints(0)), shape_from(node.ints(1))
+    if not known(one) or not known(other):
         return None
-    return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(first, second)]
+    return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(one, other)]
 
 
 @value_function("SparseReshape")
@@ -426,8 +371,7 @@ def sparse_reshape(node: Node, outputs: Outputs) -> Sequence[Value | None] | Non
     return [None, from_shape(tuple(new))]
 
 
-@value_function("InvertPermutation")
-def invert(node: Node, outputs: Outputs) -> Value | None:
+@value_function("InvertPermutation", needs=1)
+def invert(node: Node, outputs: Outputs, value: Value) -> Value | None:
     """The permutation that undoes another."""
-    value = node.value(0)
-    return None if value is None or bool(missing(value).any()) else np.argsort(value)
+    return None if missing(value).any() else np.argsort(value)

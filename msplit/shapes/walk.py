@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,18 +12,8 @@ from msplit.core.graph import CONTROL, Graph, TensorValue
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 from msplit.shapes import registry
-from msplit.shapes.registry import (
-    UNKNOWN_OUTPUT,
-    HandleFunction,
-    Node,
-    Outputs,
-    Shape,
-    ShapeFunction,
-    Value,
-    merge,
-    plain_shape,
-)
-from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Bound, Functional, Key, Result, State
+from msplit.shapes.registry import UNKNOWN_OUTPUT, Node, Outputs, Shape, Value, merge, plain_shape
+from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Bound, Functional, Key, Result, State, key_of
 from msplit.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction
 
 FLOAT_LIMIT = 16
@@ -40,9 +30,9 @@ class _Recipe:
     same: bool
     binary: bool
     constant: bool
-    shape: ShapeFunction | None
+    shape: registry.ShapeFunction | None
     value: ValueFunction | None
-    handle: HandleFunction | None
+    handle: registry.HandleFunction | None
     functional: Functional | None
     from_shape: bool
 
@@ -102,7 +92,7 @@ def run(
         elif recipe.constant:
             walk.constant(node)
         elif arguments is not None and node in arguments:
-            walk.bind(node, 0, arguments[node])
+            walk.bind(node, [arguments[node]])
         else:
             walk.general(node, recipe, first, end)
         if node in forced:
@@ -137,28 +127,26 @@ def _recipes(graph: Graph, state: State) -> dict[str, _Recipe]:
     return recipes
 
 
+@dataclass(eq=False)
 class _Walk:
-    """The tables of one pass; methods fill in one node."""
+    """The tables of one pass; methods fill in one node.
 
-    def __init__(
-        self,
-        graph: Graph,
-        state: State,
-        result: Result,
-        src: list[int],
-        port: list[int],
-        used: list[int],
-        readers: list[int],
-    ) -> None:
-        self.graph = graph
-        self.attrs: Sequence[Mapping[str, Any]] = graph.attrs
-        self.state = state
-        self.result = result
-        self.src = src
-        self.port = port
-        self.used = used
-        self.readers = readers
-        self._shared: dict[Outputs, Outputs] = {}
+    Attributes:
+        graph, state, result: See `run`.
+        src, port: Of each edge.
+        used: Per node the number of outputs up to the last one that something reads, at least 1.
+        readers: Per node the number of data edges that leave it.
+        shared: Outputs that were stored: equal ones are the same object.
+    """
+
+    graph: Graph
+    state: State
+    result: Result
+    src: list[int]
+    port: list[int]
+    used: list[int]
+    readers: list[int]
+    shared: dict[Outputs, Outputs] = field(default_factory=dict)
 
     def view(self, node: int, first: int, end: int) -> Node:
         """The node as shape functions see it."""
@@ -173,7 +161,7 @@ class _Walk:
         room = self.room(node)
         return Node(
             self.graph.ops[node],
-            self.attrs[node],
+            self.graph.attrs[node],
             inputs,
             lambda: [self.result.value(key) for key in keys],
             [handles.get(key) for key in keys],
@@ -212,48 +200,45 @@ class _Walk:
 
     def constant(self, node: int) -> None:
         """A constant: its shape, and its value where it is small."""
-        value = self.attrs[node].get("value")
+        value = self.graph.attrs[node].get("value")
         if not isinstance(value, TensorValue):
             self.result.outputs[node] = UNKNOWN_OUTPUT
             return
         self._store(node, (value.shape,))
         if len(value.shape) > registry.MAX_RANK:
             return
-        size = 1
-        for length in value.shape:
-            size *= length
+        size = math.prod(value.shape)
         limit = FLOAT_LIMIT if value.dtype.startswith(("float", "bfloat")) else LIMIT
         if size <= limit and value.dtype not in ("string", "variant") and self.state.may_follow(size):
             self.result.undecoded[node] = value
             self.result.values[node] = _PENDING
 
-    def bind(self, node: int, port: int, bound: Bound) -> None:
-        """A tensor about which something is known from elsewhere."""
-        key: Key = node if port == 0 else (node, port)
-        if port == 0:
-            self._store(node, (bound.shape,))
-        if bound.value is not None:
-            self.result.values[key] = bound.value
-        if bound.handle is not None:
-            self.result.handles[key] = bound.handle
+    def bind(self, node: int, outputs: Sequence[Bound]) -> None:
+        """A node about whose outputs something is known from elsewhere."""
+        self._store(node, self._believed(node, tuple(bound.shape for bound in outputs)))
+        for port, bound in enumerate(outputs):
+            key = key_of(node, port)
+            if bound.value is not None:
+                self.result.values[key] = bound.value
+            if bound.handle is not None:
+                self.result.handles[key] = bound.handle
 
     def general(self, node: int, recipe: _Recipe, first: int, end: int) -> None:
         """Any op, by its functions."""
         view = self.view(node, first, end)
         if recipe.functional is not None and self._call(node, recipe.functional, view):
             return
-        outputs: Outputs | None = None
-        if recipe.shape is not None:
-            try:
+        try:
+            if recipe.shape is not None:
                 outputs = recipe.shape(view)
-            except CONTRADICTION:
-                outputs = None
-        if outputs is None:
-            outputs = (None,) * self._output_count(recipe, view)
-        missing = view.outputs - len(outputs)
-        if missing > 0 and outputs:
-            outputs = (*outputs, *((None,) * missing))
-        self._store(node, self._believed(node, outputs, view.room))
+            else:
+                count = schema.output_count(view.op, view.attrs)
+                outputs = (None,) * (view.outputs if count is None else min(count, view.room))
+        except CONTRADICTION:
+            outputs = (None,) * view.outputs
+        if outputs and len(outputs) < view.outputs:
+            outputs = (*outputs, *[None] * (view.outputs - len(outputs)))
+        self._store(node, self._believed(node, outputs))
         if any(shape is None or None in shape for shape in self.result.outputs[node]):
             self.hint(node)
         if recipe.value is not None and (recipe.from_shape or any(value is not None for value in view.values)):
@@ -261,23 +246,12 @@ class _Walk:
         if recipe.handle is not None:
             self.refer(node, recipe.handle, view)
 
-    def _believed(self, node: int, outputs: Outputs, room: int) -> Outputs:
+    def _believed(self, node: int, outputs: Outputs) -> Outputs:
         """The outputs of a node, as far as there is room for them."""
         if len(outputs) > self.readers[node] + FREE_OUTPUTS:
-            outputs = outputs[:room]
+            outputs = outputs[: self.room(node)]
             self.state.outputs -= max(0, len(outputs) - self.readers[node] - FREE_OUTPUTS)
         return outputs
-
-    def _output_count(self, recipe: _Recipe, view: Node) -> int:
-        """Number of outputs of a node whose shapes nothing tells."""
-        used = view.outputs
-        if recipe.shape is not None:
-            return used
-        try:
-            count = schema.output_count(view.op, view.attrs)
-        except CONTRADICTION:
-            return used
-        return used if count is None else min(count, view.room)
 
     def _call(self, node: int, functional: Functional, view: Node) -> bool:
         try:
@@ -286,13 +260,7 @@ class _Walk:
             return False
         if outcome is None:
             return False
-        self._store(node, self._believed(node, tuple(bound.shape for bound in outcome.outputs), view.room))
-        for port, bound in enumerate(outcome.outputs):
-            key: Key = node if port == 0 else (node, port)
-            if bound.value is not None:
-                self.result.values[key] = bound.value
-            if bound.handle is not None:
-                self.result.handles[key] = bound.handle
+        self.bind(node, outcome.outputs)
         self.result.bodies[node] = outcome.bodies
         if outcome.trip_count is not None:
             self.result.trip_counts[node] = outcome.trip_count
@@ -310,9 +278,9 @@ class _Walk:
             return
         for port, value in enumerate(found if isinstance(found, list | tuple) else (found,)):
             if value is not None and value.size <= LIMIT and self.state.may_follow(value.size):
-                self.result.values[node if port == 0 else (node, port)] = value
+                self.result.values[key_of(node, port)] = value
 
-    def refer(self, node: int, handle: HandleFunction, view: Node) -> None:
+    def refer(self, node: int, handle: registry.HandleFunction, view: Node) -> None:
         """Fills in what a node's outputs refer to."""
         try:
             found = handle(view)
@@ -320,7 +288,7 @@ class _Walk:
             return
         for port, item in enumerate(found):
             if item is not None:
-                self.result.handles[node if port == 0 else (node, port)] = item
+                self.result.handles[key_of(node, port)] = item
 
     def force(self, node: int, shapes: Mapping[int, Shape]) -> None:
         """Shapes decided from outside replace what was inferred, and the value goes with it."""
@@ -328,12 +296,12 @@ class _Walk:
         for port, shape in shapes.items():
             outputs.extend([None] * (port + 1 - len(outputs)))
             outputs[port] = shape
-            self.result.values.pop(node if port == 0 else (node, port), None)
+            self.result.values.pop(key_of(node, port), None)
         self._store(node, tuple(outputs))
 
     def hint(self, node: int) -> None:
         """Fills what is unknown from the shapes that the exporter wrote on the node, if it did."""
-        attrs = self.attrs[node]
+        attrs = self.graph.attrs[node]
         hints = attrs.get("_output_shapes") if "_output_shapes" in attrs else None
         if isinstance(hints, tuple):
             outputs = self.result.outputs[node]
@@ -345,12 +313,12 @@ class _Walk:
 
     def _store(self, node: int, outputs: Outputs) -> None:
         try:
-            shared = self._shared.get(outputs)
+            shared = self.shared.get(outputs)
         except TypeError:
             shared, outputs = None, tuple(plain_shape(shape) for shape in outputs)
         if shared is None:
             # Attributes may hold anything: what is not a shape is no statement.
-            shared = self._shared[outputs] = tuple(plain_shape(shape) for shape in outputs)
+            shared = self.shared[outputs] = tuple(plain_shape(shape) for shape in outputs)
         self.result.outputs[node] = shared
 
 
