@@ -6,7 +6,7 @@ that it fills is blocks / SMs, at most 1, in the time behind its launch: while a
 
 Kernels are taken as msplit's cuda engine launches them on one stream, without larger kernels: one per node, but
 
-- none for what rides on another node's kernel (`fused_into`: bias, batch norm and activation of a product or convolution, as in
+- none for what is fused into another node's kernel (`fused_into`: bias, batch norm and activation of a product or convolution, as in
   TensorFlow's own optimizer); `Costs.inside` says which nodes these are,
 - none for views (`traits.VIEWS`), which stock TensorFlow copies, and one for a reshape behind a transposition,
 - one for all nodes that compute the same (`duplicates`), each of which carries its part of the time.
@@ -24,12 +24,11 @@ import numpy as np
 
 from msplit.core.graph import Floats, Graph, Ints
 from msplit.cost.costs import Costs, Mask
-from msplit.cost.duplicates import duplicates
 from msplit.cost.formulas import FORMULAS, Case, Work, work
 from msplit.cost.fused_into import find_fused_nodes
 from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
 from msplit.cost.host_kernels import carry, on_device
-from msplit.cost.precomputed import prepared
+from msplit.cost.precomputed import duplicates, prepared
 from msplit.cost.tensors import Tensors, tensors_of
 from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
@@ -59,7 +58,7 @@ def estimate(flat: FlatGraph, shapes: Shapes, gpu: str = DEFAULT_GPU) -> Costs:
 
     Returns:
         Costs. Where a shape is not known, or the trip count of a loop, `known` is False: unknown sizes count as 1, a loop's body
-        as one turn, a branch as its costlier side, and no such kernel takes less than two launches.
+        as one iteration, a branch as its costlier side, and no such kernel takes less than two launches.
 
     Raises:
         MsplitError: There is no such data sheet.
@@ -93,13 +92,15 @@ def _estimate(
     for carrier, added in fused.sums:
         nbytes[carrier] += out_bytes[added]
     behind = [node for _, node in fused.behind]
-    moved_behind = nbytes[behind]
-    nbytes[fused.inside] = 0.0
-    nbytes[behind] = moved_behind
+    nothing_moved = fused.inside.copy()
+    nothing_moved[behind] = False
+    nbytes[nothing_moved] = 0.0
     grid = np.clip(np.ceil(asked.blocks) / sheet.sms, 1 / sheet.sms, 1.0)
     time = kernel_times(
         sheet,
-        peak=_peaks(tensors, asked.product, sheet) * np.where(asked.product, REACHED, 1.0) * asked.fill,
+        peak=_peaks(tensors.dtypes, tensors.dtype, asked.product, sheet)
+        * np.where(asked.product, REACHED, 1.0)
+        * asked.fill,
         flops=asked.flops,
         nbytes=nbytes,
         share=grid,
@@ -107,9 +108,9 @@ def _estimate(
             asked.setup > 0, asked.setup, (ACCESS + BROADCAST * asked.singly) * np.minimum(asked.blocks, 1.0)
         ),
         chain=asked.chain,
-        launches=asked.kernels,
+        launches=asked.launches,
     )
-    share = np.clip(grid * (1 - sheet.launch_us * asked.kernels / time), 1 / sheet.sms, 1.0)
+    share = np.clip(grid * (1 - sheet.launch_us * asked.launches / time), 1 / sheet.sms, 1.0)
     runs = launches & ~fused.inside
     # Which of those that compute the same runs is not said: each carries its part.
     alike = np.bincount(same, minlength=count)[same]
@@ -147,13 +148,9 @@ def _estimate(
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """Per node what it asks of the device, as `Work` has it for one.
+    """Per node what it asks of the device, as `Work` has it for one; beside that the bytes read and written together.
 
-    Attributes:
-        flops, blocks, product, setup, chain, fill: See there.
-        kernels: How many it launches.
-        nbytes: Bytes read and written.
-        singly: Whether it reads and writes single elements.
+    `singly` says whether it reads and writes single elements.
     """
 
     flops: Floats
@@ -161,7 +158,7 @@ class _Asked:
     product: Mask
     setup: Floats
     chain: Floats
-    kernels: Floats
+    launches: Floats
     nbytes: Floats
     fill: Floats
     singly: Mask
@@ -175,9 +172,8 @@ def _asked(
     in_bytes = tensors.into(tensors.nbytes)
     out_elements = tensors.per_node(tensors.elements)
     in_elements = tensors.into(tensors.elements)
-    floating = (
-        tensors.into(tensors.floating.astype(np.float64)) + tensors.per_node(tensors.floating.astype(np.float64))
-    ) > 0
+    is_floating = tensors.floating.astype(np.float64)
+    floating = (tensors.into(is_floating) + tensors.per_node(is_floating)) > 0
     first_bytes = _first_input(tensors, count)
 
     silent = np.diff(tensors.start) == 0
@@ -212,8 +208,8 @@ def _asked(
     return _Asked(flops, blocks, product, setup, chain, kernels, nbytes, fill, singly)
 
 
-MOST_WAYS = 8
-"""Ways in which a function is priced by what is known at its calls: functions in each other could have a way per path through them."""
+MOST_PRICES = 8
+"""Prices that a function has, by what is known at its calls: functions in each other could have one per path through them."""
 
 _Done = dict[int, dict[tuple[frozenset[int], bool], tuple[Costs, Mask]]]
 
@@ -224,13 +220,13 @@ def _body(body: Shapes, given: frozenset[int], loops: bool, sheet: Gpu, done: _D
     Args:
         body: The function.
         given: Its parameters that are prepared where it is called, by number.
-        loops: Whether its results are its parameters in the next turn.
-        sheet: The data sheet.
-        done: What is priced.
+        loops: Whether its results are its parameters in the next iteration.
+        sheet: Prices them.
+        done: Functions that are priced.
     """
-    ways = done.setdefault(id(body), {})
-    key = (given if len(ways) < MOST_WAYS or (given, loops) in ways else frozenset[int]()), loops
-    found = ways.get(key)
+    prices = done.setdefault(id(body), {})
+    key = (given if len(prices) < MOST_PRICES or (given, loops) in prices else frozenset[int]()), loops
+    found = prices.get(key)
     if found is None:
         graph = body.graph
         host, stateful = host_nodes(graph), stateful_nodes(graph)
@@ -238,7 +234,7 @@ def _body(body: Shapes, given: frozenset[int], loops: bool, sheet: Gpu, done: _D
         back = zip(body.results, body.parameters, strict=False) if loops else ()
         constant = prepared(graph, body, stateful, parameters, back)
         fetched = np.zeros(len(graph), np.bool_)
-        found = ways[key] = _estimate(body, sheet, host, stateful, constant, fetched, done), constant
+        found = prices[key] = _estimate(body, sheet, host, stateful, constant, fetched, done), constant
     return found
 
 
@@ -289,16 +285,11 @@ def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu)
         float(tensors.nbytes[tensors.start[source] + port]) if port < len(shapes.outputs[source]) else 0.0
         for source, port in sources
     ]
-    nothing = [None] * len(inputs)
-    view = Node(graph.ops[node], graph.attrs[node], inputs, list(nothing), list(nothing))
+    view = Node(graph.ops[node], graph.attrs[node], inputs, [None] * len(inputs), [None] * len(inputs))
     return work(Case(view, shapes.outputs[node], sheet.sms, sizes))
 
 
-def _peaks(tensors: Tensors, product: Mask, sheet: Gpu) -> Floats:
-    return _lookup(tensors.dtypes, tensors.dtype, product, sheet)
-
-
-def _lookup(names: list[str], which: Ints, product: Mask, sheet: Gpu) -> Floats:
+def _peaks(names: list[str], which: Ints, product: Mask, sheet: Gpu) -> Floats:
     plain = np.array([sheet.flops_per_us(name or "float32") for name in names])
     tensor_cores = np.array([sheet.flops_per_us(name or "float32", True) for name in names])
     result: Floats = np.where(product, tensor_cores[which], plain[which])
@@ -314,7 +305,7 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     which = np.array(numbers, dtype=np.int32)[of]
     products = ops_with("tensor cores")
     product = np.fromiter((op in products for op in graph.ops), np.bool_, len(graph))
-    result = _lookup(list(names), which, product, sheet)
+    result = _peaks(list(names), which, product, sheet)
     # A loop or a branch holds kernels of many kinds: the fastest keeps the bound a bound.
     mixed = np.fromiter((op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
     return np.where(mixed, max(sheet.tflops.values()) * 1e6, result)
@@ -335,13 +326,7 @@ def _known(tensors: Tensors) -> Mask:
 def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, constant: Mask, done: _Done) -> Costs:
     """Puts the cost of their functions on `While` (all its trips, or one if there is no count), `If` (the costlier branch) and calls.
 
-    Args:
-        costs: Of everything else.
-        shapes: Shapes, and the functions.
-        sheet: The data sheet.
-        nothing: Nodes that cost nothing.
-        constant: Nodes that are prepared.
-        done: Functions that are priced.
+    Nodes in `nothing` cost nothing, those in `constant` are prepared.
     """
     if not shapes.bodies:
         return costs

@@ -64,8 +64,7 @@ def find_fused_nodes(
     """Finds the nodes whose work another node's kernel does.
 
     Args:
-        shapes: Those of a DAG.
-        tensors: Its tensors.
+        shapes, tensors: Those of a DAG.
         launches: Which nodes would launch a kernel if each launched its own.
         prepared: Which are computed once before the first step: constants.
         fetched: Which have an output of the model among theirs.
@@ -73,7 +72,7 @@ def find_fused_nodes(
     """
     walk = _Walk(shapes, tensors, launches, prepared, fetched, same)
     ops = shapes.graph.ops
-    alone = [node for node in range(len(ops)) if walk.launches[node] and walk.same[node] == node]
+    alone = np.flatnonzero(launches & (same == np.arange(len(ops)))).tolist()
     for node in alone:
         if ops[node] in HEADS:
             walk.follow(node)
@@ -97,7 +96,7 @@ def _passed_on(graph: Graph) -> Ints:
 
 
 class _Walk:
-    """Plain lists: numpy's single elements are slow."""
+    """The graph as plain lists (numpy's single elements are slow), and what is fused so far."""
 
     def __init__(
         self, shapes: Shapes, tensors: Tensors, launches: Mask, prepared: Mask, fetched: Mask, same: Ints
@@ -125,7 +124,6 @@ class _Walk:
         self.launches: list[bool] = launches.tolist()
         self.prepared: list[bool] = prepared.tolist()
         self.fetched: list[bool] = fetched.tolist()
-        self.same: list[int] = same.tolist()
         order = np.argsort(src, kind="stable")
         self.start: list[int] = np.searchsorted(src[order], np.arange(count + 1)).tolist()
         self.reading: list[int] = dst[order].tolist()
@@ -136,7 +134,7 @@ class _Walk:
         self.behind: list[tuple[int, int]] = []
 
     def follow(self, head: int) -> None:
-        """What rides on a product or a convolution."""
+        """Fuses what a product or a convolution takes along."""
         weights = self._inputs(head)[1:2]
         constant = bool(weights) and self.prepared[weights[0]]
         node, biased, added = self._dilation(head), False, False

@@ -62,22 +62,16 @@ class Gpu:
             dtype: As in ``"float32"``.
             product: Whether this is a product or a convolution, which tensor cores run; in float32 they use TF32, TensorFlow's default.
         """
-        keys = [dtype]
-        if product:
-            keys = {
-                "float32": ["tf32"],
-                "complex64": ["tf32"],
-                "float64": ["float64_tensor", "float64"],
-                "complex128": ["float64_tensor", "float64"],
-            }.get(dtype, [dtype])
-            if dtype.startswith("float8"):
-                keys = ["float8", "float16"]
-        elif dtype in ("float64", "complex128"):
-            keys = ["float64"]
+        double = dtype in ("float64", "complex128")
+        if not product:
+            keys = ["float64" if double else "float32"]
+        elif double:
+            keys = ["float64_tensor", "float64"]
+        elif dtype in ("float32", "complex64"):
+            keys = ["tf32"]
         else:
-            keys = ["float32"]
-        peak = next((self.tflops[key] for key in keys if key in self.tflops), self.tflops["float32"])
-        return peak * 1e6
+            keys = ["float8", "float16"] if dtype.startswith("float8") else [dtype]
+        return next(self.tflops[key] for key in [*keys, "float32"] if key in self.tflops) * 1e6
 
 
 _OWN: dict[str, Gpu] = {}
@@ -151,16 +145,14 @@ def _read(path: Path) -> Gpu:
         return MsplitError(what, where=str(path), fix=_FIX)
 
     try:
-        text = read_text(path, _LARGEST)
+        data = yaml.safe_load(read_text(path, _LARGEST))
     except EOFError:
         raise wrong("the file is too long for a data sheet") from None
     except OSError as problem:
         reason = f"the data sheet can not be read: {problem.strerror}"
         raise MsplitError(reason, where=str(path), fix="name a YAML file") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise wrong("the data sheet is not UTF-8 text") from None
-    try:
-        data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise wrong("this is not valid YAML") from None
     if not isinstance(data, dict) or not all(isinstance(sheet, dict) for sheet in data.values()):
@@ -168,8 +160,7 @@ def _read(path: Path) -> Gpu:
     if len(data) != 1:
         raise wrong(f"it has {len(data)} data sheets; one is wanted")
     ((name, sheet),) = data.items()
-    said = _problem(sheet)
-    if said is not None:
+    if (said := _problem(sheet)) is not None:
         raise wrong(said)
     return Gpu(name=f"{name} ({path})", **sheet)
 

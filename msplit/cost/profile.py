@@ -186,13 +186,12 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     covered = [[index[name] for name in step.nodes if not flat.host[index[name]]] for step in profile.steps]
     host_us = np.zeros(len(flat))
     for step, nodes in zip(profile.steps, covered, strict=True):
-        if step.kernel >= 0 and step.nodes and not nodes:
-            host_us[index[step.nodes[0]]] += profile.kernels[step.kernel].time_us
-    for step, nodes in zip(profile.steps, covered, strict=True):
         run[nodes] = True
         if step.kernel >= 0:
             time[nodes], nbytes[nodes], share[nodes] = 0.0, 0.0, 0.0
             inside[nodes], known[nodes] = True, True
+            if step.nodes and not nodes:
+                host_us[index[step.nodes[0]]] += profile.kernels[step.kernel].time_us
     # A node may need several steps: what they take adds up.
     for step, nodes in zip(profile.steps, covered, strict=True):
         if step.kernel < 0 or not nodes:
@@ -248,8 +247,7 @@ def check(profile: Profile, flat: FlatGraph) -> None:
 
 
 def _difference(there: Mapping[str, int], here: Mapping[str, int]) -> str:
-    changes = [(op, here.get(op, 0) - there.get(op, 0)) for op in sorted({*there, *here})]
-    changes = [(op, change) for op, change in changes if change]
+    changes = [(op, change) for op in {*there, *here} if (change := here.get(op, 0) - there.get(op, 0))]
     counts = f"it has {sum(there.values()):,} nodes, this one {sum(here.values()):,}"
     if not changes:
         return f"{counts}, of the same kinds; their names, attributes, inputs or outputs differ"
@@ -258,11 +256,7 @@ def _difference(there: Mapping[str, int], here: Mapping[str, int]) -> str:
 
 
 def check_shapes(profile: Profile, shapes: Mapping[str, Sequence[int | None] | None]) -> None:
-    """Sees to it that a profile was measured with these inputs.
-
-    Args:
-        profile: The profile.
-        shapes: Shape by input, None or a size of None where nothing is known.
+    """Sees to it that a profile was measured with inputs of these shapes, None or a size of None where nothing is known.
 
     Raises:
         MsplitError: An input had another shape.

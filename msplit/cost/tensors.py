@@ -65,11 +65,12 @@ def elements(shape: Shape) -> int:
 
 
 def tensors_of(shapes: Shapes) -> Tensors:
-    """Measures every tensor of a graph."""
+    """The tensors of a graph."""
     graph = shapes.graph
-    counts, counted, is_known = _elements(shapes)
+    counts, sizes, is_known = _elements(shapes)
+    counted = np.array(sizes, dtype=np.float64)
     start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    sizes, floating, dtype, dtypes = _types(shapes, counts)
+    itemsizes, floating, dtype, dtypes = _types(shapes, counts)
     edges = graph.edges
     data = edges.port != CONTROL
     src, port, dst, slot = edges.src[data], edges.port[data], edges.dst[data], edges.slot[data]
@@ -80,8 +81,8 @@ def tensors_of(shapes: Shapes) -> Tensors:
     _, first = np.unique(key, return_index=True)
     return Tensors(
         start=start,
-        elements=np.array(counted, dtype=np.float64),
-        nbytes=np.array(counted, dtype=np.float64) * np.array(sizes, dtype=np.float64),
+        elements=counted,
+        nbytes=counted * np.array(itemsizes, dtype=np.float64),
         known=np.array(is_known, dtype=np.bool_),
         floating=np.array(floating, dtype=np.bool_),
         dtype=np.array(dtype, dtype=np.int32),
@@ -100,10 +101,7 @@ def _elements(shapes: Shapes) -> tuple[list[int], list[int], list[bool]]:
     for outputs in shapes.outputs:
         found = seen.get(id(outputs))
         if found is None:
-            found = seen[id(outputs)] = (
-                [elements(shape) for shape in outputs],
-                [known(shape) for shape in outputs],
-            )
+            found = seen[id(outputs)] = [elements(shape) for shape in outputs], [known(shape) for shape in outputs]
         counts.append(len(found[0]))
         sizes += found[0]
         is_known += found[1]
