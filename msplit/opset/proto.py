@@ -22,35 +22,19 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+_FOLDERS = {
+    "framework": "attr_value function graph node_def op_def tensor tensor_shape types variable versions",
+    "example": "example feature",
+    "protobuf": "fingerprint meta_graph saved_model saved_object_graph saver tensor_bundle",
+}
 MODULES = {
-    "attr_value_pb2": "tensorflow.core.framework.attr_value_pb2",
-    "function_pb2": "tensorflow.core.framework.function_pb2",
-    "graph_pb2": "tensorflow.core.framework.graph_pb2",
-    "node_def_pb2": "tensorflow.core.framework.node_def_pb2",
-    "op_def_pb2": "tensorflow.core.framework.op_def_pb2",
-    "tensor_pb2": "tensorflow.core.framework.tensor_pb2",
-    "tensor_shape_pb2": "tensorflow.core.framework.tensor_shape_pb2",
-    "types_pb2": "tensorflow.core.framework.types_pb2",
-    "variable_pb2": "tensorflow.core.framework.variable_pb2",
-    "versions_pb2": "tensorflow.core.framework.versions_pb2",
-    "example_pb2": "tensorflow.core.example.example_pb2",
-    "feature_pb2": "tensorflow.core.example.feature_pb2",
-    "fingerprint_pb2": "tensorflow.core.protobuf.fingerprint_pb2",
-    "meta_graph_pb2": "tensorflow.core.protobuf.meta_graph_pb2",
-    "saved_model_pb2": "tensorflow.core.protobuf.saved_model_pb2",
-    "saved_object_graph_pb2": "tensorflow.core.protobuf.saved_object_graph_pb2",
-    "saver_pb2": "tensorflow.core.protobuf.saver_pb2",
-    "tensor_bundle_pb2": "tensorflow.core.protobuf.tensor_bundle_pb2",
+    f"{name}_pb2": f"tensorflow.core.{folder}.{name}_pb2"
+    for folder, names in _FOLDERS.items()
+    for name in names.split()
 }
 """What this module offers -> TensorFlow's generated module."""
 
-_PARENTS = (
-    "tensorflow",
-    "tensorflow.core",
-    "tensorflow.core.example",
-    "tensorflow.core.framework",
-    "tensorflow.core.protobuf",
-)
+_PARENTS = ("tensorflow", "tensorflow.core", *(f"tensorflow.core.{folder}" for folder in _FOLDERS))
 
 
 def _import_with_stand_ins(module: str, root: str) -> Any:

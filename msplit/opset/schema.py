@@ -250,10 +250,10 @@ def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple
     """Per tensor of some arguments, whether a kernel keeps it in host memory; None where their number can not be told."""
     result: list[bool] = []
     for arg in args:
-        dtypes = arg.dtypes(attrs)
-        if dtypes is None:
+        count = arg.count(attrs)
+        if count is None:
             return None
-        result += [arg.name in kernel.host_memory] * len(dtypes)
+        result += [arg.name in kernel.host_memory] * count
     return tuple(result)
 
 
