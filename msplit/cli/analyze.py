@@ -21,30 +21,23 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 @click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
 @options.cost_options
-@options.profile_option
 @options.format_option
 def command(
     model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
+    choice: options.Choice,
     views: Sequence[str],
     function: str | None,
     engine: str | None,
-    batch: int | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str,
-    profile_path: Path | None,
+    work: options.Work,
     style: str,
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
     from msplit.report import analysis
 
-    measured = options.profile(profile_path)
-    flat = options.load(model, tags, signature, inputs, outputs, function)
-    found = api.analyze(flat, batch=batch, shapes=dict(shapes), gpu=gpu, profile=measured)
+    costing = work.arguments()
+    flat = choice.load(model, function)
+    found = api.analyze(flat, **costing)
     coverage = None
     if engine == "cuda":
         from msplit.engines.cuda.coverage import cover
@@ -54,18 +47,16 @@ def command(
     following: Sequence[str] = ()
     if function is None:
         given: dict[str, Any] = {
-            "--tag": tags,
-            "--signature": signature,
-            "--inputs": inputs,
-            "--outputs": outputs,
-            "--batch": batch,
-            "--shape": tuple(shapes),
-            "--gpu": gpu if options.was_given("gpu") else None,
-            "--profile": profile_path,
+            **choice.further(),
+            "--batch": work.batch,
+            "--shape": work.shapes,
+            "--gpu": work.gpu if options.was_given("gpu") else None,
+            "--profile": work.profile_path,
         }
         judged = found.judgement
         if judged.helps:
-            given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": options.annotated(model)}
+            name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+            given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": name}
             following = options.command_line("assign", model, given)
         elif judged.kind != "nothing":
             given.pop("--gpu")  # what runs it is its GPU

@@ -3,20 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from msplit.cli import options, progress
+from msplit.cli import options
+from msplit.progress import telling
 
 if TYPE_CHECKING:
     from msplit.api import Assigned
+    from msplit.flatten.flat import FlatGraph
+    from msplit.report.assignment import Outputs
 
 
 EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 """What `msplit.api.EMITS` lists, here without importing it."""
+
+
+@dataclass(frozen=True)
+class Rules(options.Rules):
+    """What decides the ids."""
+
+    ruleset: str
+    wrap: bool
+    keep_ids: bool | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be told of them."""
+
+    diff: bool
+    explain: str | None
+    compare: bool
+    no_measure: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where what is written goes."""
+
+    output: Path | None
+    dry_run: bool
+    emits: Sequence[tuple[str, Path]]
+    trace: Path | None
+    force: bool
+
+    def check(self, flat: FlatGraph) -> None:
+        """Raises a WriteError where something could not be written."""
+        from msplit import api
+
+        paths = [path for path in (self.output, self.trace, *(path for _, path in self.emits)) if path is not None]
+        if not self.dry_run:
+            api.check_places(flat, paths, force=self.force)
+
+    def write(self, assigned: Assigned) -> Outputs:
+        """Writes what was asked for."""
+        from msplit import api, formats
+        from msplit.report import assignment, trace
+        from msplit.schedule.predict import predict
+
+        if self.dry_run:
+            return assignment.Outputs(unwritten="--dry-run")
+        flat, costs = assigned.flat, assigned.costs
+        found = assignment.Outputs()
+        if self.output is not None:
+            report, conflicts = api.save(flat, assigned, self.output, force=self.force)
+            found.written.append(f"Written: {report.path}, {assignment.counted(report, len(assigned.changed))}.")
+            found.warnings.extend([*report.warnings, *assignment.conflict_warnings(conflicts)])
+            found.notes.extend(report.notes)
+        for kind, path in self.emits:
+            api.emit(assigned, kind, path, force=self.force)
+            about = assignment.about_plan(assigned) if kind == "plan" else ""
+            found.written.append(f"Written: {path}, as {kind}{about}.")
+        if self.trace is not None:
+            prediction = predict(flat, costs, assigned.ids)
+            timeline = trace.from_simulation(flat, costs, prediction, assigned.outcome.assignment)
+            formats.write_bytes_atomic(self.trace, trace.to_bytes(timeline), force=self.force)
+            found.written.append(f"Written: {self.trace}, the simulated timeline.")
+        return found
 
 
 @click.command()
@@ -59,144 +127,52 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 )
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.cost_options
-@options.profile_option
 @options.format_option
+@options.together(rules=Rules, asked=Asked, places=Places)
 def command(
     model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    ruleset: str,
-    streams: int | None,
-    output: Path | None,
-    dry_run: bool,
-    diff: bool,
-    explain: str | None,
-    compare: bool,
-    no_measure: bool,
-    emits: Sequence[tuple[str, Path]],
-    trace: Path | None,
-    wrap: bool,
-    keep_ids: bool | None,
-    force: bool,
-    batch: int | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str,
-    profile_path: Path | None,
+    choice: options.Choice,
+    rules: Rules,
+    asked: Asked,
+    places: Places,
+    work: options.Work,
     style: str,
 ) -> None:
     """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes.
 
     The model is not executed, unless --compare finds a GPU or the rules say `kernels: best`.
     """
-    if compare and (explain or diff):
+    if asked.compare and (asked.explain or asked.diff):
         raise click.UsageError(
-            f"--compare and {'--explain' if explain else '--diff'} are two questions: ask one at a time."
+            f"--compare and {'--explain' if asked.explain else '--diff'} are two questions: ask one at a time."
         )
-    if output is None and not (dry_run or explain or emits or diff or trace or compare):
+    outputs = places.output or places.dry_run or places.emits or places.trace
+    if not (outputs or asked.explain or asked.diff or asked.compare):
         raise click.UsageError("nothing to write: give -o OUT, or --dry-run to see what would be assigned.")
     from msplit import api
     from msplit.report import assignment
 
-    measured = options.profile(profile_path)
-    flat = options.load(model, tags, signature, inputs, outputs)
-    places = [path for path in (output, trace, *(path for _, path in emits)) if path is not None]
-    if not dry_run:
-        api.check_places(flat, places, force=force)
-    compared = None
-    if compare:
-        with progress.reporting() as tell:
+    given = work.arguments()
+    flat = choice.load(model)
+    places.check(flat)
+    if asked.compare:
+        with telling() as tell:
             compared = api.compare(
-                flat,
-                streams=streams,
-                ruleset=ruleset,
-                batch=batch,
-                shapes=dict(shapes),
-                gpu=gpu,
-                profile=measured,
-                measure=not no_measure,
-                tell=tell,
+                flat, streams=rules.streams, ruleset=rules.ruleset, measure=not asked.no_measure, tell=tell, **given
             )
-    assigned = api.assign(
-        flat,
-        ruleset,
-        streams=streams,
-        wrap=wrap,
-        batch=batch,
-        shapes=dict(shapes),
-        gpu=gpu,
-        profile=measured,
-        keep_ids=keep_ids,
-    )
-    explained = None if explain is None else assignment.explain(assigned, explain)
-    written: list[str] = []
-    notes: list[str] = []
-    warnings: list[str] = []
-    if not dry_run:
-        written, notes, warnings = _write(assigned, output, emits, trace, force=force)
-    if compared is not None:
+    assigned = api.assign(flat, rules.ruleset, streams=rules.streams, wrap=rules.wrap, keep_ids=rules.keep_ids, **given)
+    if asked.explain is not None:
+        explained = assignment.explain(assigned, asked.explain)
+    found = places.write(assigned)
+    if asked.compare:
         from msplit.report import candidates
 
-        shown, found = compared, [*warnings, *notes, *written]
-        options.show(style, "assign", candidates.document(shown, found), lambda: candidates.payload(shown, found))
-        return
-    if explained is not None:
-        options.show(
-            style,
-            "assign",
-            replace(explained, warnings=warnings, notes=[*notes, *written]),
-            lambda: {**assignment.explanation(assigned, str(explain)), "written": written, "notes": notes},
-        )
-        return
-    options.show(
-        style,
-        "assign",
-        assignment.document(
-            assigned,
-            written=written,
-            unwritten="--dry-run" if dry_run else "there is no -o OUT",
-            notes=notes,
-            warnings=warnings,
-            diff=diff,
-        ),
-        lambda: assignment.payload(assigned, written=written, notes=notes, warnings=warnings, diff=diff),
-    )
-
-
-def _write(
-    assigned: Assigned, output: Path | None, emits: Sequence[tuple[str, Path]], trace: Path | None, *, force: bool
-) -> tuple[list[str], list[str], list[str]]:
-    """Writes what was asked for.
-
-    Returns:
-        What was written, notes on it, and warnings.
-    """
-    from msplit import api
-    from msplit.report import assignment
-
-    written: list[str] = []
-    notes: list[str] = []
-    warnings: list[str] = []
-    if output is not None:
-        report, conflicts = api.save(assigned.flat, assigned, output, force=force)
-        written.append(f"Written: {report.path}, {assignment.counted(report, len(assigned.changed))}.")
-        warnings += [*report.warnings, *assignment.conflict_warnings(conflicts)]
-        notes += report.notes
-    for kind, path in emits:
-        api.emit(assigned, kind, path, force=force)
-        written.append(f"Written: {path}, as {kind}{assignment.about_plan(assigned) if kind == 'plan' else ''}.")
-    if trace is not None:
-        _write_trace(assigned, trace, force)
-        written.append(f"Written: {trace}, the simulated timeline.")
-    return written, notes, warnings
-
-
-def _write_trace(assigned: Assigned, path: Path, force: bool) -> None:
-    from msplit import formats
-    from msplit.report import trace
-    from msplit.schedule.predict import predict
-
-    prediction = predict(assigned.flat, assigned.costs, assigned.ids)
-    timeline = trace.from_simulation(assigned.flat, assigned.costs, prediction, assigned.outcome.assignment)
-    formats.write_bytes_atomic(path, trace.to_bytes(timeline), force=force)
+        said = [*found.warnings, *found.notes, *found.written]
+        document, payload = candidates.document(compared, said), partial(candidates.payload, compared, said)
+    elif asked.explain is not None:
+        document = replace(explained, warnings=found.warnings, notes=[*found.notes, *found.written])
+        payload = partial(assignment.explanation, assigned, asked.explain, found)
+    else:
+        document = assignment.document(assigned, found, diff=asked.diff)
+        payload = partial(assignment.payload, assigned, found, diff=asked.diff)
+    options.show(style, "assign", document, payload)

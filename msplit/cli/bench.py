@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import comparing, options, progress
+from msplit.cli import comparing, options
+from msplit.progress import telling
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
-    from msplit.cost.profile import Profile
     from msplit.flatten.flat import FlatGraph
     from msplit.measure.request import BenchRequest
 
 
 @dataclass(frozen=True)
-class Source:
-    """The model, and how its file is read."""
-
-    model: Path
-    tags: Sequence[str] | None
-    signature: str | None
-    inputs: Sequence[str] | None
-    outputs: Sequence[str] | None
-    no_record: bool
-
-    def load(self) -> FlatGraph:
-        """The model's graph."""
-        return options.load(self.model, self.tags, self.signature, self.inputs, self.outputs, record=not self.no_record)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What runs: engine, streams, kernels, precision, and what outputs are held against."""
+class Run(options.Execution):
+    """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...]
     ruleset: str | None
     engine: str | None
-    seed: int
-    precision: str
-    layout: str
-    op_libraries: Sequence[Path]
     no_capture: bool
     no_fuse: bool
     no_group: bool
@@ -56,19 +36,19 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Sized:
-    """What sizes, feeds and prices the model."""
+class Sweep(options.Work):
+    """What sizes and prices the model, once or for several batches."""
 
-    batches: tuple[int, ...] | None
-    shapes: Sequence[tuple[str, tuple[int, ...]]]
-    given: Sequence[str]
-    gpu: str | None
-    profile_path: Path | None
+    batches: tuple[int, ...] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """For a `BenchRequest`, of the first batch."""
+        return {**super().arguments(), "batch": self.batches[0] if self.batches else None}
 
     @property
-    def several(self) -> bool:
-        """Whether it is measured with several batches."""
-        return len(self.batches or ()) > 1
+    def several(self) -> tuple[int, ...]:
+        """The batches, where there is more than one."""
+        return self.batches if self.batches and len(self.batches) > 1 else ()
 
 
 @dataclass(frozen=True)
@@ -181,10 +161,17 @@ class Told:
     help="cuda: measure nothing; find the first node whose value is not TensorFlow's, value by value.",
 )
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
-@options.sweep_options
+@click.option(
+    "--batch",
+    "batches",
+    type=options.Numbers(click.IntRange(1)),
+    help="Size of unknown leading dimensions (default: 1). Several, such as 1,8,32, are measured one after the other.",
+)
+@options.shape_option
+@options.gpu_option(default=None)
 @options.profile_option
 @options.record_option
-@comparing.options
+@comparing.beside_options
 @click.option(
     "--format",
     "style",
@@ -193,42 +180,43 @@ class Told:
     show_default=True,
     help="How to print the result. csv: a row per variant and batch.",
 )
-@click.pass_context
-@options.collected(source=Source, run=Run, sized=Sized, measured=Measured, tuning=Tuning, told=Told)
+@options.together(run=Run, work=Sweep, measured=Measured, tuning=Tuning, told=Told)
 def command(
-    ctx: click.Context,
-    source: Source,
+    model: Path,
+    choice: options.Choice,
     run: Run,
-    sized: Sized,
+    work: Sweep,
     measured: Measured,
     tuning: Tuning,
     told: Told,
     beside: comparing.Beside,
-) -> None:
+) -> int:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
 
     What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model.
     """
     from msplit.decide.export import check_places
     from msplit.measure.benchmark import bench
+    from msplit.measure.sweep import sweep
     from msplit.measure.tuning import write
     from msplit.report import benchmark
 
-    _refuse(run, sized, tuning, told, beside)
+    _refuse(run, work, tuning, told, beside)
     then = beside.load()
-    profile = options.profile(sized.profile_path)
-    flat = source.load()
+    given = work.arguments()
+    flat = choice.load(model, record=not work.no_record)
     places = (tuning.output, tuning.plan_out, told.trace, run.save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=told.force)
-    request = _request(run, sized, profile, measured, tuning, told)
+    request = _request(run, given, measured, tuning, told)
     if told.bisect:
-        ctx.exit(_bisect(flat, request, told.style))
+        return _bisect(flat, request, told.style)
     comparing.refuse(then, request, beside.limit, flat)
-    if sized.several:
-        swept = comparing.sweep(flat, request, sized.batches or ())
-        ctx.exit(comparing.report(flat, swept, beside, then, told.style, force=told.force))
-    with progress.reporting() as show:
-        found = bench(flat, request, progress=show)
+    if work.several:
+        with telling() as tell:
+            swept = sweep(flat, request, work.several, progress=tell)
+        return comparing.report(flat, swept, beside, then, told.style, force=told.force)
+    with telling() as tell:
+        found = bench(flat, request, progress=tell)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
         written = write(
@@ -249,10 +237,10 @@ def command(
     shown = comparing.Shown(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    ctx.exit(comparing.show(flat, shown, then, beside.limit, told.style))
+    return comparing.show(flat, shown, then, beside.limit, told.style)
 
 
-def _refuse(run: Run, sized: Sized, tuning: Tuning, told: Told, beside: comparing.Beside) -> None:
+def _refuse(run: Run, work: Sweep, tuning: Tuning, told: Told, beside: comparing.Beside) -> None:
     """Raises a UsageError for options that do not go together."""
     others = {
         "--tune": tuning.tune,
@@ -266,7 +254,7 @@ def _refuse(run: Run, sized: Sized, tuning: Tuning, told: Told, beside: comparin
         raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
     if told.bisect and run.engine == "tensorflow":
         raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
-    if told.bisect and (sized.several or told.style == "csv"):
+    if told.bisect and (work.several or told.style == "csv"):
         raise click.UsageError(
             "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
         )
@@ -277,18 +265,23 @@ def _refuse(run: Run, sized: Sized, tuning: Tuning, told: Told, beside: comparin
         raise click.UsageError(
             f"{option} writes what --tune finds: give --tune, too (`msplit assign` writes what rules find)."
         )
-    if sized.several:
-        one_batch = {"--tune": tuning.tune, "--plan": run.plan, "--trace": told.trace, "--reference": run.reference}
-        comparing.refuse_several({**one_batch, "--save-reference": run.save_reference})
+    if work.several:
+        one_batch = {
+            "--tune": tuning.tune,
+            "--plan": run.plan,
+            "--trace": told.trace,
+            "--reference": run.reference,
+            "--save-reference": run.save_reference,
+        }
+        if extra := [name for name, value in one_batch.items() if value]:
+            raise click.UsageError(f"{extra[0]} takes one --batch: bench one at a time.")
     elif beside.plot is not None:
         raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
     if beside.plot is not None and beside.plot.suffix.lower() != ".svg":
         raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
 
 
-def _request(
-    run: Run, sized: Sized, profile: Profile | None, measured: Measured, tuning: Tuning, told: Told
-) -> BenchRequest:
+def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, told: Told) -> BenchRequest:
     """What the options ask for."""
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
@@ -298,22 +291,13 @@ def _request(
         streams=run.streams,
         ruleset=run.ruleset,
         engine=run.engine,
-        batch=sized.batches[0] if sized.batches else None,
-        shapes=dict(sized.shapes),
-        inputs=options.input_files(sized.given),
-        gpu=sized.gpu,
-        profile=profile,
-        seed=run.seed,
-        ieee=run.precision == "ieee",
         capture=not run.no_capture,
-        layout=run.layout,
         fuse=not run.no_fuse,
         group=not run.no_group,
         compare_tensorflow=not run.no_tensorflow,
         reference=run.reference,
         save_reference=run.save_reference,
         force=told.force,
-        op_libraries=tuple(run.op_libraries),
         settings=Settings(
             duration=measured.duration,
             warmup=measured.warmup,
@@ -326,6 +310,8 @@ def _request(
         plan=run.plan,
         timelines=told.trace is not None,
         command=("msplit", *sys.argv[1:]),
+        **given,
+        **run.arguments(),
     )
 
 
@@ -334,7 +320,7 @@ def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:
     from msplit.measure import bisect
     from msplit.report import bisect as report
 
-    with progress.reporting() as show:
-        found = bisect.bisect(flat, request, progress=show)
+    with telling() as tell:
+        found = bisect.bisect(flat, request, progress=tell)
     options.show(style, "bisect", report.document(flat, found), lambda: report.payload(flat, found))
     return int(found.culprit is not None or found.drift is not None)

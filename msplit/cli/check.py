@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,44 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     pages = "\n".join(findings.page(check) for check in checks)
     output.say("\n".join(options.folded(line) if len(line) > 80 else line for line in pages.rstrip("\n").split("\n")))
     ctx.exit()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a file of settings can say, too."""
+
+    rules: str | None
+    plan: Path | None
+    streams: int | None
+    select: tuple[str, ...] | None
+    ignore: tuple[str, ...] | None
+    config: Path | None
+    fail_on: str | None
+    baseline: Path | None
+
+    def settings(self, work: options.Work) -> CheckSettings:
+        """The settings of the project, with what the options say in their place."""
+        from msplit.checks import CheckSettings, Severity
+        from msplit.checks import config as reader
+        from msplit.decide.basis import GIVEN
+
+        path = self.config or reader.find(Path.cwd())
+        settings = CheckSettings() if path is None else reader.load(path)
+        given: dict[str, Any] = {
+            "streams": self.streams,
+            "select": self.select,
+            "ignore": self.ignore,
+            "fail_on": self.fail_on and Severity(self.fail_on),
+            "rules": self.rules,
+            "plan": self.plan and str(self.plan),
+            "batch": work.batch,
+            "gpu": work.gpu,
+            "profile": work.profile_path and str(work.profile_path),
+            "baseline": self.baseline and str(self.baseline),
+            "shapes": {**settings.shapes, **dict(work.shapes)} if work.shapes else None,
+        }
+        said = {key: value for key, value in given.items() if value is not None}
+        return replace(settings, **said, origin=dict.fromkeys(said, GIVEN))
 
 
 @click.command()
@@ -80,33 +118,17 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     expose_value=False,
     help="Explain a code and exit.",
 )
-@options.size_options
-@options.gpu_option(default=None)
-@options.profile_option
-@options.record_option
+@options.basis_options
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
+@options.together(wanted=Wanted)
 def command(
     models: tuple[Path, ...],
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    rules: str | None,
-    plan: Path | None,
+    choice: options.Choice,
+    wanted: Wanted,
     against: Path | None,
-    streams: int | None,
-    select: Sequence[str] | None,
-    ignore: Sequence[str] | None,
-    config: Path | None,
-    fail_on: str | None,
-    baseline: Path | None,
     write_baseline: Path | None,
     exit_zero: bool,
-    batch: int | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str | None,
-    profile_path: Path | None,
-    no_record: bool,
+    work: options.Work,
     style: str,
 ) -> int:
     """Check the stream ids of one or more models: are they valid, whole, safe, and still worth it? No model is executed.
@@ -118,28 +140,12 @@ def command(
     from msplit import rules as rule_sets
     from msplit.checks import baseline as baselines
     from msplit.checks.registry import chosen
-    from msplit.decide.basis import GIVEN
     from msplit.schedule.plan import planfile
 
-    if len(models) > 1 and (plan is not None or against is not None):
-        option = "--plan" if plan is not None else "--against"
+    if len(models) > 1 and (wanted.plan is not None or against is not None):
+        option = "--plan" if wanted.plan is not None else "--against"
         raise click.UsageError(f"{option} belongs to one model, and {len(models)} were given.")
-    settings = _settings(config)
-    given: dict[str, Any] = {
-        "streams": streams,
-        "select": None if select is None else tuple(select),
-        "ignore": None if ignore is None else tuple(ignore),
-        "fail_on": None if fail_on is None else checks.Severity(fail_on),
-        "rules": rules,
-        "plan": None if plan is None else str(plan),
-        "batch": batch,
-        "gpu": gpu,
-        "profile": None if profile_path is None else str(profile_path),
-        "baseline": None if baseline is None else str(baseline),
-        "shapes": {**settings.shapes, **dict(shapes)} if shapes else None,
-    }
-    said = {key: value for key, value in given.items() if value is not None}
-    settings = replace(settings, **said, origin=dict.fromkeys(said, GIVEN))
+    settings = wanted.settings(work)
     chosen(settings.select, settings.ignore)  # a wrong code is said before a large model is read
     ruleset = None if settings.rules is None else rule_sets.load(settings.rules, streams=settings.streams)
     plan_file = None if settings.plan is None else planfile.load(settings.plan)
@@ -147,13 +153,15 @@ def command(
     old = (
         None
         if against is None
-        else formats.read(against, tags=tags, signature=signature, inputs=inputs, outputs=outputs)
+        else formats.read(
+            against, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
+        )
     )
     reports: list[Report] = []
     unread = 0
     for model in models:
         try:
-            flat = options.load(model, tags, signature, inputs, outputs, record=not no_record)
+            flat = choice.load(model, record=not work.no_record)
             report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
         except MsplitError as problem:
             if len(models) == 1:
@@ -178,14 +186,6 @@ def command(
         options.note(f"Written: {write_baseline}, {plural(count, 'known finding')}.")
         return 0
     return int(any(report.failed for report in reports) and not exit_zero)
-
-
-def _settings(config: Path | None) -> CheckSettings:
-    from msplit.checks import CheckSettings
-    from msplit.checks import config as reader
-
-    path = config or reader.find(Path.cwd())
-    return CheckSettings() if path is None else reader.load(path)
 
 
 def _show(style: str, reports: Sequence[Report], settings: CheckSettings, *, together: bool) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import options as shared
-from msplit.cli import output, progress
+from msplit.cli import options, output, progress
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ class Shown:
     failed: Mapping[int, str]
 
 
-class _Percent(shared.Parameter):
+class _Percent(options.Parameter):
     """`5%`, or `5`."""
 
     name = "percent"
@@ -86,37 +84,25 @@ class _Percent(shared.Parameter):
         return number / 100
 
 
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--plot, --baseline and --fail-if-slower, as one argument `beside`."""
-
-    @click.option(
+beside_options = options.together(
+    click.option(
         "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the time of a step over the batches."
-    )
-    @click.option(
+    ),
+    click.option(
         "--baseline",
         type=click.Path(path_type=Path),
         metavar="OLD.json",
         help="Compare with what an earlier run printed with --format json.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--fail-if-slower",
         "limit",
         type=_Percent(),
         metavar="PERCENT",
         help="Exit with 1 if a variant is slower than in --baseline by more than so much and by more than noise.",
-    )
-    @functools.wraps(command)
-    def wrapped(*args: Any, plot: Path | None, baseline: Path | None, limit: float | None, **kwargs: Any) -> Any:
-        return command(*args, beside=Beside(plot, baseline, limit), **kwargs)
-
-    return wrapped
-
-
-def refuse_several(given: Mapping[str, object]) -> None:
-    """Raises a UsageError for an option that is for one batch."""
-    for option, value in given.items():
-        if value:
-            raise click.UsageError(f"{option} takes one --batch: bench one at a time.")
+    ),
+    beside=Beside,
+)
 
 
 def refuse(then: Baseline | None, request: BenchRequest, limit: float | None, flat: FlatGraph) -> None:
@@ -144,14 +130,6 @@ def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
             where=str(then.path),
             fix="measure a baseline here and in the same way, or leave --fail-if-slower out to see both side by side",
         )
-
-
-def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int]) -> Sweep:
-    """Measures each batch; see `measure.sweep`."""
-    from msplit.measure.sweep import sweep as measure
-
-    with progress.reporting() as tell:
-        return measure(flat, request, batches, progress=tell)
 
 
 def report(flat: FlatGraph, found: Sweep, beside: Beside, then: Baseline | None, style: str, *, force: bool) -> int:
@@ -190,7 +168,7 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
         progress.clear()
         output.rendered(bench_csv.text(flat, shown.runs))
     else:
-        shared.show(style, "bench", document, lambda: payload)
+        options.show(style, "bench", document, lambda: payload)
     if compared is not None and limit is not None:
         _refuse_differences(compared.baseline, compared.differs)
     code = 0

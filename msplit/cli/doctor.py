@@ -21,8 +21,7 @@ from msplit.cli.main import COMMANDS
 )
 @click.option("--engine", type=click.Choice(["cuda", "tensorflow"]), help="Likewise, of `bench` on this engine.")
 @options.format_option
-@click.pass_context
-def command(ctx: click.Context, wanted: Sequence[str], engine: str | None, style: str) -> None:
+def command(wanted: Sequence[str], engine: str | None, style: str) -> int:
     """Say what this machine can do: GPU, driver, PyTorch, TensorFlow, other processes on the card, and which commands run.
 
     The exit code is 1 where something that --for or --engine asks for is missing, else 0.
@@ -48,5 +47,4 @@ def command(ctx: click.Context, wanted: Sequence[str], engine: str | None, style
         notes=[f"fix ({one.subject}): {one.fix}" for one in fixes],
     )
     options.show(style, "doctor", document, lambda: {"findings": found, "commands": commands, "missing": missing})
-    if missing:
-        ctx.exit(1)
+    return int(bool(missing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,78 +138,129 @@ def gpu_option(*, default: str | None = "h200") -> Callable[[Decorated], Decorat
     )
 
 
-def _together(*several: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
-    """Several options as one decorator; --help lists them in this order."""
-
-    def decorate(command: Decorated) -> Decorated:
-        for one in reversed(several):
-            command = one(command)
-        return command
-
-    return decorate
-
-
-def collected(**groups: type) -> Callable[[Decorated], Decorated]:
-    """Gives a command dataclasses in place of single parameters.
+def together(*several: Callable[[Decorated], Decorated], **groups: type) -> Callable[[Decorated], Decorated]:
+    """Several options as one decorator, and dataclasses in place of single parameters.
 
     Args:
-        groups: Name of the command's parameter -> the dataclass, whose fields are called as the options are.
+        several: The options, in the order of --help.
+        groups: Name of the command's parameter -> the dataclass, whose fields are called as the options are. A field without an option
+            keeps its default.
     """
 
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            made = {
-                name: group(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(group)})
-                for name, group in groups.items()
-            }
-            return command(*args, **made, **kwargs)
+            for name, group in groups.items():
+                given = [field.name for field in dataclasses.fields(group) if field.name in kwargs]
+                kwargs[name] = group(**{field: kwargs.pop(field) for field in given})
+            return command(*args, **kwargs)
 
-        return wrapped
+        decorated: Decorated = wrapped
+        for one in reversed(several):
+            decorated = one(decorated)
+        return decorated
 
     return decorate
 
 
-choice_options = _together(
+@dataclass(frozen=True)
+class Choice:
+    """The choices that a model's file may leave open."""
+
+    tags: Sequence[str] | None
+    signature: str | None
+    inputs: Sequence[str] | None
+    outputs: Sequence[str] | None
+
+    def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
+        """Reads and flattens a model, or one function of it."""
+        from msplit import api
+
+        return api.load(
+            model,
+            tags=self.tags or None,
+            signature=self.signature,
+            inputs=self.inputs or None,
+            outputs=self.outputs or None,
+            function=function,
+            record=record,
+        )
+
+    def further(self) -> dict[str, Any]:
+        """For `command_line`."""
+        return {"--tag": self.tags, "--signature": self.signature, "--inputs": self.inputs, "--outputs": self.outputs}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What sizes a model and prices its nodes; `no_record`: what is not given is not as `msplit assign` has recorded it."""
+
+    batch: int | None = None
+    shapes: Sequence[tuple[str, tuple[int, ...]]] = ()
+    gpu: str | None = None
+    profile_path: Path | None = None
+    no_record: bool = False
+
+    def profile(self) -> Profile | None:
+        """The profile that --profile names, if it does."""
+        from msplit.cost import profile_file
+
+        return None if self.profile_path is None else profile_file.load(self.profile_path)
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of `api`, with the profile read."""
+        return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": self.profile()}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules, and the number of streams in place of what they say."""
+
+    ruleset: str | None
+    streams: int | None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a model is executed."""
+
+    given: Sequence[str]
+    seed: int
+    precision: str
+    layout: str
+    op_libraries: Sequence[Path]
+
+    def arguments(self) -> dict[str, Any]:
+        """For what asks to run a model."""
+        return {
+            "inputs": input_files(self.given),
+            "seed": self.seed,
+            "ieee": self.precision == "ieee",
+            "layout": self.layout,
+            "op_libraries": tuple(self.op_libraries),
+        }
+
+
+choice_options = together(
     click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
     click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
     click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
     click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
+    choice=Choice,
 )
-"""The choices that a model's file may leave open."""
 
-model_options = _together(click.argument("model", type=click.Path(path_type=Path)), choice_options)
-"""MODEL and the choices that its file may leave open."""
+model_options = together(click.argument("model", type=click.Path(path_type=Path)), choice_options)
 
-_shape_option = click.option(
+shape_option = click.option(
     "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
 )
 
-size_options = _together(
+size_options = together(
     click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."),
-    _shape_option,
+    shape_option,
 )
-"""What sizes the graph."""
 
-cost_options = _together(
-    size_options,
-    gpu_option(),
-)
-"""What sizes and prices the graph."""
-
-sweep_options = _together(
-    click.option(
-        "--batch",
-        "batches",
-        type=Numbers(click.IntRange(1)),
-        help="Size of unknown leading dimensions (default: 1). Several, such as 1,8,32, are measured one after the other.",
-    ),
-    _shape_option,
-    gpu_option(default=None),
-)
-"""What sizes and prices the graph, for a command that can do so several times."""
-
-run_options = _together(
+run_options = together(
     click.option(
         "--input",
         "given",
@@ -239,8 +291,6 @@ run_options = _together(
         help="Custom TensorFlow ops. Repeatable.",
     ),
 )
-"""How a model is executed, for commands that do."""
-
 profile_option = click.option(
     "--profile",
     "profile_path",
@@ -252,6 +302,12 @@ record_option = click.option(
     "--no-record", is_flag=True, help="Do not go by what `msplit assign` has recorded with the model."
 )
 
+cost_options = together(size_options, gpu_option(), profile_option, work=Work)
+"""What sizes and prices a model by itself."""
+
+basis_options = together(size_options, gpu_option(default=None), profile_option, record_option, work=Work)
+"""Likewise, where a record with the model says what is not given."""
+
 format_option = click.option(
     "--format",
     "style",
@@ -260,13 +316,6 @@ format_option = click.option(
     show_default=True,
     help="How to print the result.",
 )
-
-
-def profile(path: Path | None) -> Profile | None:
-    """The profile that --profile names, if it does."""
-    from msplit.cost import profile_file
-
-    return None if path is None else profile_file.load(path)
 
 
 def input_files(texts: Sequence[str]) -> dict[str, Path]:
@@ -283,30 +332,6 @@ def input_files(texts: Sequence[str]) -> dict[str, Path]:
             raise click.BadParameter(f"{said}: {found[name]} and {path}", param_hint="'--input'")
         found[name] = Path(path)
     return found
-
-
-def load(
-    model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    function: str | None = None,
-    *,
-    record: bool = True,
-) -> FlatGraph:
-    """Reads and flattens the model that the shared options name, or one function of it."""
-    from msplit import api
-
-    return api.load(
-        model,
-        tags=tags or None,
-        signature=signature,
-        inputs=inputs or None,
-        outputs=outputs or None,
-        function=function,
-        record=record,
-    )
 
 
 def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple[str, ...]:

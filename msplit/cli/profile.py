@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from msplit.cli import options, progress
+from msplit.cli import options
+from msplit.progress import telling
+
+
+@dataclass(frozen=True)
+class Measured(options.Execution):
+    """What is measured, and for how long."""
+
+    seconds: float
+    no_grids: bool
 
 
 @click.command()
@@ -25,23 +34,14 @@ from msplit.cli import options, progress
 @click.option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
 @options.format_option
+@options.together(work=options.Work, measured=Measured)
 def command(
     model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
+    choice: options.Choice,
     output: Path | None,
-    batch: int | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    given: Sequence[str],
-    seed: int,
-    seconds: float,
-    no_grids: bool,
-    precision: str,
-    layout: str,
+    work: options.Work,
+    measured: Measured,
     force: bool,
-    op_libraries: Sequence[Path],
     style: str,
 ) -> None:
     """Time every kind of kernel of MODEL alone on the GPU, for --profile of other commands. This executes the model."""
@@ -52,23 +52,19 @@ def command(
     from msplit.measure.profile import ProfileRequest, profile
     from msplit.report import profile as report
 
-    flat = options.load(model, tags, signature, inputs, outputs)
+    flat = choice.load(model)
     api.check_places(flat, [output], force=force)
     request = ProfileRequest(
-        batch=batch,
-        shapes=dict(shapes),
-        inputs=options.input_files(given),
-        seed=seed,
-        ieee=precision == "ieee",
-        layout=layout,
-        seconds=seconds,
-        grids=not no_grids,
-        op_libraries=tuple(op_libraries),
+        batch=work.batch,
+        shapes=dict(work.shapes),
+        seconds=measured.seconds,
+        grids=not measured.no_grids,
+        **measured.arguments(),
     )
-    with progress.reporting() as tell:
+    with telling() as tell:
         found, notes = profile(flat, request, progress=tell)
     formats.write_bytes_atomic(output, profile_file.dumps(found).encode(), force=force)
-    _, static = api.price(flat, batch=batch, shapes=found.shapes)
+    _, static = api.price(flat, batch=work.batch, shapes=found.shapes)
     written = [*notes, f"Written: {output}"]
     options.show(
         style,

@@ -167,18 +167,3 @@ def clear() -> None:
     """Takes a bar off the terminal, because results come now."""
     while _display:
         _display.pop().close()
-
-
-@contextmanager
-def reporting() -> Iterator[progress.Progress]:
-    """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else.
-
-    Within `shown`, such as in every command: `with progress.reporting() as tell: bench(..., progress=tell)`.
-    """
-    with progress.telling() as told:
-
-        def tell(what: str, share: float) -> None:
-            interrupt.check()
-            told(what, share)
-
-        yield tell

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from msplit.cli import options
 from msplit.progress import phase
-
-if TYPE_CHECKING:
-    from msplit.report.html import Page
 
 
 @click.command()
@@ -36,27 +32,17 @@ if TYPE_CHECKING:
     help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@options.size_options
-@options.gpu_option(default=None)
-@options.profile_option
-@options.record_option
+@options.basis_options
+@options.together(rules=options.Rules)
 def command(
     model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
+    choice: options.Choice,
+    rules: options.Rules,
     output: Path,
-    ruleset: str | None,
-    streams: int | None,
     no_candidates: bool,
     bench_paths: Sequence[Path],
     force: bool,
-    batch: int | None,
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    gpu: str | None,
-    profile_path: Path | None,
-    no_record: bool,
+    work: options.Work,
 ) -> None:
     """Write a report of MODEL: its graph coloured by stream, the simulated timeline, other assignments, findings.
 
@@ -71,29 +57,33 @@ def command(
     from msplit.decide.model import price
     from msplit.report.html import build, render, runs
 
-    profile = options.profile(profile_path)
-    loaded = None if ruleset is None else rule_sets.load(ruleset, streams=streams)
-    flat = options.load(model, tags, signature, inputs, outputs, record=not no_record)
+    given = work.arguments()
+    loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
+    flat = choice.load(model, record=not work.no_record)
     check_places(flat, [output], force=force)
-    basis = settle(flat, Given(loaded, streams, batch, dict(shapes), gpu, profile))
-    work = basis.workload
-    sizes, costs = price(flat, work)
-    given = {"--tag": tags, "--signature": signature, "--inputs": inputs, "--outputs": outputs, "--batch": work.batch}
-    chosen = {"--shape": tuple(work.shapes.items()), "--gpu": None if work.gpu == DEFAULT_GPU else work.gpu}
-    page: Page = build.page(
+    basis = settle(flat, Given(loaded, rules.streams, **given))
+    settled = basis.workload
+    sizes, costs = price(flat, settled)
+    further = {
+        **choice.further(),
+        "--batch": settled.batch,
+        "--shape": tuple(settled.shapes.items()),
+        "--gpu": None if settled.gpu == DEFAULT_GPU else settled.gpu,
+    }
+    page = build.page(
         flat,
         costs,
-        ruleset=ruleset,
-        streams=streams,
+        ruleset=rules.ruleset,
+        streams=rules.streams,
         candidates=not no_candidates,
         warnings=sizes.assumed,
         shapes=sizes,
-        options=" ".join(options.command_line("assign", model, {**given, **chosen})[1:]),
+        options=" ".join(options.command_line("assign", model, further)[1:]),
         measured=runs.measured(flat, bench_paths),
         basis=basis,
     )
     with phase("drawing"):
-        content = render(page).encode()
-    formats.write_bytes_atomic(output, content, force=force)
+        text = render(page).encode()
+    formats.write_bytes_atomic(output, text, force=force)
     found = page.prediction
     options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from msplit.cli import options
-from msplit.cli import output as output_
+from msplit.cli.output import say
 from msplit.report.text import plural
 
 
@@ -16,23 +15,14 @@ from msplit.report.text import plural
 @options.model_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Where to write the model.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-def command(
-    model: Path,
-    tags: Sequence[str] | None,
-    signature: str | None,
-    inputs: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    output: Path,
-    force: bool,
-) -> None:
+def command(model: Path, choice: options.Choice, output: Path, force: bool) -> None:
     """Write MODEL without any stream id and without the record of its assignment. Nothing else changes.
 
     The ids of the whole file go, those that were set by hand included. The model is not executed.
     """
     from msplit import api
 
-    flat = options.load(model, tags, signature, inputs, outputs)
-    report = api.strip(flat, output, force=force)
-    output_.say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
+    report = api.strip(choice.load(model), output, force=force)
+    say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
     for note in (*report.notes, *report.warnings):
         options.note(note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,25 +18,25 @@ from msplit.report.text import count, heading, micros, percent, plural, ratio, s
 _MOST_REMARKS = 12
 
 
-def document(
-    assigned: Assigned,
-    *,
-    written: Sequence[str] = (),
-    unwritten: str = "there is no -o OUT",
-    notes: Sequence[str] = (),
-    warnings: Sequence[str] = (),
-    diff: bool = False,
-) -> Document:
-    """Loads, cuts and waits of an assignment.
+@dataclass(frozen=True)
+class Outputs:
+    """What became of an assignment, in sentences.
 
-    Args:
-        assigned: The assignment.
-        written: What was written where, a sentence each.
-        unwritten: Why not.
+    Attributes:
+        written: What was written where.
         notes: What the writer says.
         warnings: What the writer warns of.
-        diff: List the nodes whose id changes.
+        unwritten: Why nothing was written.
     """
+
+    written: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    unwritten: str = "there is no -o OUT"
+
+
+def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> Document:
+    """Loads, cuts and waits of an assignment; with `diff` the nodes whose id changes."""
     flat, plan = assigned.flat, assigned.plan
     work = sum(load.time_us for load in assigned.loads)
     used = [load for load in assigned.loads if load.nodes]
@@ -76,8 +77,8 @@ def document(
         title=heading(flat.model.path, flat.model.format),
         facts=facts,
         tables=tables,
-        warnings=[*warned, *warnings],
-        notes=[*noted, *notes, *(written or [f"Nothing was written: {unwritten}."])],
+        warnings=[*warned, *outputs.warnings],
+        notes=[*noted, *outputs.notes, *(outputs.written or [f"Nothing was written: {outputs.unwritten}."])],
     )
 
 
@@ -255,7 +256,7 @@ def _neighbours(assigned: Assigned, nodes: Any) -> list[tuple[str, str, str]]:
     return [(flat.graph.names[n], flat.graph.ops[n], "host" if flat.host[n] else str(assigned.ids[n])) for n in unique]
 
 
-def explanation(assigned: Assigned, name: str) -> dict[str, Any]:
+def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, Any]:
     """Why one node is where it is, for JSON. The node is in the graph: `explain` was asked before."""
     flat = assigned.flat
     node = flat.graph.index[name]
@@ -275,6 +276,8 @@ def explanation(assigned: Assigned, name: str) -> dict[str, Any]:
         "function": function,
         "original": original,
         "region": flat.regions[region] if region >= 0 else None,
+        "written": outputs.written,
+        "notes": outputs.notes,
     }
 
 
@@ -294,14 +297,7 @@ def _kernels(assigned: Assigned) -> dict[str, Any] | None:
     }
 
 
-def payload(
-    assigned: Assigned,
-    *,
-    written: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    warnings: Sequence[str] = (),
-    diff: bool = False,
-) -> dict[str, Any]:
+def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> dict[str, Any]:
     """The assignment for JSON."""
     plan, flat = assigned.plan, assigned.flat
     result: dict[str, Any] = {
@@ -327,9 +323,9 @@ def payload(
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
         "remarks": list(assigned.outcome.remarks),
-        "written": list(written),
-        "notes": list(notes),
-        "warnings": list(warnings),
+        "written": outputs.written,
+        "notes": outputs.notes,
+        "warnings": outputs.warnings,
     }
     if diff:
         before = present_ids(flat)

@@ -429,7 +429,7 @@ def test_what_msplit_did_not_expect_is_told_as_its_own_bug(problem: Exception, m
     def fail(*_: object, **__: object) -> Callable[..., None]:
         raise problem
 
-    monkeypatch.setattr("msplit.cli.options.load", fail)
+    monkeypatch.setattr("msplit.cli.options.Choice.load", fail)
     done = msplit("analyze", MMOE)
     assert done.code == 2
     assert done.out == ""

@@ -133,12 +133,12 @@ def test_work_that_tells_its_share_itself_is_phases_too() -> None:
         def end(self) -> None:
             heard.append("end")
 
-    with phases.listening(Ear()), progress.reporting() as tell:
+    with phases.listening(Ear()), phases.telling() as tell:
         tell("building", 0.0)
         tell("building", 0.5)
         tell("measuring", 0.1)
     assert heard == ["begin building", "0.0", "0.5", "end", "begin measuring", "0.1", "end"]
-    with progress.reporting() as tell:
+    with phases.telling() as tell:
         tell("nobody listens", 0.0)
     assert len(heard) == 7
 
