@@ -228,9 +228,10 @@ def command(
             workload=found.workload,
         )
     if told.trace is not None and found.traced:  # what gives wrong outputs is not traced
-        from msplit.report import timelines
+        from msplit import formats
+        from msplit.report import trace
 
-        timelines.write(flat, found, told.trace, force=told.force)
+        formats.write_bytes_atomic(told.trace, trace.to_bytes(trace.from_bench(flat, found)), force=told.force)
         written.append(
             f"Written: {told.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )

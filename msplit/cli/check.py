@@ -190,24 +190,16 @@ def command(
 
 def _show(style: str, reports: Sequence[Report], settings: CheckSettings, *, together: bool) -> None:
     from msplit.cli import progress
-    from msplit.report import findings
+    from msplit.report import ci, findings, jsonio
 
     progress.clear()
     if style == "github":
-        from msplit.report import github
-
-        output.commands(github.dumps(*reports))
+        output.commands(ci.github(*reports))
     elif style == "junit":
-        from msplit.report import junit
-
-        output.xml(junit.dumps(*reports, fail_on=settings.fail_on))
+        output.xml(ci.junit(*reports, fail_on=settings.fail_on))
     elif style == "sarif":
-        from msplit.report import sarif
-
-        output.json(sarif.dumps(*reports))
+        output.json(ci.sarif(*reports))
     elif style == "json" and together:
-        from msplit.report import jsonio
-
         output.json(jsonio.dumps("check", findings.together(reports)))
     else:
         for report in reports:

@@ -7,11 +7,14 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from msplit.flatten.flat import FlatGraph
+from msplit.inputs.table_hits import Hits
 from msplit.measure.benchmark import Bench
 from msplit.measure.results import VariantResult
-from msplit.report import bounds, layers, lookups, tuning
+from msplit.report import bounds, layers, tuning
 from msplit.report.document import Document, Table
-from msplit.report.text import count, gain, heading, micros, plural, size
+from msplit.report.text import count, gain, heading, micros, percent, plural, size
+
+_MOST_TABLES = 12
 
 
 def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Document:
@@ -31,7 +34,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     if memory is not None:
         tables.append(memory)
     if found.lookups:
-        tables.append(lookups.table(found.lookups))
+        tables.append(_lookups(found.lookups))
     if found.limits is not None:
         tables.append(bounds.table(found.limits, result.variants))
     if found.tuned is not None:
@@ -173,6 +176,31 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
     )
 
 
+def _lookups(found: Sequence[Hits]) -> Table:
+    """What the inputs meet in the model's tables; those that are met least, first."""
+    rows = sorted(found, key=lambda one: (one.hits / max(one.values, 1), one.distinct / max(one.size, 1)))
+    left = len(rows) - _MOST_TABLES
+    note = "in it: of the values that are looked up; different: rows or keys that they meet"
+    if left > 0:
+        note += f"; {left} more tables are met as well as these or better"
+    return Table(
+        "What the inputs look up",
+        ("input", "table", ">entries", ">values", ">in it", ">different"),
+        [
+            (
+                one.input,
+                one.table,
+                f"{count(one.size)} {one.kind}",
+                count(one.values),
+                percent(one.hits, one.values),
+                count(one.distinct),
+            )
+            for one in rows[:_MOST_TABLES]
+        ],
+        note,
+    )
+
+
 def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
@@ -183,7 +211,7 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in found.inputs.items()},
         "notes": list(found.notes),
         "result": found.result.to_dict(),
-        "lookups": lookups.payload(found.lookups),
+        "lookups": [one.to_dict() for one in found.lookups],
         **({"layers": layers.payload(found)} if found.layers else {}),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),

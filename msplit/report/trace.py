@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from msplit.core.assignment import Assignment
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.predict import Prediction
+
+if TYPE_CHECKING:
+    from msplit.measure.benchmark import Bench, Traced
 
 PROCESS = 1
 FIRST_TRACK = 100
@@ -64,13 +67,6 @@ class Run:
     slices: Sequence[Slice]
     waits: Iterable[tuple[int, int]] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-
-
-def from_measured(
-    slices: Sequence[Slice], waits: Iterable[tuple[int, int]], *, title: str = "measured"
-) -> dict[str, Any]:
-    """The trace of one run; see `from_runs`."""
-    return from_runs([Run(title, slices, waits)])
 
 
 def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
@@ -158,17 +154,10 @@ def from_simulation(
     costs: Costs,
     prediction: Prediction,
     assignment: Assignment | None = None,
-    *,
-    title: str | None = None,
 ) -> dict[str, Any]:
     """The trace of a simulated step: a slice per kernel, and one for the join of all streams at the end.
 
-    Args:
-        flat: The graph.
-        costs: Cost of each node.
-        prediction: Its simulated run.
-        assignment: Which rule decided each node, if that is known.
-        title: Name of the process that viewers show the streams under.
+    An assignment says which rule decided each node.
     """
     slices: list[Slice] = []
     ends: list[tuple[int, int]] = []
@@ -185,12 +174,35 @@ def from_simulation(
     over = prediction.makespan_us - step_us
     if len(plan.join):
         last = max(piece.start_us + piece.duration_us for piece in slices)
-        args = {"streams": len(plan.join)}
-        slices.append(Slice("join", int(prediction.lanes[0]), last, over - last, args))
+        slices.append(Slice("join", int(prediction.lanes[0]), last, over - last, {"streams": len(plan.join)}))
         waits += [(ends[block][1], len(slices) - 1) for block in plan.join.tolist()]
     if slices and step_us > 0:
-        slices.append(Slice("start and end of the step", int(prediction.lanes[0]), over, step_us, {}))
-    return from_measured(slices, waits, title=title or f"msplit: simulated on {costs.gpu}")
+        slices.append(Slice("start and end of the step", int(prediction.lanes[0]), over, step_us))
+    return from_runs([Run(f"msplit: simulated on {costs.gpu}", slices, waits)])
+
+
+def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
+    """The trace of what `bench` timed: a process per variant."""
+    known = {name: node for node, name in enumerate(flat.graph.names)}
+    return from_runs([_measured_run(flat, found.costs, one, known) for one in found.traced])
+
+
+def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> Run:
+    slices = []
+    for span in traced.timeline.spans:
+        nodes = [node for node in span.nodes if node < len(flat)]
+        if not span.nodes and span.name in known:
+            nodes = [known[span.name]]
+        args: dict[str, Any] = {"ran": ", ".join(span.ran)}
+        stream = span.stream
+        if nodes and costs is not None:
+            args |= node_args(flat, costs, nodes[0], traced.assignment)
+        if span.nodes and nodes:
+            stream = int(traced.ids[nodes[0]])  # the plan numbers streams without gaps
+        if len(nodes) > 1:
+            args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
+        slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
+    return Run(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
 
 
 def _block(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from msplit.checks import CHECKS, Finding, Report, Reported, Severity
-from msplit.report import findings, github, jsonio, junit, render, sarif
+from msplit.report import ci, findings, jsonio, render
 from tests.checks.harness import plan_of, report, rules_of
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def example(**options):
 
 def sarif_without_pages(result):
     """SARIF, with each rule cut down to its id and name: the pages are held by docs/checks.md."""
-    log = json.loads(sarif.dumps(result))
+    log = json.loads(ci.sarif(result))
     driver = log["runs"][0]["tool"]["driver"]
     driver["version"] = "VERSION"
     driver["rules"] = [{key: rule[key] for key in ("id", "name")} for rule in driver["rules"]]
@@ -70,8 +70,8 @@ WRITERS = {
     "report.txt": terminal,
     "report.md": lambda result: render.to_markdown(findings.document(result)),
     "report.json": lambda result: jsonio.dumps("check", findings.payload(result)) + "\n",
-    "report.github.txt": github.dumps,
-    "report.junit.xml": junit.dumps,
+    "report.github.txt": ci.github,
+    "report.junit.xml": ci.junit,
     "report.sarif": lambda result: sarif_without_pages(result),
 }
 
@@ -121,7 +121,7 @@ def test_json_fits_its_schema(result):
 
 @given(reports())
 def test_sarif_fits_its_schema_and_its_rules_are_those_of_the_results(result):
-    log = json.loads(sarif.dumps(result))
+    log = json.loads(ci.sarif(result))
     SARIF.validate(log)  # the official one, which allows what it does not know in places
     WRITTEN_SARIF.validate(log)
     (run,) = log["runs"]
@@ -131,8 +131,8 @@ def test_sarif_fits_its_schema_and_its_rules_are_those_of_the_results(result):
 
 @given(reports())
 def test_junit_is_xml_and_its_counts_are_right(result):
-    JUNIT.validate(junit.dumps(result))
-    root = ElementTree.fromstring(junit.dumps(result))
+    JUNIT.validate(ci.junit(result))
+    root = ElementTree.fromstring(ci.junit(result))
     (suite,) = root
     cases = suite.findall("testcase")
     failures = {case.get("name").split()[0] for case in cases if case.find("failure") is not None}
@@ -148,7 +148,7 @@ LINE = re.compile(r"::(error|warning|notice) ([a-z]+=[^,:\r\n]*)(,[a-z]+=[^,:\r\
 
 @given(reports())
 def test_a_finding_is_one_line_for_github_whatever_it_holds(result):
-    text = github.dumps(result)
+    text = ci.github(result)
     lines = text.split("\n")[:-1]
     assert len(lines) == len(result.findings) + len(result.omitted)
     assert all(LINE.fullmatch(line) for line in lines)
@@ -156,8 +156,8 @@ def test_a_finding_is_one_line_for_github_whatever_it_holds(result):
 
 def test_junit_fails_what_fails_the_run():
     warned = example(select=("MS005",))
-    assert ElementTree.fromstring(junit.dumps(warned)).get("failures") == "0"
-    assert ElementTree.fromstring(junit.dumps(warned, fail_on=Severity.WARNING)).get("failures") == "1"
+    assert ElementTree.fromstring(ci.junit(warned)).get("failures") == "0"
+    assert ElementTree.fromstring(ci.junit(warned, fail_on=Severity.WARNING)).get("failures") == "1"
 
 
 def test_a_saved_model_is_annotated_at_its_message(tmp_path):
@@ -169,7 +169,7 @@ def test_a_saved_model_is_annotated_at_its_message(tmp_path):
 
 def test_a_fingerprint_stays_where_only_figures_differ():
     def prints(result):
-        return [one["partialFingerprints"] for one in sarif.log(result)["runs"][0]["results"]]
+        return [one["partialFingerprints"] for one in json.loads(ci.sarif(result))["runs"][0]["results"]]
 
     one = report("x:Placeholder; a:MatMul(x)@9us; b:MatMul(a)@9us[_stream_id=1]", "MS015")
     other = report("x:Placeholder; a:MatMul(x)@7us; b:MatMul(a)@8us[_stream_id=1]", "MS015")

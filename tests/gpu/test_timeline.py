@@ -13,7 +13,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.measure.results import Settings
-from msplit.report import timelines
+from msplit.report.trace import from_bench
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints
 
@@ -72,7 +72,7 @@ def test_bench_traces_what_it_measured() -> None:
     found = msplit.bench(flat, request)
     labels = [one.label for one in found.traced]
     assert labels == ["msplit, 1 stream, eager", "msplit, 1 stream, CUDA graph", "msplit, 4 streams, CUDA graph"]
-    trace = timelines.trace(flat, found)
+    trace = from_bench(flat, found)
     assert complaints(trace) == []
     assert all(run["clipped_us"] < 2 * TICK_US for run in trace["otherData"]["runs"])
     rules = {event["args"].get("rule") for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 3}

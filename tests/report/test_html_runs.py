@@ -13,7 +13,7 @@ import pytest
 import msplit
 from msplit.api import price
 from msplit.errors import MsplitError
-from msplit.report import benchmark, jsonio, timelines
+from msplit.report import benchmark, jsonio, trace
 from msplit.report.html import build, render, runs
 from msplit.schedule.predict import predict
 from tests.cli.runner import SAMPLES, fine
@@ -74,7 +74,7 @@ def bench_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         settings=QUICK, batch=4, timelines=True, streams=(1, 2), command=["msplit", "bench"], **plain
     )  # type: ignore[arg-type]
     found = msplit.bench(flat, request)
-    timelines.write(flat, found, folder / "trace.json")
+    (folder / "trace.json").write_bytes(trace.to_bytes(trace.from_bench(flat, found)))
     (folder / "result.json").write_text(jsonio.dumps("bench", benchmark.payload(flat, found)), "utf-8")
     return folder / "result.json", folder / "trace.json"
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from msplit.report.document import Document, Name, Table
-from msplit.report.names import common, fitted
-from msplit.report.render import to_markdown, to_terminal
+from msplit.report.render import common, fitted, to_markdown, to_terminal
 
 SCOPE = "StatefulPartitionedCall/model/tower_with_a_long_name"
 NAMES = [f"{SCOPE}/dense_{number}/MatMul" for number in range(3)]

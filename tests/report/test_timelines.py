@@ -12,7 +12,7 @@ import msplit
 from msplit.engines.base import Span, Timeline
 from msplit.errors import EngineError
 from msplit.measure.results import Settings
-from msplit.report import timelines, trace
+from msplit.report import trace
 from msplit.report.trace import Run, Slice
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints
@@ -51,7 +51,7 @@ def test_the_cuda_engine_with_simulated_streams_tells_kernels_rules_and_waits():
     plain = {"compare_tensorflow": False, "fuse": False, "group": False}
     flat, bench = measured("mmoe_small.pb", streams=(1, 2), engine="cuda", device="cpu", **plain)
     assert [one.label for one in bench.traced] == ["msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph"]
-    found = timelines.trace(flat, bench)
+    found = trace.from_bench(flat, bench)
     assert complaints(found) == []
     one, two = slices_of(found, 1), slices_of(found, 2)
     kernels = {variant.label: variant.facts["kernels"] for variant in bench.result.variants}
@@ -74,7 +74,7 @@ def test_a_stream_keeps_the_id_that_the_user_gave_it():
     bench = SimpleNamespace(
         costs=None, traced=[SimpleNamespace(label="v", timeline=Timeline((span,), (), "c"), ids=ids, assignment=None)]
     )
-    found = timelines.trace(flat, bench)  # type: ignore[arg-type]
+    found = trace.from_bench(flat, bench)  # type: ignore[arg-type]
     assert "stream 7" in [e["args"].get("name") for e in found["traceEvents"] if e["ph"] == "M"]
 
 
@@ -82,7 +82,7 @@ def test_a_stream_keeps_the_id_that_the_user_gave_it():
 @pytest.mark.parametrize("model", ["mmoe_small.pb", "keras_lookup"])
 def test_tensorflow_on_the_cpu_tells_its_nodes(model: str):
     flat, bench = measured(model, streams=(1, 2), engine="tensorflow")
-    found = timelines.trace(flat, bench)
+    found = trace.from_bench(flat, bench)
     assert complaints(found) == []
     assert len(bench.traced) == 2
     known = set(flat.graph.names)

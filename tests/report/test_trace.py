@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msplit.core.assignment import Assignment
 from msplit.report import trace
-from msplit.report.trace import Slice
+from msplit.report.trace import Run, Slice
 from msplit.schedule.predict import predict
 from tests.graphs import parse
 from tests.report.perfetto import complaints
@@ -23,6 +23,10 @@ FORK = """
 def simulated(text: str, lanes: list[int], assignment: Assignment | None = None) -> dict:
     flat, costs = parse(text)
     return trace.from_simulation(flat, costs, predict(flat, costs, np.asarray(lanes, np.int32)), assignment)
+
+
+def measured(slices: list[Slice], waits: list[tuple[int, int]]) -> dict:
+    return trace.from_runs([Run("measured", slices, waits)])
 
 
 def slices_of(found: dict) -> list[dict]:
@@ -72,13 +76,13 @@ def test_a_graph_without_kernels_gives_an_empty_trace():
 
 
 def test_overlapping_clocks_are_cut_and_told():
-    found = trace.from_measured([Slice("a", 0, 0.0, 5.0), Slice("b", 0, 4.9, 3.0), Slice("c", 1, 0.0, 9.0)], [])
+    found = measured([Slice("a", 0, 0.0, 5.0), Slice("b", 0, 4.9, 3.0), Slice("c", 1, 0.0, 9.0)], [])
     assert complaints(found) == []
     assert found["otherData"]["clipped_us"] == pytest.approx(0.1)
 
 
 def test_a_wait_that_would_point_back_in_time_is_left_out_and_counted():
-    found = trace.from_measured([Slice("late", 0, 10.0, 5.0), Slice("early", 1, 0.0, 3.0)], [(0, 1)])
+    found = measured([Slice("late", 0, 10.0, 5.0), Slice("early", 1, 0.0, 3.0)], [(0, 1)])
     assert complaints(found) == []
     assert found["otherData"]["waits_not_drawn"] == 1
 
@@ -86,13 +90,11 @@ def test_a_wait_that_would_point_back_in_time_is_left_out_and_counted():
 @pytest.mark.parametrize(("start", "duration"), [(0.0, -1.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_impossible_times_are_refused(start: float, duration: float):
     with pytest.raises(ValueError, match="no valid time"):
-        trace.from_measured([Slice("a", 0, start, duration)], [])
+        measured([Slice("a", 0, start, duration)], [])
 
 
 def test_the_file_is_plain_json_whatever_the_arguments_are():
-    found = trace.from_measured(
-        [Slice('</script>"\u2028', 0, 0.0, 1.0, {"x": math.inf, "n": np.int64(3), "t": (1, 2)})], []
-    )
+    found = measured([Slice('</script>"\u2028', 0, 0.0, 1.0, {"x": math.inf, "n": np.int64(3), "t": (1, 2)})], [])
     args = slices_of(json.loads(trace.to_bytes(found)))[0]["args"]
     assert args == {"x": "inf", "n": 3, "t": "(1, 2)"}
 
@@ -130,7 +132,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Slice], list[tuple[int, int]]]:
 @settings(max_examples=200, deadline=None)
 def test_no_run_gives_a_trace_that_viewers_complain_about(run: tuple[list[Slice], list[tuple[int, int]]]):
     pieces, pairs = run
-    found = trace.from_measured(pieces, pairs)
+    found = measured(pieces, pairs)
     assert complaints(found) == []
     arrows = sum(event["ph"] == "s" for event in found["traceEvents"])
     assert arrows + found["otherData"]["waits_not_drawn"] == len(pairs)
