@@ -12,8 +12,8 @@ from msplit.cost.gpus import gpu_title
 from msplit.decide.analysis import Analysis
 from msplit.formats import left_out_text
 from msplit.report import isomorphic
-from msplit.report.document import Document, Name, Table
-from msplit.report.text import count, dimensions, heading, micros, more, operations, percent, plural, ratio, size
+from msplit.report.document import Document, Name, Table, first
+from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
@@ -39,21 +39,19 @@ def document(
         next_command: What to run next.
     """
     everything, summary = "all" in views, "summary" in views
+    most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
     facts: list[tuple[str, str]] = []
     if everything or summary:
         facts = _facts(found)
         tables.append(_ops(found, None if everything else _FEW_OPS))
-    if everything or "branches" in views or summary:
-        most = None if everything or "branches" in views else _FEW
-        tables.append(_branches(found, most))
-        tables += [
-            table for table in (isomorphic.isomorphic(found, most), isomorphic.nearly(found, most)) if table.rows
-        ]
-    if everything or "embeddings" in views or (summary and found.tables):
-        tables.append(_embeddings(found, None if everything or "embeddings" in views else _FEW))
-    if everything or "regions" in views or (summary and found.regions):
-        tables.append(_regions(found, None if everything or "regions" in views else _FEW))
+    if summary or most["branches"] is None:
+        several = (isomorphic.isomorphic(found, most["branches"]), isomorphic.nearly(found, most["branches"]))
+        tables += [_branches(found, most["branches"]), *(table for table in several if table.rows)]
+    if (summary and found.tables) or most["embeddings"] is None:
+        tables.append(_embeddings(found, most["embeddings"]))
+    if (summary and found.regions) or most["regions"] is None:
+        tables.append(_regions(found, most["regions"]))
     if everything or "nodes" in views:
         tables.append(_nodes(found))
     if coverage is not None:
@@ -122,9 +120,7 @@ def _antichain(found: Analysis) -> str:
 
 
 def _endpoints(endpoints: Any) -> str:
-    shown = []
-    for endpoint in endpoints[:6]:
-        shown.append(f"{endpoint.name} {endpoint.dtype} {dimensions(endpoint.shape)}".strip())
+    shown = [f"{one.name} {one.dtype} {dimensions(one.shape)}".strip() for one in endpoints[:6]]
     rest = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
     return "; ".join(shown) + rest if shown else "none"
 
@@ -187,56 +183,46 @@ def _ops(found: Analysis, most: int | None) -> Table:
 
 def _branches(found: Analysis, most: int | None) -> Table:
     names = found.flat.graph.names
-    shown = found.branches[:most]
-    rows = [
-        (
+    return first(
+        "Branches that matter, largest first",
+        ("first kernel", ">kernels", ">time", "forks at"),
+        found.branches,
+        lambda branch: (
             Name(names[int(branch.nodes[0])]),
             count(len(branch.nodes)),
             micros(branch.time_us),
             Name(names[branch.fork]) if branch.fork is not None else "(inputs)",
-        )
-        for branch in shown
-    ]
-    return Table(
-        "Branches that matter, largest first",
-        ("first kernel", ">kernels", ">time", "forks at"),
-        rows,
-        more(len(found.branches) - len(shown), "--show branches"),
+        ),
+        most,
+        "--show branches",
     )
 
 
 def _embeddings(found: Analysis, most: int | None) -> Table:
-    tables = sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name))
-    shown = tables[:most]
-    rows = [
-        (
+    return first(
+        "Embedding tables",
+        ("table", ">rows × width", ">size", ">lookups", ">time"),
+        sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name)),
+        lambda use: (
             Name(use.table.name),
             f"{count(use.table.rows)} × {use.table.columns}",
             size(use.table.bytes),
             count(use.lookups),
             micros(use.time_us),
-        )
-        for use in shown
-    ]
-    return Table(
-        "Embedding tables",
-        ("table", ">rows × width", ">size", ">lookups", ">time"),
-        rows,
-        more(len(tables) - len(shown), "--show embeddings"),
+        ),
+        most,
+        "--show embeddings",
     )
 
 
 def _regions(found: Analysis, most: int | None) -> Table:
-    shown = sorted(found.regions, key=lambda region: -region.time_us)[:most]
-    rows = [
-        (region.region.kind, Name(region.region.name), count(len(region.nodes)), micros(region.time_us))
-        for region in shown
-    ]
-    return Table(
+    return first(
         "Regions that stay on one stream",
         ("kind", "name", ">nodes", ">time"),
-        rows,
-        more(len(found.regions) - len(shown), "--show regions"),
+        sorted(found.regions, key=lambda region: -region.time_us),
+        lambda one: (one.region.kind, Name(one.region.name), count(len(one.nodes)), micros(one.time_us)),
+        most,
+        "--show regions",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msplit.cost.gpus import gpu_title
 from msplit.report.compare import Comparison, Node, Side
-from msplit.report.document import Document, Name, Table
+from msplit.report.document import Document, Name, Table, first
 from msplit.report.text import count, micros, more, plural, ratio
 
 SHOWN = 30
@@ -95,27 +95,38 @@ def _group_table(found: Comparison, limit: int | None) -> Table:
 
 
 def _move_table(found: Comparison, limit: int | None) -> Table:
-    rows = [
-        (Name(move.name), move.op, f"{move.old} → {move.new}", micros(move.time_us))
-        + ((move.rule,) if found.explained else ())
-        for move in found.moved[:limit]
-    ]
-    columns = ("node", "op", "stream", ">cost", *(("rule",) if found.explained else ()))
-    return Table("Nodes whose stream changed", columns, rows, more(len(found.moved) - len(rows), "--all", "node"))
+    explained = found.explained
+    return first(
+        "Nodes whose stream changed",
+        ("node", "op", "stream", ">cost", *(("rule",) if explained else ())),
+        found.moved,
+        lambda move: (
+            Name(move.name),
+            move.op,
+            f"{move.old} → {move.new}",
+            micros(move.time_us),
+            *((move.rule,) if explained else ()),
+        ),
+        limit,
+        "--all",
+        "node",
+    )
 
 
 def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
-    rows = [
-        (
+    return first(
+        f"Nodes {what}",
+        ("node", "op", ">stream", ">cost"),
+        entries,
+        lambda node: (
             Name(node.name),
             f"{node.was} → {node.op}" if node.was else node.op,
             str(node.stream),
             micros(node.time_us),
-        )
-        for node in entries[:limit]
-    ]
-    return Table(
-        f"Nodes {what}", ("node", "op", ">stream", ">cost"), rows, more(len(entries) - len(rows), "--all", "node")
+        ),
+        limit,
+        "--all",
+        "node",
     )
 
 

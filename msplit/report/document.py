@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msplit.report.text import more
+
+Entry = TypeVar("Entry")
 
 
 class Name(str):
@@ -31,6 +36,30 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     note: str = ""
     whole: bool = False
+
+
+def first(
+    title: str,
+    columns: Sequence[str],
+    entries: Sequence[Entry],
+    row: Callable[[Entry], Sequence[Cell]],
+    most: int | None,
+    option: str,
+    noun: str = "",
+) -> Table:
+    """A table of the first entries, with a note where there are others.
+
+    Args:
+        title: What the rows are.
+        columns: Headings.
+        entries: What there is.
+        row: Makes a row of one of them.
+        most: How many rows there are at most; None: all.
+        option: What shows all.
+        noun: What they are, in the singular; "" where the title says it.
+    """
+    shown = entries[:most]
+    return Table(title, columns, [row(entry) for entry in shown], more(len(entries) - len(shown), option, noun))
 
 
 @dataclass(frozen=True)

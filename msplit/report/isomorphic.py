@@ -6,8 +6,8 @@ from typing import Any
 
 from msplit.analysis.isomorphic import NearlyIsomorphic
 from msplit.decide.analysis import Analysis
-from msplit.report.document import Name, Table
-from msplit.report.text import count, dimensions, micros, more
+from msplit.report.document import Name, Table, first
+from msplit.report.text import count, dimensions, micros
 
 _LISTED = 100
 """Entries in JSON."""
@@ -16,46 +16,39 @@ _LISTED = 100
 def isomorphic(found: Analysis, most: int | None) -> Table:
     """Branches that can run as one."""
     names = found.flat.graph.names
-    all_of_them = found.isomorphic_branches.isomorphic
-    shown = all_of_them[:most]
-    rows = [
-        (
+    return first(
+        "Alike branches, which could run as one",
+        ("first kernel", ">branches", ">kernels each", ">groups", ">saves"),
+        found.isomorphic_branches.isomorphic,
+        lambda one: (
             Name(names[one.branches[0][0]]),
             count(len(one.branches)),
             count(len(one.branches[0])),
             count(one.groups),
             micros(one.saved_us),
-        )
-        for one in shown
-    ]
-    return Table(
-        "Alike branches, which could run as one",
-        ("first kernel", ">branches", ">kernels each", ">groups", ">saves"),
-        rows,
-        more(len(all_of_them) - len(shown), "--show branches", "kind"),
+        ),
+        most,
+        "--show branches",
+        "kind",
     )
 
 
 def nearly(found: Analysis, most: int | None) -> Table:
     """Branches that miss it."""
     names = found.flat.graph.names
-    all_of_them = found.isomorphic_branches.nearly
-    shown = all_of_them[:most]
-    rows = [
-        (
+    return first(
+        "Nearly alike branches",
+        ("first kernel", ">branches", "is like", "but", ">costs"),
+        found.isomorphic_branches.nearly,
+        lambda one: (
             Name(names[one.branches[0][0]]),
             count(len(one.branches)),
             Name(names[one.like[0]]),
             _difference(found, one),
             micros(one.cost_us),
-        )
-        for one in shown
-    ]
-    return Table(
-        "Nearly alike branches",
-        ("first kernel", ">branches", "is like", "but", ">costs"),
-        rows,
-        more(len(all_of_them) - len(shown), "--show branches"),
+        ),
+        most,
+        "--show branches",
     )
 
 
