@@ -76,7 +76,6 @@ def command(
         ruleset=rules.ruleset,
         streams=rules.streams,
         candidates=not no_candidates,
-        warnings=sizes.assumed,
         shapes=sizes,
         options=" ".join(options.command_line("assign", model, further)[1:]),
         measured=runs.measured(flat, bench_paths),

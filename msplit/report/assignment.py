@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, percent, plural, ratio, size
 
 _MOST_REMARKS = 12
+
+_EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels"})
+"""Kinds of remarks that explain; the others ask the user to look."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,9 @@ def _simulated(assigned: Assigned) -> bool:
 def _predicted(assigned: Assigned) -> str:
     if not _simulated(assigned):
         return "none: there are more streams than can be simulated"
-    found, chosen = assigned.prediction, assigned.kernels
-    one, many = found.one_us, found.makespan_us
-    if chosen is not None:
-        one, many = chosen.one_us, chosen.predicted_us
-    kernels = "" if chosen is None else "with larger kernels "
+    one, many, kernels = assigned.prediction.one_us, assigned.prediction.makespan_us, ""
+    if assigned.kernels is not None:
+        one, many, kernels = assigned.kernels.one_us, assigned.kernels.predicted_us, "with larger kernels "
     return f"{ratio(assigned.judgement.gain)} {kernels}over one stream, {micros(many)} instead of {micros(one)}"
 
 
@@ -121,12 +123,9 @@ def _moving(number: int) -> str:
 
 def counted(report: WriteReport, moved: int) -> str:
     """What writing did to the ids: "3 stream ids set, 2 changed, 1 removed; 4 nodes change their stream"."""
-    more = [
-        f"{count(number)} {what}"
-        for number, what in ((report.changed, "changed"), (report.removed, "removed"))
-        if number
-    ]
-    return ", ".join([f"{plural(report.new, 'stream id')} set", *more]) + f"; {_moving(moved)}"
+    changed = f", {count(report.changed)} changed" if report.changed else ""
+    removed = f", {count(report.removed)} removed" if report.removed else ""
+    return f"{plural(report.new, 'stream id')} set{changed}{removed}; {_moving(moved)}"
 
 
 def about_plan(assigned: Assigned) -> str:
@@ -163,10 +162,6 @@ def _crossing(assigned: Assigned) -> str:
     return f"{text} and {count(assigned.cross_unknown)} of unknown size" if assigned.cross_unknown else text
 
 
-_NOTES = frozenset({"no-gain", "dominant", "moved", "host", "kernels"})
-"""Kinds of remarks that explain; the others ask the user to look."""
-
-
 def _remarks(assigned: Assigned) -> tuple[list[str], list[str]]:
     """Warnings and notes. An embedding rule in a model without tables is no more than that: a rule that matched nothing."""
     warnings: list[str] = []
@@ -175,25 +170,18 @@ def _remarks(assigned: Assigned) -> tuple[list[str], list[str]]:
         if remark.kind == "no-match" and remark.rule == "embedding":
             continue
         where = f" ({remark.where})" if remark.where and remark.where.removeprefix("node ") not in remark.text else ""
-        (notes if remark.kind in _NOTES else warnings).append(f"{remark.rule}: {remark.text}{where}")
+        (notes if remark.kind in _EXPLAINING else warnings).append(f"{remark.rule}: {remark.text}{where}")
     left = warnings[_MOST_REMARKS:]
     more = [f"and {len(left)} more (--format json has them all)"] if left else []
     return warnings[:_MOST_REMARKS] + more, notes[:_MOST_REMARKS]
 
 
 def _diff(assigned: Assigned) -> Table:
-    before = present_ids(assigned.flat)
-    rows = []
-    for node in assigned.changed.tolist():
-        rule = assigned.outcome.assignment.why(node)
-        rows.append(
-            (
-                assigned.flat.graph.names[node],
-                str(before[node]),
-                str(assigned.ids[node]),
-                rule[0] if rule else "default",
-            )
-        )
+    names, before = assigned.flat.graph.names, present_ids(assigned.flat)
+    rows = [
+        (names[node], str(before[node]), str(assigned.ids[node]), _decided(assigned, node)[0])
+        for node in assigned.changed.tolist()
+    ]
     return Table("Nodes whose stream changes", ("node", ">was", ">is", "rule"), rows, whole=True)
 
 
@@ -214,15 +202,13 @@ def explain(assigned: Assigned, name: str) -> Document:
     flat = assigned.flat
     node = flat.graph.index.get(name)
     if node is None:
-        import difflib
-
         near = difflib.get_close_matches(name, flat.graph.names[:100_000], 3)
         raise MsplitError(
             f"the graph has no node {name!r}",
             where=str(flat.model.path),
             fix=f"did you mean {', '.join(near)}?" if near else "`msplit analyze --show nodes` lists them",
         )
-    rule, why = assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
+    rule, why = _decided(assigned, node)
     function, _ = flat.origin(node)
     region = int(flat.region[node])
     facts = [
@@ -236,31 +222,29 @@ def explain(assigned: Assigned, name: str) -> Document:
         facts.append(("function", function))
     if region >= 0:
         facts.append(("region", f"{flat.regions[region].kind} {flat.regions[region].name}"))
-    return Document(
-        title=name,
-        facts=facts,
-        tables=[
-            Table(
-                "Inputs", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.predecessors(node)), whole=True
-            ),
-            Table(
-                "Consumers", ("node", "op", ">stream"), _neighbours(assigned, flat.graph.successors(node)), whole=True
-            ),
-        ],
-    )
+    tables = [
+        _neighbours("Inputs", assigned, flat.graph.predecessors(node)),
+        _neighbours("Consumers", assigned, flat.graph.successors(node)),
+    ]
+    return Document(name, facts, tables)
 
 
-def _neighbours(assigned: Assigned, nodes: Any) -> list[tuple[str, str, str]]:
+def _decided(assigned: Assigned, node: int) -> tuple[str, str]:
+    return assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
+
+
+def _neighbours(title: str, assigned: Assigned, nodes: Any) -> Table:
     flat = assigned.flat
     unique = list(dict.fromkeys(int(node) for node in nodes))[:20]
-    return [(flat.graph.names[n], flat.graph.ops[n], "host" if flat.host[n] else str(assigned.ids[n])) for n in unique]
+    rows = [(flat.graph.names[n], flat.graph.ops[n], "host" if flat.host[n] else str(assigned.ids[n])) for n in unique]
+    return Table(title, ("node", "op", ">stream"), rows, whole=True)
 
 
 def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, Any]:
-    """Why one node is where it is, for JSON. The node is in the graph: `explain` was asked before."""
+    """The same for JSON. The node is in the graph: `explain` was asked before."""
     flat = assigned.flat
     node = flat.graph.index[name]
-    rule, why = assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
+    rule, why = _decided(assigned, node)
     function, original = flat.origin(node)
     region = int(flat.region[node])
     return {
@@ -281,25 +265,9 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
     }
 
 
-def _kernels(assigned: Assigned) -> dict[str, Any] | None:
-    """The kernels that the ids are made for; None for plain ones."""
-    chosen = assigned.kernels
-    if chosen is None:
-        return None
-    return {
-        "kernels": chosen.planned.kernels,
-        "algorithm": chosen.algorithm,
-        "streams": chosen.planned.streams,
-        "groups": chosen.planned.groups,
-        "predicted_us": chosen.predicted_us,
-        "plain_on_one_stream_us": chosen.one_us,
-        "plain_on_streams_us": chosen.streams_us,
-    }
-
-
 def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> dict[str, Any]:
     """The assignment for JSON."""
-    plan, flat = assigned.plan, assigned.flat
+    plan, flat, chosen = assigned.plan, assigned.flat, assigned.kernels
     result: dict[str, Any] = {
         "model": str(flat.model.path),
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
@@ -318,7 +286,16 @@ def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> dict
             "once_per_stream": plan.merged_waits,
             "records": plan.records,
         },
-        "kernels": _kernels(assigned),
+        "kernels": chosen
+        and {
+            "kernels": chosen.planned.kernels,
+            "algorithm": chosen.algorithm,
+            "streams": chosen.planned.streams,
+            "groups": chosen.planned.groups,
+            "predicted_us": chosen.predicted_us,
+            "plain_on_one_stream_us": chosen.one_us,
+            "plain_on_streams_us": chosen.streams_us,
+        },
         "judgement": assigned.judgement if _simulated(assigned) else None,
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),

@@ -25,25 +25,21 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         ("machine", _machine(result.environment)),
         ("verified", _verified(result.variants)),
     ]
-    shown = layers.table(found)
     hidden = {layer.before for layer in found.layers} - {result.baseline, *(layer.label for layer in found.layers[:1])}
-    tables = [_times(result.variants), *_gains(result.variants, hidden)]
-    if shown is not None:
-        tables.append(shown)
-    memory = _memory(result.variants)
-    if memory is not None:
-        tables.append(memory)
-    if found.lookups:
-        tables.append(_lookups(found.lookups))
-    if found.limits is not None:
-        tables.append(bounds.table(found.limits, result.variants))
-    if found.tuned is not None:
-        tables.append(tuning.table(found.tuned))
+    tables = [
+        _times(result.variants),
+        *_gains(result.variants, hidden),
+        layers.table(found),
+        _memory(result.variants),
+        _lookups(found.lookups) if found.lookups else None,
+        bounds.table(found.limits, result.variants) if found.limits is not None else None,
+        tuning.table(found.tuned) if found.tuned is not None else None,
+    ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
         title=heading(flat.model.path, flat.model.format),
         facts=facts,
-        tables=tables,
+        tables=[table for table in tables if table is not None],
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
         notes=[
             *map(_sentence, found.notes),
@@ -159,7 +155,7 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
     for variant in shown:
         facts = variant.facts
         row = (
-            variant.label.removeprefix("msplit, ").removesuffix(", CUDA graph"),
+            bounds.short(variant.label),
             str(facts.get("streams", "-")),
             count(int(facts.get("kernels", 0))),
             f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}",

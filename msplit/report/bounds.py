@@ -29,20 +29,19 @@ def table(found: Limits, variants: Sequence[VariantResult]) -> Table:
         ("with larger kernels", micros(static.fused_us), micros(steps.fused_us), ""),
     ]
     for variant in variants:
-        share = found.reached(variant)
+        share, larger = found.reached(variant), ""
+        if share is None:
+            share, larger = found.fused(variant), " of larger"
         if share is not None and variant.device is not None:
-            rows.append((_short(variant.label), "", micros(variant.device.median * 1e6), percent(share, 1.0)))
-            continue
-        share = found.fused(variant)
-        if share is not None and variant.device is not None:
-            text = f"{percent(share, 1.0)} of larger"
-            rows.append((_short(variant.label), "", micros(variant.device.median * 1e6), text))
+            reached = percent(share, 1.0) + larger
+            rows.append((short(variant.label), "", micros(variant.device.median * 1e6), reached))
     head = found.source if found.source == "measured" else f"by {found.source}"
     over = any((found.reached(variant) or 0.0) > _OVER for variant in variants)
     return Table("Bounds", ("", ">static", f">{head}", ">reached"), rows, _note(found, over))
 
 
-def _short(label: str) -> str:
+def short(label: str) -> str:
+    """A variant's name without what msplit's variants share."""
     return label.removeprefix("msplit, ").removesuffix(", CUDA graph")
 
 
@@ -66,11 +65,11 @@ def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
         return []
     best = max(reached, key=reached.__getitem__)
     said = [
-        f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {_short(best)} reaches "
+        f"Streams could gain {steps.max_gain:.2f} at most, limited by {steps.limit}; {short(best)} reaches "
         f"{percent(reached[best], 1.0)} of the bound."
     ]
     spent = found.spent.get(best)
-    return said if spent is None else [*said, _where(_short(best), spent)]
+    return said if spent is None else [*said, _where(short(best), spent)]
 
 
 _WORDS = {

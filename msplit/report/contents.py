@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,7 @@ _FEW_FUNCTIONS = 20
 
 
 def document(found: Contents, *, everything: bool = False) -> Document:
-    """Tables of signatures and functions of each graph.
-
-    Args:
-        found: What the file holds.
-        everything: Whether to list all functions rather than the largest.
-    """
+    """Tables of signatures and functions of each graph: all functions where `everything` is asked for, else the largest."""
     tables = [table for graph in found.graphs for table in _tables(found, graph, everything=everything)]
     facts = [("graph", _about(graph)) for graph in found.graphs]
     warnings = [] if found.graphs else ["the SavedModel holds no graph"]
@@ -81,9 +77,7 @@ def _functions(name: str, functions: Sequence[FunctionHead], *, everything: bool
 
 def _types(arguments: Sequence[tuple[str, str]]) -> str:
     """How many arguments of which type: a body may have hundreds."""
-    counts: dict[str, int] = {}
-    for _, dtype in arguments:
-        counts[dtype] = counts.get(dtype, 0) + 1
+    counts = Counter(dtype for _, dtype in arguments)
     return ", ".join(f"{number} {dtype}" if number > 1 else dtype for dtype, number in counts.items()) or "-"
 
 

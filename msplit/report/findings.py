@@ -15,36 +15,24 @@ from msplit.report.text import plural
 
 
 def document(report: Report, *, verbose: bool = False) -> Document:
-    """The findings as a table.
-
-    Args:
-        report: The findings.
-        verbose: Whether to tell which checks were skipped.
-    """
+    """The findings as a table; `verbose` tells why checks were skipped."""
     rows = [(found.code, found.severity.value, (f"{_placed(found)}.", *found.mend)) for found in report.findings]
-    notes = [summary(report)]
-    notes += baseline_notes(report)
+    notes = [_summary(report), *baseline_notes(report)]
     if report.judged_with:
         notes.append(f"Judged with {report.judged_with}.")
     if verbose:
         notes += [f"{code} was skipped: {why}." for code, why in report.skipped.items()]
     elif report.skipped:
-        codes = ", ".join(report.skipped)
-        notes.append(f"Not checked: {codes} (--verbose says why).")
+        notes.append(f"Not checked: {', '.join(report.skipped)} (--verbose says why).")
     if report.findings:
         notes.append("`msplit check --explain CODE` explains a code.")
     tables = [Table("Findings", ("code", "severity", "what"), rows)] if rows else []
     return Document(f"msplit check: {report.model}", tables=tables, notes=notes, warnings=omissions(report))
 
 
-def summary(report: Report) -> str:
+def _summary(report: Report) -> str:
     """One sentence: how many findings of which severity."""
-    counts = [(report.count(severity), severity) for severity in Severity]
-    told = ", ".join(
-        plural(number, severity.value, "infos" if severity is Severity.INFO else None)
-        for number, severity in counts
-        if number
-    )
+    told = ", ".join(plural(number, severity.value) for severity in Severity if (number := report.count(severity)))
     ran = len(report.checks) - len(report.skipped)
     return (
         f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {plural(len(report.streams), 'stream')}."

@@ -31,7 +31,7 @@ def table(found: Bench) -> Table | None:
         before = variant.ratio_over(layer.before, clock) if layer.before else None
         over = variant.ratio_over(first, clock) if layer.label != first else None
         if simulated:
-            said = [_predicted(gain) for gain in _gains(found, layer)]
+            said = ["-" if gain is None else f"{gain:.2f}" for gain in _gains(found, layer)]
             rows.append((layer.name, "wrong" if variant.failed else _gain(before), said[0], _gain(over), said[1]))
         else:
             rows.append((layer.name, _time(variant, clock), _gain(before), _gain(over)))
@@ -62,10 +62,6 @@ def _gains(found: Bench, layer: AblationStep) -> tuple[float | None, float | Non
         return other / own if other and own else None
 
     return over(layer.before), None if layer is first else over(first.label)
-
-
-def _predicted(gain: float | None) -> str:
-    return "-" if gain is None else f"{gain:.2f}"
 
 
 def _time(variant: VariantResult, clock: str) -> str:

@@ -39,9 +39,9 @@ def _verdict(one: Change, limit: float | None) -> str:
         return "slower"
     if abs(one.slower) <= one.noise:
         return "no difference"
-    return (
-        "slower, within the limit" if one.slower > 0 and limit is not None else "slower" if one.slower > 0 else "faster"
-    )
+    if one.slower <= 0:
+        return "faster"
+    return "slower" if limit is None else "slower, within the limit"
 
 
 def warnings(found: Compared) -> list[str]:

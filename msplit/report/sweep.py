@@ -48,11 +48,8 @@ def _times(found: Sweep, shown: Sequence[Line]) -> Table:
     clock = clock_of(shown)
     rows = []
     for line in shown:
-        cells = []
-        for batch in found.runs:
-            summary = _summary(line.variants.get(batch), clock)
-            cells.append("-" if summary is None else micros(summary.median * 1e6))
-        rows.append((line.name, *cells))
+        summaries = [_summary(line.variants.get(batch), clock) for batch in found.runs]
+        rows.append((line.name, *("-" if one is None else micros(one.median * 1e6) for one in summaries)))
     about = "back-to-back steps by the GPU's own clock" if clock == "device" else "a user's step by the host's clock"
     return Table("One step, by batch", ("", *(f">{batch}" for batch in found.runs)), rows, f"median; {about}")
 
@@ -61,23 +58,19 @@ def _gains(found: Sweep, shown: Sequence[Line]) -> list[Table]:
     """How many times faster than the first line that others are compared with in every batch."""
     clock = clock_of(shown)
     variants = [variant for line in shown for variant in line.variants.values()]
-    over = dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios if ratio.clock == clock)
-    tables = []
-    for label in over:
-        rows = []
-        for line in shown:
-            ratios = [
-                line.variants[batch].ratio_over(label, clock) if batch in line.variants else None
-                for batch in found.runs
-            ]
-            if any(ratios):
-                rows.append((line.name, *map(_gain, ratios)))
-        if len(over) == 1 or "1 stream" in label:
-            title = f"Times faster than {label}"
-            note = f"by the {clock}'s clock; above 1 is faster; ?: may as well be 1 (--format csv and json have the intervals)"
-            tables.append(Table(title, ("", *(f">{batch}" for batch in found.runs)), rows, note))
-            break
-    return tables
+    over = list(dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios if ratio.clock == clock))
+    label = over[0] if len(over) == 1 else next((label for label in over if "1 stream" in label), None)
+    if label is None:
+        return []
+    rows = []
+    for line in shown:
+        ratios = [
+            line.variants[batch].ratio_over(label, clock) if batch in line.variants else None for batch in found.runs
+        ]
+        if any(ratios):
+            rows.append((line.name, *map(_gain, ratios)))
+    note = f"by the {clock}'s clock; above 1 is faster; ?: may as well be 1 (--format csv and json have the intervals)"
+    return [Table(f"Times faster than {label}", ("", *(f">{batch}" for batch in found.runs)), rows, note)]
 
 
 def _gain(ratio: Ratio | None) -> str:

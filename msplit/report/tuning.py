@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from msplit.measure.statistics import Ratio
@@ -17,29 +18,22 @@ SHOWN = 8
 def table(tuned: Tuned) -> Table:
     """The best candidates, side by side."""
     measurements = tuned.found.measurements
-    shown = [measurement for measurement in measurements if measurement.gain is not None][:SHOWN]
-    one = next(
-        (measurement for measurement in measurements if measurement.candidate.key() == tuned.found.one.key()), None
+    shown = [one for one in measurements if one.gain is not None][:SHOWN]
+    first = next((one for one in measurements if one.candidate.key() == tuned.found.one.key()), None)
+    if first is not None and first not in shown:
+        shown[-1] = first
+    rows = [_row(one) for one in shown]
+    left = [one for one in measurements if one not in shown]
+    measured = sum(one.gain is not None for one in left)
+    reasons = Counter(
+        "needs too much memory" if "memory" in one.skipped else one.skipped for one in left if one.gain is None
     )
-    if one is not None and one not in shown:
-        shown[-1] = one
-    rows = [_row(measurement) for measurement in shown]
-    left = [measurement for measurement in measurements if measurement not in shown]
-    measured = sum(measurement.gain is not None for measurement in left)
-    reasons: dict[str, int] = {}
-    for measurement in left:
-        if measurement.gain is None:
-            reasons[_reason(measurement)] = reasons.get(_reason(measurement), 0) + 1
     more = [f"{measured} more measured"] if measured else []
     more += [f"{number} not measured: {reason}" for reason, number in reasons.items()]
-    note = "gain: over one stream, in the same rounds; memory: over one stream's" + (
-        f"; {', '.join(more)}" if more else ""
+    note = "; ".join(
+        ["gain: over one stream, in the same rounds", "memory: over one stream's", *([", ".join(more)] if more else [])]
     )
     return Table("Candidates", ("", ">streams", ">waits", ">predicted", ">measured", ">gain", ">memory"), rows, note)
-
-
-def _reason(measurement: Measurement) -> str:
-    return "needs too much memory" if "memory" in measurement.skipped else measurement.skipped
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:
@@ -112,17 +106,17 @@ def search_payload(found: Found) -> dict[str, Any]:
         ],
         "candidates": [
             {
-                "name": measurement.candidate.name,
-                "kernels": measurement.candidate.arm,
-                "streams": measurement.candidate.streams,
-                "waits": measurement.candidate.waits,
-                "predicted_us": measurement.candidate.predicted_us,
-                "measured_us": None if measurement.seconds is None else measurement.seconds * 1e6,
-                "gain": measurement.gain,
-                "memory": measurement.memory,
-                "memory_ratio": measurement.memory,
-                "skipped": measurement.skipped or None,
+                "name": one.candidate.name,
+                "kernels": one.candidate.arm,
+                "streams": one.candidate.streams,
+                "waits": one.candidate.waits,
+                "predicted_us": one.candidate.predicted_us,
+                "measured_us": None if one.seconds is None else one.seconds * 1e6,
+                "gain": one.gain,
+                "memory": one.memory,
+                "memory_ratio": one.memory,
+                "skipped": one.skipped or None,
             }
-            for measurement in found.measurements
+            for one in found.measurements
         ],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -48,7 +48,6 @@ def page(
     ruleset: str | None = None,
     streams: int | None = None,
     candidates: bool = True,
-    warnings: Sequence[str] = (),
     shapes: Shapes | None = None,
     options: str = "",
     measured: Measured | None = None,
@@ -62,8 +61,7 @@ def page(
         ruleset: Rules that give the ids. By default the model's own ids; for a model without any, the rule set that fits it.
         streams: Number of streams of the rules, instead of what they say.
         candidates: Whether to simulate other assignments.
-        warnings: What to show at the top, such as what was taken for granted about shapes.
-        shapes: Types and shapes of the tensors, to show them.
+        shapes: Types and shapes of the tensors, to show them, and what was taken for granted about them.
         options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
         measured: What `bench` measured of this model.
         basis: What the model's own ids are judged with.
@@ -76,37 +74,36 @@ def page(
     loaded: RuleSet | None = None
     assignment: Assignment | None = None
     if ruleset is not None or not annotated:
-        name = ruleset or _fitting(flat, costs)
+        name = ruleset or suggest(flat, costs, columns(flat, costs)).rule_set
         loaded = rules.load(name, streams=streams)
         with phase("assigning"):
             record = flat.model.record
             by_hand = among(flat, {} if record is None else record.by_hand)
             outcome = rules.assign(flat, costs, loaded, streams=streams, by_hand=by_hand)
         ids, assignment = outcome.ids, outcome.assignment
-        origin = f"from the rules {loaded.source}" + (
-            "" if ruleset else ", which fit this model; it has none of its own"
-        )
+        origin = f"from the rules {loaded.source}"
+        if not ruleset:
+            origin += ", which fit this model; it has none of its own"
     else:
         ids, origin = annotated_ids(flat), "as they are in the model"
     with phase("simulating"):
         prediction = predict(flat, costs, ids)
     found, note = _findings(flat, costs, loaded, annotated, basis, own=assignment is None)
-    unknown = None if shapes is None else guesses(flat, costs, shapes)
-    guessed = (
-        int(np.count_nonzero(~costs.known & (prediction.kernel_us > 0))) if unknown is None else len(unknown.nodes)
-    )
+    kernel = prediction.kernel_us > 0
+    kernels = int(np.count_nonzero(kernel))
+    if shapes is None:
+        guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", []
+    else:
+        unknown = guesses(flat, costs, shapes)
+        guessed, mend, warnings = len(unknown.nodes), f" {unknown.mend}", list(shapes.assumed)
     if guessed:
-        kernels = count(int(np.count_nonzero(prediction.kernel_us > 0)))
-        warnings = (
-            *warnings,
-            f"{plural(guessed, 'kernel')} of {kernels} have unknown shapes, so their cost is a guess."
-            + ("" if unknown is None else f" {unknown.mend}"),
-        )
+        of = f"{plural(guessed, 'kernel')} of {count(kernels)}"
+        warnings.append(f"{of} have unknown shapes, so their cost is a guess.{mend}")
     limits = bounds(flat, costs)
-    share = guessed / max(int(np.count_nonzero(prediction.kernel_us > 0)), 1)
-    asked = (
-        {} if loaded is None else {"--rules": loaded.source.removesuffix(" (shipped)"), "--streams": outcome.streams}
-    )
+    command = ""
+    if loaded is not None:
+        asked = {"--rules": loaded.source.removesuffix(" (shipped)"), "--streams": outcome.streams}
+        command = _command(flat, options, asked)
     return Page(
         flat=flat,
         costs=costs,
@@ -117,9 +114,9 @@ def page(
         candidates=_candidates(flat, costs, ids, loaded, options) if candidates else None,
         findings=found,
         findings_note=note,
-        warnings=tuple(warnings),
-        judgement=judge(limits, prediction.gain, len(prediction.lanes), guessed=share).words,
-        command=_command(flat, options, asked) if asked else "",
+        warnings=warnings,
+        judgement=judge(limits, prediction.gain, len(prediction.lanes), guessed=guessed / max(kernels, 1)).words,
+        command=command,
         shapes=shapes,
         measured=measured or Measured(),
     )
@@ -128,10 +125,6 @@ def page(
 def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> str:
     words = [str(word) for pair in further.items() for word in pair]
     return f"msplit assign {shlex.quote(str(flat.model.path))} {shlex.join(words)}{options and f' {options}'} -o OUT"
-
-
-def _fitting(flat: FlatGraph, costs: Costs) -> str:
-    return suggest(flat, costs, columns(flat, costs)).rule_set
 
 
 def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> list[Candidate]:
@@ -145,15 +138,11 @@ def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | Non
     winner = best(tried)
     room = MOST_BARS // max(len(problem.block[problem.block >= 0]), 1)
     shown = sorted((one for one in tried if one.skipped is None), key=lambda one: one.makespan_us)[:room]
-    found = []
-    for one in tried:
-        run = (
-            _run(flat, costs, problem, context.order, one, streams, options)
-            if any(one is other for other in shown)
-            else None
-        )
-        found.append(Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped, run))
-    return found
+    runs = {one.name: _run(flat, costs, problem, context.order, one, streams, options) for one in shown}
+    return [
+        Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped, runs.get(one.name))
+        for one in tried
+    ]
 
 
 def _run(
@@ -194,10 +183,8 @@ def _findings(
     ]
     for code, number in report.omitted.items():
         found.append(Finding(code, "info", f"{plural(number, 'more finding')} of this code", "see msplit check"))
-    note = f"{plural(len(report.checks) - len(report.skipped), 'check')} run"
     skipped = "; ".join(f"{code}: {why}" for code, why in report.skipped.items())
+    note = "" if own else "About the ids in the file, which the rules need not have given. "
+    note += f"{plural(len(report.checks) - len(report.skipped), 'check')} run"
     note += f"; not run: {skipped}." if skipped else "."
-    note += f" Judged with {report.judged_with}." if report.judged_with else ""
-    if not own:
-        note = "About the ids in the file, which the rules need not have given. " + note
-    return found, note
+    return found, note + (f" Judged with {report.judged_with}." if report.judged_with else "")

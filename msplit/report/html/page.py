@@ -110,11 +110,8 @@ class Page:
     @property
     def runs(self) -> list[Run]:
         """What the timeline can show beside the ids: candidates, the best first, then what was measured."""
-        tried = [one for one in self.candidates or () if one.run is not None]
-        return [
-            *(one.run for one in sorted(tried, key=lambda one: one.makespan_us) if one.run is not None),
-            *self.measured.runs,
-        ]
+        tried = sorted(self.candidates or (), key=lambda one: one.makespan_us)
+        return [*(one.run for one in tried if one.run is not None), *self.measured.runs]
 
 
 @no_collection()
@@ -123,16 +120,11 @@ def render(page: Page) -> str:
     sections = [("candidates", "Candidates", _candidates(page)), ("findings", "Findings", _findings(page))]
     if page.measured.rows:
         sections.insert(1, ("measured", "Measured", _measured(page)))
-    names = [
-        ("summary", "Summary"),
-        ("graph", "Graph"),
-        ("timeline", "Timeline"),
-        *((key, name) for key, name, _ in sections),
-    ]
+    names = {"summary": "Summary", "graph": "Graph", "timeline": "Timeline"} | {key: name for key, name, _ in sections}
     parts = {
         "title": text(str(page.flat.model.path)),
         "version": text(__version__),
-        "nav": "".join(f'<a href="#{key}">{name}</a>' for key, name in names),
+        "nav": "".join(f'<a href="#{key}">{name}</a>' for key, name in names.items()),
         "summary": _summary(page),
         "timeline": _timeline(page),
         "sections": "\n".join(
@@ -315,16 +307,18 @@ def _findings(page: Page) -> str:
     return f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>{note}'
 
 
-def _table(table: Table, best: Sequence[bool] = ()) -> str:
+def _table(table: Table) -> str:
     right = [' class="right"' if name.startswith(">") else "" for name in table.columns]
     head = "".join(f"<th{c}>{text(n.removeprefix('>'))}</th>" for c, n in zip(right, table.columns, strict=True))
-    body = []
-    for number, row in enumerate(table.rows):
-        cells = "".join(f"<td{c}>{_cell(cell)}</td>" for c, cell in zip(right, row, strict=True))
-        body.append(f"<tr{' class=best' if number < len(best) and best[number] else ''}>{cells}</tr>")
+    body = "".join(
+        f"<tr>{''.join(f'<td{c}>{_cell(cell)}</td>' for c, cell in zip(right, row, strict=True))}</tr>"
+        for row in table.rows
+    )
     caption = f"<caption>{text(table.title)}</caption>" if table.title else ""
     note = f'<p class="hint">{text(table.note)}</p>' if table.note else ""
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{note}'
+    return (
+        f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
+    )
 
 
 def _cell(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
             if not isinstance(content, dict):
                 raise TypeError("it is no mapping")
             if "traceEvents" in content:
-                found = _with(found, runs=(*found.runs, *_runs(flat, content)))
+                found = replace(found, runs=(*found.runs, *_runs(flat, content)))
             else:
                 found = _result(found, content)
         except OSError as problem:
@@ -139,10 +139,6 @@ def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
     return found
 
 
-def _with(found: Measured, **changes: Any) -> Measured:
-    return Measured(**{**vars(found), **changes})
-
-
 def _result(found: Measured, content: Mapping[str, Any]) -> Measured:
     result = content["result"]
     rows = [
@@ -150,7 +146,7 @@ def _result(found: Measured, content: Mapping[str, Any]) -> Measured:
         for one in result["variants"]
     ]
     line = result.get("environment", {}).get("command") or ()
-    return _with(
+    return replace(
         found,
         rows=(*found.rows, *rows),
         model=str(content.get("model", "")),

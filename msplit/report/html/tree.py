@@ -74,7 +74,6 @@ class _Boxes:
     def __init__(self, leaves: int) -> None:
         self.parent = [-1] * leaves
         self.kind: list[int] = []
-        self.leaves = leaves
 
     def add(self, members: list[int], kind: str) -> int:
         """A box around members of the first view."""
