@@ -77,18 +77,13 @@ def tell_written() -> None:
         tell(f"Written before that: {escape.line(str(path))}")
 
 
-def console(*, err: bool = False, file: IO[str] | None = None) -> Console:
-    """A terminal, or a pipe: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so.
-
-    Args:
-        err: Whether it is standard error.
-        file: What else to write to.
-    """
+def console(file: IO[str] | None = None) -> Console:
+    """Standard output or another file: as wide as the terminal, 100 columns in a pipe, no colour where NO_COLOR says so."""
     import shutil
 
     from rich.console import Console
 
-    stream = file or (sys.stderr if err else sys.stdout)
+    stream = file or sys.stdout
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = max(100, shutil.get_terminal_size((100, 24)).columns)

@@ -102,7 +102,7 @@ class Bar(Silent):
             if self._closed:
                 return
             columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
-            self._drawn = Progress(*columns, console=output.console(err=True, file=self._terminal), transient=True)
+            self._drawn = Progress(*columns, console=output.console(self._terminal or sys.stderr), transient=True)
             self._task = self._drawn.add_task("starting", total=None)
             self._show()
             self._drawn.start()

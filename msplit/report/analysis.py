@@ -30,14 +30,7 @@ _KEYS = {"post_nodes": "behind", "unplaceable": "stuck"}
 def document(
     found: Analysis, views: Sequence[str], coverage: Coverage | None = None, next_command: Sequence[str] = ()
 ) -> Document:
-    """What the user asked to see.
-
-    Args:
-        found: The analysis.
-        views: Of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``.
-        coverage: What the cuda engine can run, where that was asked for.
-        next_command: What to run next.
-    """
+    """What the user asked to see: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []

@@ -22,12 +22,7 @@ COLUMNS = (
 
 
 def text(flat: FlatGraph, runs: Iterable[Bench]) -> str:
-    """The file's text, with a line of headings.
-
-    Args:
-        flat: The model.
-        runs: One bench, or one for each batch.
-    """
+    """The file's text, with a line of headings: of one bench, or of one for each batch."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -156,11 +156,8 @@ def annotated_ids(flat: FlatGraph) -> Ints:
 def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     """Matches the nodes of two models by name and compares their streams.
 
-    Args:
-        old: The model before.
-        new: The model now.
-        ruleset: What the new ids come from. It is applied to the new model without looking at the ids there, and where it gives a node the
-            id that it has, its reason is the explanation.
+    Rules are applied to the new model without looking at the ids there. Where they give a node the id that it has, their reason is
+    the explanation.
 
     Raises:
         AssignError: The rules contradict each other on the new model.

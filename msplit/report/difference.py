@@ -18,7 +18,7 @@ def document(found: Comparison, limit: int | None = SHOWN, *, judged_with: str =
     """The comparison for people.
 
     Args:
-        found: The comparison.
+        found: What changed.
         limit: Most rows of each table of nodes; None: all.
         judged_with: What priced the nodes and says why they moved, in words; "" where that need not be told.
     """

@@ -47,17 +47,7 @@ def first(
     option: str,
     noun: str = "",
 ) -> Table:
-    """A table of the first entries, with a note where there are others.
-
-    Args:
-        title: What the rows are.
-        columns: Headings.
-        entries: What there is.
-        row: Makes a row of one of them.
-        most: How many rows there are at most; None: all.
-        option: What shows all.
-        noun: What they are, in the singular; "" where the title says it.
-    """
+    """A table of the first entries, at most so many (None: all), with a note where there are others; see `text.more`."""
     shown = entries[:most]
     return Table(title, columns, [row(entry) for entry in shown], more(len(entries) - len(shown), option, noun))
 

@@ -31,13 +31,7 @@ class Series:
 
 
 def svg(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> str:
-    """The text of an SVG file: both axes logarithmic, a legend below.
-
-    Args:
-        title: Above the plot.
-        x_name: What x is, with its unit.
-        y_name: What y is, with its unit.
-        series: At least one point in all.
+    """The text of an SVG file: both axes logarithmic, their names with units, a legend below.
 
     Raises:
         ValueError: There is no point.

@@ -17,14 +17,7 @@ _FEW = 12
 
 
 def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> Document:
-    """What takes the time, beside what the data sheet says, and the GPU's own constants.
-
-    Args:
-        flat: The graph.
-        found: The profile.
-        static: Static costs of the graph at the profile's shapes.
-        notes: Sentences at the end.
-    """
+    """What takes the time, beside what the data sheet says (`static`, at the profile's shapes), and the GPU's own constants."""
     estimates = estimated(found, flat, static)
     uses = np.bincount([step.kernel for step in found.steps if step.kernel >= 0], minlength=len(found.kernels))
     totals = np.asarray([kernel.time_us for kernel in found.kernels]) * uses

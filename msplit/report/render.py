@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from rich import box
 from rich.cells import cell_len, chop_cells
@@ -125,7 +126,7 @@ def _rich_table(table: Table) -> RichTable:
         right = name.startswith(">")
         shown.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in table.rows:
-        shown.add_row(*map(_text, row))
+        shown.add_row(*(Text(_shown(cell)) for cell in row))
     return shown
 
 
@@ -133,17 +134,8 @@ def _shown(cell: Cell) -> str:
     return escape.line(cell) if isinstance(cell, str) else "\n".join(map(escape.line, cell))
 
 
-def _text(cell: Cell) -> Text:
-    return Text(_shown(cell))
-
-
 def fitted(table: Table, width: int) -> Table:
-    """A table whose names fit a terminal, if they can.
-
-    Args:
-        table: The table. Where it fits as it is, it stays so: a whole name can be copied.
-        width: Columns of the terminal.
-    """
+    """A table whose names fit a terminal of so many columns, if they can. What fits as it is stays so: a whole name can be copied."""
     if _natural(table) <= width or not any(isinstance(cell, Name) for row in table.rows for cell in row):
         return table
     shared = common([cell for row in table.rows for cell in row if isinstance(cell, Name)])
@@ -161,14 +153,8 @@ def fitted(table: Table, width: int) -> Table:
 
 def common(names: Sequence[str]) -> str:
     """The scopes that all names share, with the slash behind them; "" where there is none. Each name keeps its last part."""
-    scopes = [name.split("/")[:-1] for name in names]
-    if not scopes:
-        return ""
-    first, last = min(scopes), max(scopes)
-    shared = 0
-    while shared < min(len(first), len(last)) and first[shared] == last[shared]:
-        shared += 1
-    return "".join(f"{scope}/" for scope in first[:shared])
+    levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    return "".join(f"{scopes[0]}/" for scopes in takewhile(lambda scopes: len(set(scopes)) == 1, levels))
 
 
 def _widths(table: Table) -> list[int]:

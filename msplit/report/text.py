@@ -71,13 +71,7 @@ def dimensions(shape: Sequence[int | None] | None) -> str:
 
 
 def more(left: int, option: str, noun: str = "") -> str:
-    """The line below a table that was cut: "and 7 more (--all)", "and 1 more node (--all)"; "" where nothing is left out.
-
-    Args:
-        left: How many rows are left out.
-        option: What shows them.
-        noun: What they are, in the singular; "" where the table's title says it.
-    """
+    """The line below a table that was cut: "and 7 more (--all)", "and 1 more node (--all)"; "" where nothing is left out."""
     if left <= 0:
         return ""
     return f"and {plural(left, f'more {noun}') if noun else f'{count(left)} more'} ({option})"

@@ -57,7 +57,7 @@ def page(
 
     Args:
         flat: The graph.
-        costs: Cost of each node.
+        costs: Of its nodes.
         ruleset: Rules that give the ids. By default the model's own ids; for a model without any, the rule set that fits it.
         streams: Number of streams of the rules, instead of what they say.
         candidates: Whether to simulate other assignments.

@@ -36,12 +36,7 @@ def packed(data: Mapping[str, Any]) -> str:
 
 
 def page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
-    """The whole file; all of it has a UTF-8 form.
-
-    Args:
-        parts: HTML for the places of ``page.html`` that are not filled here.
-        data: See `packed`.
-    """
+    """The whole file, all of which has a UTF-8 form: `parts` are HTML for the places of ``page.html`` that are not filled here."""
     app = "\n".join(["(() => {", '"use strict";', *(asset("assets", name) for name in SCRIPTS), "})();"])
     scripts = [*(_SOURCE_MAP.sub("", asset("vendor", name)) for name in VENDOR), app]
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
