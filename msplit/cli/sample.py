@@ -38,11 +38,10 @@ def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed:
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the model.")
     check_target(output, force=force)
-    tensorflow()
     chosen = dict(_size(text, name, samples.sizes(name)) for text in sizes)
+    with progress.phase("starting TensorFlow"):
+        tensorflow()
     try:
-        with progress.phase("starting TensorFlow"):
-            tensorflow()
         with progress.phase(f"building {name}"), quiet_stderr():
             sample = samples.build(name, seed=seed, **chosen)
     except (TypeError, ValueError, IndexError) as problem:

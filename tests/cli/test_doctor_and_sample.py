@@ -16,7 +16,7 @@ import msplit as library
 from msplit import samples
 from msplit.cli.main import COMMANDS
 from msplit.decide import doctor
-from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
+from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW, EngineError
 from tests.cli.runner import ROOT, fine, msplit, unchanged
 
 
@@ -270,6 +270,16 @@ def test_samples_that_can_not_be_built(
     assert (done.code, done.out) == (2, "")
     assert what in done.err
     assert fix in done.err
+
+
+def test_starting_tensorflow_is_a_phase_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> None:
+        raise EngineError("it does not start")
+
+    monkeypatch.setattr("msplit.engines.tensorflow.runtime.tensorflow", start)
+    done = msplit("sample", "mmoe", "-o", tmp_path / "m.pb", "--verbose")
+    assert done.code == 2
+    assert re.fullmatch(r" +\d+\.\d\d s  starting TensorFlow\nerror: it does not start\n", done.err)
 
 
 @pytest.mark.tf
