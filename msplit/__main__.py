@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def entry() -> None:
-    """Runs the command line and exits, as `msplit.cli.main.entry`; interrupted while importing, it ends without a traceback."""
+    """Runs the command line and exits, see `msplit.cli.main.run`; interrupted while importing, it ends without a traceback."""
     try:
         import signal
 

@@ -165,13 +165,8 @@ def cli() -> None:
 cli.params += _verbosity()
 
 
-def entry(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0 fine, 1 findings, 2 usage, load or internal error, 130 interrupted, 143 terminated."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
-
-
 def run(arguments: list[str]) -> int:
-    """Runs the command line and returns the exit code."""
+    """Runs the command line. The exit code: 0 fine, 1 findings, 2 usage, load or internal error, 130 interrupted, 143 terminated."""
     debug = "--debug" in arguments
     output.begin()
     # What TensorFlow has to say comes as exceptions; its log is noise here.

@@ -26,7 +26,7 @@ def repository(tmp_path):
     shutil.copytree(EXAMPLE, folder)
     tools = tmp_path / "bin"
     tools.mkdir()
-    script = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c "import sys; from msplit.cli.main import entry; entry()" "$@"\n'
+    script = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c "import sys; from msplit.__main__ import entry; entry()" "$@"\n'
     for name, text in (("msplit", script), ("gh", GH)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)

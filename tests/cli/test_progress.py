@@ -57,7 +57,7 @@ def test_quiet_leaves_notes_out_but_no_result(tmp_path: Path) -> None:
 
 def on_a_terminal(*arguments: str, **variables: str) -> str:
     """Standard error of a command whose standard error is a terminal and whose standard output is a pipe."""
-    code = "from msplit.cli import main, progress; progress.Bar.__init__.__defaults__ = (0.0,); main.entry()"
+    code = "from msplit import __main__; from msplit.cli import progress; progress.Bar.__init__.__defaults__ = (0.0,); __main__.entry()"
     leader, follower = os.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
