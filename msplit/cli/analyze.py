@@ -55,6 +55,7 @@ def command(
         }
         judged = found.judgement
         if judged.helps:
+            # in the folder where the user is, beside nothing that is there
             name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
             given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": name}
             following = options.command_line("assign", model, given)

@@ -356,11 +356,6 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
     return tuple(parts)
 
 
-def annotated(model: Path) -> Path:
-    """Where a command that we propose writes: beside nothing that is there, in the folder where the user is."""
-    return Path(f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams")
-
-
 def was_given(name: str) -> bool:
     """Whether the command was given this parameter, which otherwise has its default."""
     return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT

@@ -14,21 +14,19 @@ _MARK = " ←"
 
 def document(found: Compared, written: Sequence[str] = ()) -> Document:
     """A table of them, what was skipped and why, and which `auto` takes."""
-    measured = any(row.measured_us is not None for row in found.rows)
     tried = [row for row in found.rows if row.skipped is None]
-    columns = ["", ">streams", ">waits", ">predicted", ">gain"]
     note = "predicted: simulated; gain: over one stream"
-    if measured:
-        columns += [">measured", ">gain", ">memory"]
+    if _measured(tried):
         note += "; memory: of values at their highest, over one stream's"
+    tables = [_table("Candidates", tried, note, found.auto)]
+    if found.kernels:
+        note = "over the kernels that run, each way on its best streams; gain: over plain kernels on one stream"
+        tables.append(_table("Kernels", found.kernels, note))
     skipped = [f"{row.name} was skipped: {row.skipped}." for row in found.rows if row.skipped is not None]
     return Document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=_facts(found),
-        tables=[
-            Table("Candidates", columns, [_cells(row, found.auto, measured) for row in tried], note),
-            *([_kernels(found)] if found.kernels else []),
-        ],
+        tables=tables,
         notes=[
             *skipped,
             *_verdict(found, tried),
@@ -50,6 +48,23 @@ def _facts(found: Compared) -> list[tuple[str, str]]:
     ]
 
 
+def _measured(rows: Sequence[Row]) -> bool:
+    return any(row.measured_us is not None for row in rows)
+
+
+def _table(title: str, rows: Sequence[Row], note: str, auto: str = "") -> Table:
+    measured = _measured(rows)
+    columns = (
+        "",
+        ">streams",
+        ">waits",
+        ">predicted",
+        ">gain",
+        *((">measured", ">gain", ">memory") if measured else ()),
+    )
+    return Table(title, columns, [_cells(row, auto, measured) for row in rows], note)
+
+
 def _cells(row: Row, auto: str, measured: bool) -> tuple[str, ...]:
     cells = [
         row.name + (_MARK if row.name == auto else ""),
@@ -65,21 +80,6 @@ def _cells(row: Row, auto: str, measured: bool) -> tuple[str, ...]:
             "-" if row.memory is None else f"{row.memory:.2f}",
         ]
     return tuple(cells)
-
-
-def _kernels(found: Compared) -> Table:
-    """Each way to make kernels on its best streams."""
-    measured = any(row.measured_us is not None for row in found.kernels)
-    columns = [
-        "",
-        ">streams",
-        ">waits",
-        ">predicted",
-        ">gain",
-        *([">measured", ">gain", ">memory"] if measured else []),
-    ]
-    note = "over the kernels that run, each way on its best streams; gain: over plain kernels on one stream"
-    return Table("Kernels", columns, [_cells(row, "", measured) for row in found.kernels], note)
 
 
 def _of_kernels(found: Compared) -> list[str]:

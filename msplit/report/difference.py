@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msplit.cost.gpus import gpu_title
@@ -47,25 +47,26 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
 
 
 def _warnings(found: Comparison) -> list[str]:
-    common = len(found.new.flat) - len(found.added)
-    if not common:
-        return ["The two models have no node name in common, so there is nothing to compare."]
-    return []
+    if len(found.added) < len(found.new.flat):
+        return []
+    return ["The two models have no node name in common, so there is nothing to compare."]
+
+
+def _change(before: float, now: float, text: Callable[[Any], str], least: float = 0.0) -> tuple[str, str, str]:
+    """Before, now and what changed by at least so much."""
+    by = abs(now - before)
+    changed = now != before and by >= least
+    return text(before), text(now), f"{'+' if now > before else '-'}{text(by)}" if changed else "="
 
 
 def _plan_table(old: Side, new: Side) -> Table:
-    def row(name: str, before: float, now: float, *, time: bool = False) -> tuple[str, str, str, str]:
-        text = micros if time else (lambda value: count(int(value)))
-        sign = "+" if now > before else "-" if now < before else ""
-        return name, text(before), text(now), sign + text(abs(now - before)) if sign else "="
-
     was, now = old.prediction, new.prediction
     rows = [
-        row("streams in use", len(was.lanes), len(now.lanes)),
-        row("edges cut", was.plan.edges, now.plan.edges),
-        row("waits", was.plan.waits, now.plan.waits),
-        row("predicted step", was.makespan_us, now.makespan_us, time=True),
-        row("predicted on one stream", was.one_us, now.one_us, time=True),
+        ("streams in use", *_change(len(was.lanes), len(now.lanes), count)),
+        ("edges cut", *_change(was.plan.edges, now.plan.edges, count)),
+        ("waits", *_change(was.plan.waits, now.plan.waits, count)),
+        ("predicted step", *_change(was.makespan_us, now.makespan_us, micros)),
+        ("predicted on one stream", *_change(was.one_us, now.one_us, micros)),
         ("predicted gain", ratio(was.gain), ratio(now.gain), ""),
     ]
     return Table("The plan", ("", ">before", ">now", ">change"), rows, f"simulated on a {gpu_title(new.costs.gpu)}")
@@ -73,11 +74,10 @@ def _plan_table(old: Side, new: Side) -> Table:
 
 def _load_table(old: Side, new: Side) -> Table:
     before, now = old.prediction.load_us(), new.prediction.load_us()
-    rows = []
-    for stream in sorted(before.keys() | now.keys()):
-        was, is_ = before.get(stream, 0.0), now.get(stream, 0.0)
-        change = "=" if abs(is_ - was) < 1e-9 else f"{'+' if is_ > was else '-'}{micros(abs(is_ - was))}"
-        rows.append((str(stream), micros(was), micros(is_), change))
+    rows = [
+        (str(stream), *_change(before.get(stream, 0.0), now.get(stream, 0.0), micros, 1e-9))
+        for stream in sorted(before.keys() | now.keys())
+    ]
     return Table("Cost per stream", (">stream", ">before", ">now", ">change"), rows)
 
 
