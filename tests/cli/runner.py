@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,25 @@ def process(*arguments: object, **environment: str) -> Done:
         timeout=120,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def on_terminal(command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None) -> tuple[str, bytes]:
+    """What a command that succeeds writes to a terminal, which its standard error is and, unless told, its output; and its other output."""
+    leader, follower = os.openpty()
+    with subprocess.Popen(
+        command, stdout=stdout or follower, stderr=follower, cwd=ROOT, env={**environment, "TERM": "xterm"}
+    ) as running:
+        os.close(follower)
+        text = b""
+        try:
+            while part := os.read(leader, 65536):
+                text += part
+        except OSError:  # the other end is closed
+            pass
+        output = b"" if running.stdout is None else running.stdout.read()
+        assert running.wait() == 0
+    os.close(leader)
+    return text.decode(), output
 
 
 def only_contents(path: Path) -> object:

@@ -13,7 +13,7 @@ import pytest
 
 import msplit as library
 from tests.campaign import sampled
-from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, options_of, process
+from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, on_terminal, options_of, process
 
 
 @pytest.mark.parametrize("model", ALL)
@@ -79,24 +79,11 @@ def test_colour_is_for_terminals_only(style: str, model: str) -> None:
         assert not re.search(r"[ \t]$", done.out, re.MULTILINE)
 
 
-def test_a_terminal_gets_colour_unless_it_wants_none(tmp_path: Path) -> None:
+def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
     def shown(**environment: str) -> str:
-        leader, follower = os.openpty()
         variables = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
-        arguments = [sys.executable, "-m", "msplit", "assign", str(SAMPLES / "cond_v1.pb"), "--dry-run"]
-        with subprocess.Popen(
-            arguments, stdout=follower, stderr=follower, cwd=ROOT, env={**variables, "TERM": "xterm", **environment}
-        ) as running:
-            os.close(follower)
-            text = b""
-            try:
-                while part := os.read(leader, 65536):
-                    text += part
-            except OSError:  # the other end is closed
-                pass
-            assert running.wait() == 0
-        os.close(leader)
-        return text.decode()
+        command = [sys.executable, "-m", "msplit", "assign", str(SAMPLES / "cond_v1.pb"), "--dry-run"]
+        return on_terminal(command, {**variables, **environment})[0]
 
     assert "\x1b[1m" in shown()
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown(NO_COLOR="1"))

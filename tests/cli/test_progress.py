@@ -15,7 +15,7 @@ from msplit import api
 from msplit import progress as phases
 from msplit.cli import progress
 from msplit.cli.main import COMMANDS
-from tests.cli.runner import ROOT, SAMPLES, fine, msplit
+from tests.cli.runner import SAMPLES, fine, msplit, on_terminal
 
 MODEL = SAMPLES / "mmoe_small.pb"
 
@@ -55,38 +55,21 @@ def test_quiet_leaves_notes_out_but_no_result(tmp_path: Path) -> None:
     assert fine("analyze", MODEL, "-q").out == fine("analyze", MODEL).out
 
 
-def on_a_terminal(*arguments: str, **variables: str) -> str:
+def told(*arguments: str) -> str:
     """Standard error of a command whose standard error is a terminal and whose standard output is a pipe."""
     code = "from msplit import __main__; from msplit.cli import progress; progress.Bar.__init__.__defaults__ = (0.0,); __main__.entry()"
-    leader, follower = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", **variables},
-    ) as running:
-        os.close(follower)
-        text = b""
-        try:
-            while part := os.read(leader, 65536):
-                text += part
-        except OSError:  # the other end is closed
-            pass
-        assert running.stdout is not None
-        assert b"\x1b" not in running.stdout.read()
-        assert running.wait() == 0
-    os.close(leader)
-    return text.decode()
+    text, output = on_terminal([sys.executable, "-c", code, *arguments], os.environ, subprocess.PIPE)
+    assert b"\x1b" not in output
+    return text
 
 
 def test_long_work_shows_a_bar_on_a_terminal_and_takes_it_away() -> None:
     arguments = ("assign", "sample_graphs/inception_v3_stripped.pb", "--rules", "auto", "--dry-run")
-    shown = on_a_terminal(*arguments)
+    shown = told(*arguments)
     assert "rule auto" in shown
     assert "━" in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
-    assert on_a_terminal(*arguments, "--quiet") == ""
+    assert told(*arguments, "--quiet") == ""
 
 
 def test_auto_tells_what_it_tries_and_how_much_of_it_is_done() -> None:
@@ -115,7 +98,7 @@ def test_auto_tells_what_it_tries_and_how_much_of_it_is_done() -> None:
 
 @pytest.mark.tf
 def test_sample_shows_a_bar_while_tensorflow_starts_with_standard_error_turned_away(tmp_path: Path) -> None:
-    shown = on_a_terminal("sample", "mmoe", "-o", str(tmp_path / "m.pb"))
+    shown = told("sample", "mmoe", "-o", str(tmp_path / "m.pb"))
     assert "starting TensorFlow" in shown
     assert "building mmoe" in shown
 
