@@ -57,7 +57,7 @@ class Measured:
 
     duration: float
     warmup: float
-    min_iters: int
+    min_rounds: int
     builds: int
     tolerance: float | None
 
@@ -110,7 +110,7 @@ class Told:
 @click.option(
     "--warmup", default=0.2, show_default=True, type=click.FloatRange(0), help="Seconds of warming up, per variant."
 )
-@click.option("--min-iters", default=10, show_default=True, type=click.IntRange(1), help="Fewest rounds.")
+@click.option("--min-iters", "min_rounds", default=10, show_default=True, type=click.IntRange(1), help="Fewest rounds.")
 @click.option(
     "--builds",
     default=3,
@@ -299,14 +299,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         reference=run.reference,
         save_reference=run.save_reference,
         force=told.force,
-        settings=Settings(
-            duration=measured.duration,
-            warmup=measured.warmup,
-            min_rounds=measured.min_iters,
-            builds=measured.builds,
-            seed=run.seed,
-            tolerance=measured.tolerance,
-        ),
+        settings=Settings(**vars(measured), seed=run.seed),
         tune=TuneSettings(tuning.tune_seconds, tuning.max_memory, seed=run.seed) if tuning.tune else None,
         plan=run.plan,
         timelines=told.trace is not None,

@@ -339,7 +339,7 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
 
     Args:
         command: Its name.
-        model: The model.
+        model: What it is about.
         further: Option -> its value; a tuple of pairs is an option for each, other tuples are lists. What is None or empty is left out.
     """
     import shlex

@@ -11,9 +11,10 @@ import numpy as np
 from msplit.cost.gpus import gpu_title
 from msplit.decide.analysis import Analysis
 from msplit.formats import left_out_text
+from msplit.formats.model import Endpoint
 from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table, first
-from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size
+from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
@@ -68,7 +69,10 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
         facts.append(("signature", model.signature))
     facts += [
         ("inputs", _endpoints(model.inputs)),
-        ("outputs", _endpoints(model.outputs) + _guessed(model.left_out)),
+        (
+            "outputs",
+            _endpoints(model.outputs) + ("" if model.left_out is None else " (guessed: --outputs names others)"),
+        ),
         ("nodes", f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"),
         ("kernels", f"launched by {plural(found.kernels, 'node')}"),
         ("parameters", f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"),
@@ -99,28 +103,20 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
             "level width",
             f"{plural(found.level_width.width, 'kernel')} on level {found.level_width.level} of {found.level_width.levels}",
         ),
-        ("max antichain", _antichain(found)),
+        (
+            "max antichain",
+            found.antichain.skipped
+            if found.antichain.size is None
+            else plural(found.antichain.size, "mutually independent kernel"),
+        ),
         ("gain at most", _gains(found)),
         ("bounds", _bounds(found)),
     ]
     return facts
 
 
-def _antichain(found: Analysis) -> str:
-    if found.antichain.size is None:
-        return found.antichain.skipped
-    return f"{plural(found.antichain.size, 'mutually independent kernel')}"
-
-
-def _endpoints(endpoints: Any) -> str:
-    shown = [f"{one.name} {one.dtype} {dimensions(one.shape)}".strip() for one in endpoints[:6]]
-    rest = f" … and {len(endpoints) - 6} more" if len(endpoints) > 6 else ""
-    return "; ".join(shown) + rest if shown else "none"
-
-
-def _guessed(left_out: Sequence[str] | None) -> str:
-    """Where the outputs are guessed, that they are, and how to say others."""
-    return "" if left_out is None else " (guessed: --outputs names others)"
+def _endpoints(endpoints: Sequence[Endpoint]) -> str:
+    return some([f"{one.name} {one.dtype} {dimensions(one.shape)}".strip() for one in endpoints], 6, "; ")
 
 
 def _gains(found: Analysis) -> str:
@@ -382,5 +378,5 @@ def payload(
     return result
 
 
-def _endpoint(endpoint: Any) -> dict[str, Any]:
+def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     return {"name": endpoint.name, "tensor": endpoint.tensor, "dtype": endpoint.dtype, "shape": endpoint.shape}

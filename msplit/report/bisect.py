@@ -8,7 +8,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.measure.bisect import Bisected, Suspect
 from msplit.measure.verification import OutputComparison
 from msplit.report.document import Document, Table
-from msplit.report.text import heading, plural
+from msplit.report.text import dimensions, heading, plural
 
 _WHERE = {
     "cpu": "on the CPU, with simulated streams: what a GPU's kernels do is not seen",
@@ -28,9 +28,7 @@ def document(flat: FlatGraph, found: Bisected) -> Document:
     if suspect is not None:
         facts += _facts(found, suspect)
         if suspect.inputs:
-            rows = [
-                (one.name, one.dtype, "×".join(map(str, one.shape)) or "scalar", _agrees(one)) for one in suspect.inputs
-            ]
+            rows = [(one.name, one.dtype, dimensions(one.shape), _agrees(one)) for one in suspect.inputs]
             tables.append(Table("What it reads", ("value", "type", "shape", "against TensorFlow"), rows))
     return Document(
         title=heading(flat.model.path, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
@@ -39,11 +37,10 @@ def document(flat: FlatGraph, found: Bisected) -> Document:
 
 def _facts(found: Bisected, suspect: Suspect) -> list[tuple[str, str]]:
     value = suspect.found
-    shape = "×".join(map(str, value.shape)) or "scalar"
     facts = [
         ("node", suspect.node),
         ("op", suspect.op),
-        ("value", f"{value.name}, {value.dtype}, {shape}"),
+        ("value", f"{value.name}, {value.dtype}, {dimensions(value.shape)}"),
         ("error", value.describe()),
     ]
     if suspect.alone is not None:
@@ -60,12 +57,11 @@ def _agrees(one: OutputComparison) -> str:
 
 
 def _conclusion(found: Bisected) -> str:
-    if found.culprit is not None and found.kernels == "plain" and not found.culprit.group:
-        return f"{found.culprit.op} {found.culprit.node} is the first node that gives another value than TensorFlow."
-    if found.culprit is not None:
-        what = (
-            f"the group of {found.culprit.node}" if found.culprit.group else f"{found.culprit.op} {found.culprit.node}"
-        )
+    one = found.culprit
+    if one is not None:
+        what = f"the group of {one.node}" if one.group else f"{one.op} {one.node}"
+        if found.kernels == "plain" and not one.group:
+            return f"{what} is the first node that gives another value than TensorFlow."
         return f"Every node by itself agrees; with {found.kernels} kernels {what} gives another value than TensorFlow."
     if found.drift is not None:
         return (

@@ -24,13 +24,7 @@ _MOST_ID = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two models.
-
-    Attributes:
-        flat: The graph.
-        costs: Cost of each node.
-        prediction: The simulated run with the ids that the file holds.
-    """
+    """One of the two models, and its simulated run with the ids that the file holds."""
 
     flat: FlatGraph
     costs: Costs
@@ -51,13 +45,10 @@ class Move:
     """A node that is in both models, on different streams.
 
     Attributes:
-        name: Its name.
-        op: Its op.
         old: Stream id before.
         new: Stream id now.
         time_us: What its kernel takes now.
-        rule: Key of the rule that gives it the new id; "" if no rules were given, "graph" if none of them does.
-        why: The rule's reason.
+        rule: Key of the rule that gives it the new id, for the reason `why`; "" if no rules were given, "graph" if none of them does.
     """
 
     name: str
@@ -71,15 +62,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is in only one of the models, or that has another op in the other.
-
-    Attributes:
-        name: Its name.
-        op: Its op.
-        stream: Its stream id.
-        time_us: What its kernel takes.
-        was: Its op before, for a node that is in both.
-    """
+    """A node that is in only one of the models, or that is in both and had another op, `was`, before."""
 
     name: str
     op: str
@@ -96,9 +79,7 @@ class Comparison:
     """What changed.
 
     Attributes:
-        old: The model before.
-        new: The model now.
-        moved: Nodes of both on different streams, by cost, the costliest first.
+        moved: Nodes of both on different streams, the costliest first.
         added: Nodes that only the new one has, likewise.
         removed: Nodes that only the old one has, likewise.
         replaced: Nodes that have another op now, likewise.

@@ -77,6 +77,12 @@ def more(left: int, option: str, noun: str = "") -> str:
     return f"and {plural(left, f'more {noun}') if noun else f'{count(left)} more'} ({option})"
 
 
+def some(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first of several: "a, b … and 3 more"; "none" of nothing."""
+    left = len(names) - most
+    return between.join(names[:most]) + (f" … and {left} more" if left > 0 else "") or "none"
+
+
 _FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "SavedModel"}
 
 

@@ -20,7 +20,7 @@ from msplit.report.document import Cell, Table
 from msplit.report.html import embed
 from msplit.report.html.data import columns
 from msplit.report.html.runs import Measured, Run
-from msplit.report.text import count, micros, percent, plural, ratio
+from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
 from msplit.schedule.predict import Prediction
 from msplit.shapes import Shapes
@@ -34,7 +34,6 @@ class Candidate:
     """One way to assign streams that was simulated.
 
     Attributes:
-        name: Its name.
         streams: Streams that it uses.
         waits: Waits of its plan.
         makespan_us: Simulated time.
@@ -76,8 +75,6 @@ class Page:
     """What goes into a report.
 
     Attributes:
-        flat: The graph.
-        costs: Cost of each node.
         prediction: The simulated run of its ids.
         bounds: What no schedule can beat.
         origin: Where the ids come from, half a sentence.
@@ -158,8 +155,8 @@ def _summary(page: Page) -> str:
             "nodes",
             f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {count(int(flat.host.sum()))} run on the host",
         ),
-        ("inputs", _endpoints([tensor.name for tensor in flat.inputs])),
-        ("outputs", _endpoints([tensor.name for tensor in flat.outputs])),
+        ("inputs", some([tensor.name for tensor in flat.inputs], 8)),
+        ("outputs", some([tensor.name for tensor in flat.outputs], 8)),
         ("priced for", f"{gpu_title(page.costs.gpu)}, {page.costs.source}"),
         ("critical path", f"{micros(limits.critical_path_us)} of {micros(limits.serial_us)} of work"),
     ]
@@ -323,8 +320,3 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell) -> str:
     return text(cell) if isinstance(cell, str) else "<br>".join(map(text, cell))
-
-
-def _endpoints(names: Sequence[str]) -> str:
-    more = f" … and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more or "none"
