@@ -28,10 +28,9 @@ def table(found: Bench) -> Table | None:
     rows: list[tuple[str, ...]] = []
     for layer in shown:
         variant = variants[layer.label]
-        before = variant.ratio_over(layer.before, clock) if layer.before else None
-        over = variant.ratio_over(first, clock) if layer.label != first else None
+        before, over = _measured(layer, first, variant, clock)
         if simulated:
-            said = ["-" if gain is None else f"{gain:.2f}" for gain in _gains(found, layer)]
+            said = ["-" if gain is None else f"{gain:.2f}" for gain in _predicted(found, layer)]
             rows.append((layer.name, "wrong" if variant.failed else _gain(before), said[0], _gain(over), said[1]))
         else:
             rows.append((layer.name, _time(variant, clock), _gain(before), _gain(over)))
@@ -43,17 +42,22 @@ def table(found: Bench) -> Table | None:
             f"times faster by the {clock}'s clock, in brackets: confidence interval",
             "pred.: predicted, by the simulator",
         ]
-    fused = [variants[layer.label].facts for layer in shown if "fused_groups" in variants[layer.label].facts]
-    if fused:
+    facts = [variants[layer.label].facts for layer in shown]
+    if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))
-    grouped = [variants[layer.label].facts for layer in shown if variants[layer.label].facts.get("groups")]
-    if grouped:
-        notes.append(_grouping(grouped[0], variants[first].facts))
+    if grouped := [one for one in facts if one.get("groups")]:
+        notes.append(_grouping(grouped[0], facts[0]))
     return Table("What each layer adds", columns, rows, "; ".join(notes))
 
 
-def _gains(found: Bench, layer: AblationStep) -> tuple[float | None, float | None]:
-    """Simulated gains: over the layer before, and over the first; None where there is none."""
+def _measured(layer: AblationStep, first: str, variant: VariantResult, clock: str) -> list[Ratio | None]:
+    """Gains over the layer before, and over the first; None where there is none."""
+    overs = (layer.before, first)
+    return [variant.ratio_over(over, clock) if over and over != layer.label else None for over in overs]
+
+
+def _predicted(found: Bench, layer: AblationStep) -> tuple[float | None, float | None]:
+    """Likewise, simulated."""
     times = {other.label: other.predicted_us for other in found.layers}
     first = found.layers[0]
 
@@ -107,13 +111,8 @@ def payload(found: Bench) -> list[dict[str, Any]]:
     for layer in found.layers:
         variant = variants.get(layer.label)
         clock = "device" if variant is not None and variant.device else "host"
-        gains = [
-            variant.ratio_over(over, clock)
-            if variant is not None and over is not None and over != layer.label
-            else None
-            for over in (layer.before, first)
-        ]
-        simulated = _gains(found, layer)
+        gains = _measured(layer, first, variant, clock) if variant is not None else [None, None]
+        simulated = _predicted(found, layer)
         layers.append(
             {
                 "name": layer.name,
