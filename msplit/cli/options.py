@@ -15,7 +15,6 @@ from click.shell_completion import CompletionItem
 from msplit.cli import output, progress
 
 if TYPE_CHECKING:
-    from msplit.cost.profile import Profile
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
 
@@ -201,15 +200,12 @@ class Work:
     profile_path: Path | None = None
     no_record: bool = False
 
-    def profile(self) -> Profile | None:
-        """The profile that --profile names, if it does."""
-        from msplit.cost import profile_file
-
-        return None if self.profile_path is None else profile_file.load(self.profile_path)
-
     def arguments(self) -> dict[str, Any]:
         """For the functions of `api`, with the profile read."""
-        return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": self.profile()}
+        from msplit.cost import profile_file
+
+        profile = None if self.profile_path is None else profile_file.load(self.profile_path)
+        return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": profile}
 
 
 @dataclass(frozen=True)
