@@ -13,8 +13,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.cache import kernel_folder, refused_folders
-    from msplit.engines.cuda.kernels.toolchain import c_compiler
+    from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds, plan_of_job
     from msplit.engines.cuda.search.kernel_modes import (
@@ -50,12 +49,12 @@ _LATER = {
     "SimulatedVariants": "search.kernel_modes",
     "compile_variants": "search.measurement",
     "c_compiler": "kernels.toolchain",
-    "kernel_folder": "kernels.cache",
+    "kernel_folder": "kernels.toolchain",
     "make_runner": "search.measurement",
     "one_stream_seconds": "runtime.executables",
     "plan_of_job": "runtime.executables",
     "predicted_us": "search.kernel_modes",
-    "refused_folders": "kernels.cache",
+    "refused_folders": "kernels.toolchain",
     "simulate_variants": "search.kernel_modes",
 }
 """Where what needs PyTorch is: it is loaded when it is asked for."""

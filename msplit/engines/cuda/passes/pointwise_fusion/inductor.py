@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels import cache
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.toolchain import can_compile, kept
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
 from msplit.opset.traits import VIEWS
 
@@ -118,7 +117,7 @@ class Compiler:
             torch.empty_strided(shape, stride, dtype=dtype, device=self.device) for shape, stride, dtype in layouts
         ]
         try:
-            with torch.no_grad(), cache.kept(), warnings.catch_warnings():
+            with torch.no_grad(), kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what a compiler has to say of its own parts is nothing to the user
                 run, count, cached = _inductor(body, examples)
         except Exception as problem:
