@@ -1,11 +1,13 @@
-"""Gather in one kernel that a wrong index can not crash. Needs Triton and a GPU; import it only when both are there.
+"""Gathers in one kernel that a wrong index can not crash. Needs Triton and a GPU; import it only when both are there.
 
 PyTorch's gathers assert on the device that every index is in range. A failing assertion ends the CUDA context and with it
-the process's work on the GPU; clamping and masking around them takes several kernels. This kernel writes zeros for an
+the process's work on the GPU; clamping and masking around them takes several kernels. These kernels write zeros for an
 index that is out of range, which is what TensorFlow's GPU kernel does.
 """
 
 from __future__ import annotations
+
+import math
 
 import triton
 import triton.language as tl
@@ -60,4 +62,44 @@ def gather(table: Tensor, indices: Tensor) -> Tensor:
         flags = {"BLOCK": _BLOCK, "WIDE": total >= _WIDE_FROM, "SINGLE": batch * outer == 1}
         grid = (triton.cdiv(total, _BLOCK),)
         _gather[grid](as_words(table), indices, as_words(out), total, size, count, inner, outer, **flags)
+    return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _lookup(  # type: ignore[no-untyped-def]
+    table, ids, starts, sizes, out, total, count, inner, BLOCK: tl.constexpr, WIDE: tl.constexpr
+):
+    block = tl.program_id(0)
+    if WIDE:
+        block = block.to(tl.int64)
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    exists = place < total
+    row = place // inner
+    member = row // count
+    index = tl.load(ids + row, mask=exists, other=0).to(tl.int64)
+    start = tl.load(starts + member, mask=exists, other=0)
+    inside = (index >= 0) & (index < tl.load(sizes + member, mask=exists, other=0))
+    values = tl.load(table + (start + index) * inner + (place - row * inner), mask=exists & inside, other=0)
+    tl.store(out + place, values, mask=exists)
+
+
+def grouped_gather(table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
+    """out[n, m] = table[starts[n] + ids[n, m]], or zeros where the id is not in [0, sizes[n]), though the next member's table lies there.
+
+    Args:
+        table: Contiguous, of shape [rows, ...], on a GPU, with elements of at most 8 bytes.
+        ids: Contiguous integers of shape [members, m].
+        starts: First row of each member's table, int64.
+        sizes: Number of rows of each member's table, int64.
+
+    Returns:
+        Contiguous, of shape [members, m, ...].
+    """
+    inner = math.prod(table.shape[1:])
+    out = table.new_empty((*ids.shape, *table.shape[1:]))
+    total = out.numel()
+    if total:
+        grid = (triton.cdiv(total, _BLOCK),)
+        arguments = (as_words(table), ids, starts, sizes, as_words(out), total, ids.shape[1], inner)
+        _lookup[grid](*arguments, BLOCK=_BLOCK, WIDE=total >= _WIDE_FROM)
     return out

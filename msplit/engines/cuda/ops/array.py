@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers, lies_nchw
 
+_TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
+
 
 @lowering("Concat", static=(0,))
 def concat(node: Node, axis: np.ndarray, *inputs: Tensor) -> Tensor:
     """The inputs one after the other along an axis (the older form, which names the axis first)."""
-    return _concatenated(node, inputs, integer(axis))
+    return concat_v2(node, *inputs, axis)
 
 
 @lowering("ConcatV2", static=(-1,))
 def concat_v2(node: Node, *inputs: Tensor | np.ndarray) -> Tensor:
     """The inputs one after the other along an axis, the last input."""
-    return _concatenated(node, inputs[:-1], integer(inputs[-1]))
-
-
-def _concatenated(node: Node, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
-    dim = axis_within(node, axis, tensors[0].dim())
+    tensors: tuple[Tensor, ...] = inputs[:-1]
+    dim = axis_within(node, integer(inputs[-1]), tensors[0].dim())
     if len(tensors) == 1:
         return tensors[0]
     if all(lies_nchw(tensor) for tensor in tensors):
         # In NCHW order of axes the inputs are contiguous: one copy each, and the result keeps the layout that the
         # convolutions behind it read without a conversion.
-        nchw_dim = (0, 2, 3, 1)[dim]
-        return torch.cat([tensor.permute(0, 3, 1, 2) for tensor in tensors], nchw_dim).permute(0, 2, 3, 1)
+        return torch.cat([tensor.permute(_TO_NCHW) for tensor in tensors], _TO_NHWC[dim]).permute(_TO_NHWC)
     return torch.cat(tensors, dim)
 
 
@@ -61,7 +60,7 @@ def split(node: Node, axis: np.ndarray, x: Tensor) -> tuple[Tensor, ...]:
     size, rest = divmod(x.shape[dim], parts)
     if rest:
         raise Unsupported(f"{node.name}: axis {dim} of shape {tuple(x.shape)} has not {parts} equal parts")
-    return _parts(x, dim, (size,) * parts)
+    return tuple(x.split((size,) * parts, dim))
 
 
 @lowering("SplitV", static=(1, 2))
@@ -74,15 +73,7 @@ def split_v(node: Node, x: Tensor, sizes: np.ndarray, axis: np.ndarray) -> tuple
         wanted = tuple(x.shape[dim] - known if size == -1 else size for size in wanted)
     if sum(wanted) != x.shape[dim] or min(wanted) < 0:
         raise Unsupported(f"{node.name}: axis {dim} of shape {tuple(x.shape)} can not be split into {integers(sizes)}")
-    return _parts(x, dim, wanted)
-
-
-def _parts(x: Tensor, dim: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(x.narrow(dim, start, size))
-        start += size
-    return tuple(parts)
+    return tuple(x.split(wanted, dim))
 
 
 @lowering("ParallelConcat")
@@ -105,25 +96,15 @@ def slice_(node: Node, x: Tensor, begin: np.ndarray, size: np.ndarray) -> Tensor
     return x
 
 
-@dataclass(frozen=True)
-class _Range:
-    """What StridedSlice takes of one axis of its input: `count` elements from `start` on, `step` apart."""
-
-    start: int
-    count: int
-    step: int
-
-
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """A StridedSlice on an input of known shape.
 
     Attributes:
-        ranges: What is taken of every axis of the input.
+        ranges: The places that are taken of every axis of the input.
         shape: Shape of the result, new axes put in and shrunk ones left out.
     """
 
-    ranges: tuple[_Range, ...]
+    ranges: tuple[range, ...]
     shape: tuple[int, ...]
 
 
@@ -133,8 +114,9 @@ def strided_slice(node: Node, x: Tensor, begin: np.ndarray, end: np.ndarray, str
 
     A view, except that axes with a negative stride are copied: PyTorch has no negative strides.
     """
-    plan = _planned(node, tuple(x.shape), integers(begin), integers(end), integers(strides))
-    return _taken(x, plan).reshape(plan.shape)
+    plan = _planned(node, tuple(x.shape), begin, end, strides)
+    window, backwards = _window(x, plan), _backwards(plan)
+    return (window.flip(backwards) if backwards else window).reshape(plan.shape)
 
 
 @lowering("TensorStridedSliceUpdate", static=(1, 2, 3))
@@ -142,12 +124,8 @@ def tensor_strided_slice_update(
     node: Node, x: Tensor, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: Tensor
 ) -> Tensor:
     """A copy of x with the slice, addressed as for StridedSlice, replaced by the value."""
-    plan = _planned(node, tuple(x.shape), integers(begin), integers(end), integers(strides))
-    value = value.expand(plan.shape).reshape([taken.count for taken in plan.ranges])
-    backwards = [dim for dim, taken in enumerate(plan.ranges) if taken.step < 0]
-    result = x.clone()
-    _window(result, plan).copy_(value.flip(backwards) if backwards else value)
-    return result
+    plan = _planned(node, tuple(x.shape), begin, end, strides)
+    return _replaced(x.clone(), plan, value.expand(plan.shape))
 
 
 @lowering("StridedSliceGrad", static=(0, 1, 2, 3))
@@ -155,39 +133,35 @@ def strided_slice_grad(
     node: Node, shape: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, dy: Tensor
 ) -> Tensor:
     """Zeros of the given shape with dy in the place of the slice."""
-    plan = _planned(node, integers(shape), integers(begin), integers(end), integers(strides))
-    value = dy.reshape([taken.count for taken in plan.ranges])
-    backwards = [dim for dim, taken in enumerate(plan.ranges) if taken.step < 0]
-    result = dy.new_zeros(integers(shape))
-    _window(result, plan).copy_(value.flip(backwards) if backwards else value)
-    return result
+    sizes = integers(shape)
+    return _replaced(dy.new_zeros(sizes), _planned(node, sizes, begin, end, strides), dy)
+
+
+def _replaced(x: Tensor, plan: _Plan, value: Tensor) -> Tensor:
+    """x, in which what the plan takes was replaced in place."""
+    value, backwards = value.reshape([len(taken) for taken in plan.ranges]), _backwards(plan)
+    _window(x, plan).copy_(value.flip(backwards) if backwards else value)
+    return x
 
 
 def _window(x: Tensor, plan: _Plan) -> Tensor:
     """View of what the plan takes, with axes of negative stride in rising order."""
     for dim, taken in enumerate(plan.ranges):
-        if (taken.start, taken.count, taken.step) == (0, x.shape[dim], 1):
-            continue
-        if taken.count == 0:
+        if not taken:
             x = x.narrow(dim, 0, 0)
-            continue
-        last = taken.start + (taken.count - 1) * taken.step
-        low, high = min(taken.start, last), max(taken.start, last)
-        index = (slice(None),) * dim + (slice(low, high + 1, abs(taken.step)),)
-        x = x[index]
+        elif (taken.start, len(taken), taken.step) != (0, x.shape[dim], 1):
+            low, high = sorted((taken[0], taken[-1]))
+            x = x[(slice(None),) * dim + (slice(low, high + 1, abs(taken.step)),)]
     return x
 
 
-def _taken(x: Tensor, plan: _Plan) -> Tensor:
-    window = _window(x, plan)
-    backwards = [dim for dim, taken in enumerate(plan.ranges) if taken.step < 0 and taken.count > 1]
-    return torch.flip(window, backwards) if backwards else window
+def _backwards(plan: _Plan) -> list[int]:
+    return [dim for dim, taken in enumerate(plan.ranges) if taken.step < 0 and len(taken) > 1]
 
 
-def _planned(
-    node: Node, shape: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...], strides: tuple[int, ...]
-) -> _Plan:
+def _planned(node: Node, shape: tuple[int, ...], begins: np.ndarray, ends: np.ndarray, steps: np.ndarray) -> _Plan:
     """Resolves the masks. Bit i of each belongs to entry i of begin, end and strides, not to an axis."""
+    begin, end, strides = integers(begins), integers(ends), integers(steps)
     begin_mask, end_mask = int(node.get("begin_mask", 0)), int(node.get("end_mask", 0))
     ellipsis_mask = int(node.get("ellipsis_mask", 0))
     new_axis_mask, shrink_mask = int(node.get("new_axis_mask", 0)), int(node.get("shrink_axis_mask", 0))
@@ -200,15 +174,14 @@ def _planned(
     if taking > len(shape):
         raise Unsupported(f"{node.name}: a slice of {taking} axes of shape {shape}")
 
-    ranges: list[_Range] = []
+    ranges: list[range] = []
     result: list[int] = []
     for entry in range(count + (not ellipsis_mask)):
         # Without an ellipsis there is one after the last entry.
         if entry == count or ellipsis_mask >> entry & 1:
             for _ in range(len(shape) - taking):
-                size = shape[len(ranges)]
-                ranges.append(_Range(0, size, 1))
-                result.append(size)
+                result.append(shape[len(ranges)])
+                ranges.append(range(result[-1]))
             continue
         if is_new[entry]:
             result.append(1)
@@ -220,40 +193,25 @@ def _planned(
             place = begin[entry] + size if begin[entry] < 0 else begin[entry]
             if not 0 <= place < size or step < 0:
                 raise Unsupported(f"{node.name}: index {begin[entry]} is outside of axis {len(ranges)} of {shape}")
-            ranges.append(_Range(place, 1, 1))
+            ranges.append(range(place, place + 1))
             continue
         start = None if begin_mask >> entry & 1 else begin[entry]
         stop = None if end_mask >> entry & 1 else end[entry]
-        resolved = range(size)[slice(start, stop, step)]
-        ranges.append(_Range(resolved.start, len(resolved), step))
-        result.append(len(resolved))
+        ranges.append(range(size)[start:stop:step])
+        result.append(len(ranges[-1]))
     return _Plan(tuple(ranges), tuple(result))
 
 
-_TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
-
-
-@lowering("Pad", static=(1,))
-def pad(node: Node, x: Tensor, paddings: np.ndarray) -> Tensor:
-    """The tensor with zeros put before and after it along every axis."""
+@lowering("Pad", "PadV2", static=(1,))
+def pad(node: Node, x: Tensor, paddings: np.ndarray, *constant: Tensor) -> Tensor:
+    """The tensor with zeros (PadV2: a constant) put before and after it along every axis."""
     pairs = _pairs(node, x, paddings)
     if not any(map(any, pairs)):
         return x
     if lies_nchw(x):
         # Padding makes a fresh tensor whose last axis is the densest: in NCHW order it keeps the input's layout.
-        return _zero_padded(x.permute(_TO_NCHW), [pairs[dim] for dim in _TO_NCHW]).permute(_TO_NHWC)
-    return _zero_padded(x, pairs)
-
-
-@lowering("PadV2", static=(1,))
-def pad_v2(node: Node, x: Tensor, paddings: np.ndarray, constant: Tensor) -> Tensor:
-    """The tensor with a constant put before and after it along every axis."""
-    pairs = _pairs(node, x, paddings)
-    if not any(map(any, pairs)):
-        return x
-    if lies_nchw(x):
-        return _padded_with(x.permute(_TO_NCHW), [pairs[dim] for dim in _TO_NCHW], constant).permute(_TO_NHWC)
-    return _padded_with(x, pairs, constant)
+        return _padded(x.permute(_TO_NCHW), [pairs[dim] for dim in _TO_NCHW], *constant).permute(_TO_NHWC)
+    return _padded(x, pairs, *constant)
 
 
 @lowering("MirrorPad", static=(1,))
@@ -264,10 +222,10 @@ def mirror_pad(node: Node, x: Tensor, paddings: np.ndarray) -> Tensor:
     for dim, (low, high) in enumerate(pairs):
         if max(low, high) > x.shape[dim] - skipped:
             raise Unsupported(f"{node.name}: padding {low}, {high} is wider than axis {dim} of shape {tuple(x.shape)}")
-    if skipped and _is_image(x) and pairs[0] == pairs[3] == (0, 0) and any(pairs[1] + pairs[2]):
+    is_image = x.dim() == 4 and x.is_floating_point() and x.numel() > 0
+    if skipped and is_image and pairs[0] == pairs[3] == (0, 0) and any(pairs[1] + pairs[2]):
         # One kernel for the usual case, images padded in height and width.
-        images = torch.nn.functional.pad(x.permute(_TO_NCHW), (*pairs[2], *pairs[1]), mode="reflect")
-        return images.permute(_TO_NHWC)
+        return F.pad(x.permute(_TO_NCHW), (*pairs[2], *pairs[1]), mode="reflect").permute(_TO_NHWC)
     for dim, (low, high) in enumerate(pairs):
         if low or high:
             size = x.shape[dim]
@@ -277,10 +235,6 @@ def mirror_pad(node: Node, x: Tensor, paddings: np.ndarray) -> Tensor:
     return x
 
 
-def _is_image(x: Tensor) -> bool:
-    return bool(x.dim() == 4 and x.is_floating_point() and x.numel() > 0)
-
-
 def _pairs(node: Node, x: Tensor, paddings: np.ndarray) -> list[tuple[int, int]]:
     pairs = [(int(low), int(high)) for low, high in np.asarray(paddings).reshape(-1, 2)]
     if len(pairs) != x.dim() or any(low < 0 or high < 0 for low, high in pairs):
@@ -288,13 +242,10 @@ def _pairs(node: Node, x: Tensor, paddings: np.ndarray) -> list[tuple[int, int]]
     return pairs
 
 
-def _zero_padded(x: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
-    # `pad` counts axes from the last one back.
-    return torch.nn.functional.pad(x, [width for pair in reversed(pairs) for width in pair])
-
-
-def _padded_with(x: Tensor, pairs: list[tuple[int, int]], constant: Tensor) -> Tensor:
-    """Like `_zero_padded`, with a constant that only the device knows."""
+def _padded(x: Tensor, pairs: list[tuple[int, int]], constant: Tensor | None = None) -> Tensor:
+    """Padded with zeros, or with a constant that only the device knows."""
+    if constant is None:  # `pad` counts axes from the last one back
+        return F.pad(x, [width for pair in reversed(pairs) for width in pair])
     shape = [low + size + high for size, (low, high) in zip(x.shape, pairs, strict=True)]
     result = constant.reshape(()).expand(shape).clone(memory_format=torch.contiguous_format)
     inside = result

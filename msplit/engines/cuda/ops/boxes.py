@@ -26,53 +26,29 @@ MOST_PAIRS = 1 << 25
 """Pairs of boxes whose overlaps are kept: 128 MB, and as much again several times while they are computed."""
 
 
-@lowering("NonMaxSuppression", static=(2,), dynamic=True)
-def non_max_suppression(node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray) -> Tensor:
-    """Indices of the boxes that are selected, the best score first; the threshold is an attribute."""
-    threshold = scores.new_full((), float(node.get("iou_threshold", 0.5)))
-    return _indices(node, boxes, scores, integer(size), threshold)
-
-
-@lowering("NonMaxSuppressionV2", static=(2,), dynamic=True)
-def non_max_suppression_v2(
-    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, iou_threshold: Tensor
-) -> Tensor:
-    """Indices of the boxes that are selected, the best score first."""
-    return _indices(node, boxes, scores, integer(size), iou_threshold)
-
-
-@lowering("NonMaxSuppressionV3", static=(2,), dynamic=True)
-def non_max_suppression_v3(
-    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, iou_threshold: Tensor, score_threshold: Tensor
-) -> Tensor:
-    """Indices of the boxes that are selected among those with a score above a threshold, the best score first."""
-    return _indices(node, boxes, scores, integer(size), iou_threshold, score_threshold)
+@lowering("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", static=(2,), dynamic=True)
+def non_max_suppression(node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor) -> Tensor:
+    """Indices of the boxes that are selected (V3: among those with a score above a threshold), the best score first."""
+    if not thresholds:
+        thresholds = (scores.new_full((), float(node.get("iou_threshold", 0.5))),)
+    return _of_one_image(node, boxes, scores, size, *thresholds)[0]
 
 
 @lowering("NonMaxSuppressionV4", static=(2,), dynamic=True, unless=_PADS)
 def non_max_suppression_v4(
-    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, iou_threshold: Tensor, score_threshold: Tensor
+    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same, and how many are selected; with ``pad_to_max_output_size`` index 0 stands in the rest."""
-    places, _, count = _of_one_image(node, boxes, scores, integer(size), iou_threshold, score_threshold)
-    return (places if node.get(_PADS, False) else places[: int(count)]), count
+    places, _, count = _of_one_image(node, boxes, scores, size, *thresholds)
+    return places, count
 
 
 @lowering("NonMaxSuppressionV5", static=(2,), dynamic=True, unless=_PADS)
 def non_max_suppression_v5(
-    node: Node,
-    boxes: Tensor,
-    scores: Tensor,
-    size: np.ndarray,
-    iou_threshold: Tensor,
-    score_threshold: Tensor,
-    sigma: Tensor,
+    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with scores; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
-    places, found, count = _of_one_image(node, boxes, scores, integer(size), iou_threshold, score_threshold, sigma)
-    if not node.get(_PADS, False):
-        places, found = places[: int(count)], found[: int(count)]
-    return places, found, count
+    return _of_one_image(node, boxes, scores, size, *thresholds)
 
 
 @lowering("NonMaxSuppressionWithOverlaps", static=(2,), dynamic=True)
@@ -136,27 +112,22 @@ def combined_non_max_suppression(
     )
 
 
-def _indices(
-    node: Node, boxes: Tensor, scores: Tensor, size: int, iou_threshold: Tensor, score_threshold: Tensor | None = None
-) -> Tensor:
-    places, _, count = _of_one_image(node, boxes, scores, size, iou_threshold, score_threshold)
-    return places[: int(count)]
-
-
 def _of_one_image(
     node: Node,
     boxes: Tensor,
     scores: Tensor,
-    size: int,
+    size: np.ndarray,
     iou_threshold: Tensor,
-    score_threshold: Tensor | None,
+    score_threshold: Tensor | None = None,
     sigma: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, scores, and how many of both are not padding."""
-    if size < 0:
-        raise Unsupported(f"{node.name}: an output size of {size}")
-    places, found, count = _select(scores[None], _overlap(boxes[None]), size, iou_threshold, score_threshold, sigma)
-    return places[0].to(torch.int32), found[0], count[0]
+    """Indices, scores, and how many there are; only so many of both unless the node pads."""
+    most = integer(size)
+    if most < 0:
+        raise Unsupported(f"{node.name}: an output size of {most}")
+    places, found, count = _select(scores[None], _overlap(boxes[None]), most, iou_threshold, score_threshold, sigma)
+    kept = most if node.get(_PADS, False) else int(count[0])
+    return places[0, :kept].to(torch.int32), found[0, :kept], count[0]
 
 
 def _select(

@@ -1,4 +1,4 @@
-"""Changes of dtype, the parts of complex numbers, and simulated quantization."""
+"""Changes of dtype, complex numbers and their parts, and simulated quantization."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.axes import integer
 
 # Integer that holds the bits of a float, and how many of its bits are mantissa.
 _CARRIER = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16}
@@ -83,46 +84,20 @@ def imaginary_part(node: Node, x: Tensor) -> Tensor:
     return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
 
 
-@lowering("ComplexAbs")
-def complex_magnitude(node: Node, x: Tensor) -> Tensor:
-    """Magnitude of complex numbers."""
-    return torch.abs(x)
-
-
-@lowering("Angle")
-def complex_angle(node: Node, x: Tensor) -> Tensor:
-    """Argument of complex numbers, in (-pi, pi]."""
-    return torch.angle(x)
-
-
-@lowering("Conj")
-def conjugate(node: Node, x: Tensor) -> Tensor:
-    """Complex conjugate."""
-    return torch.conj_physical(x)
-
-
 @lowering("FakeQuantWithMinMaxArgs")
 def with_attributes(node: Node, x: Tensor) -> Tensor:
     """Quantized to `num_bits` over the range of the attributes `min` and `max`."""
     low = torch.full((), node.get("min", -6.0), dtype=torch.float32, device=x.device)
     high = torch.full((), node.get("max", 6.0), dtype=torch.float32, device=x.device)
-    return _quantized(node, x, low, high)
+    return with_tensors(node, x, low, high)
 
 
-@lowering("FakeQuantWithMinMaxVars")
+@lowering("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
 def with_tensors(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Quantized to `num_bits` over a range that two scalars give; zeros if both are zero."""
-    return _quantized(node, x, low, high)
+    """Quantized to `num_bits` over a range for all, or one for each position on the last axis; zeros if both ends are zero.
 
-
-@lowering("FakeQuantWithMinMaxVarsPerChannel")
-def per_channel(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Quantized to `num_bits` over one range for each position on the last axis."""
-    return _quantized(node, x, low, high)
-
-
-def _quantized(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The range is moved a little first, so that zero is one of the steps (the rule of the op's documentation)."""
+    The range is moved a little first, so that zero is one of the steps (the rule of the op's documentation).
+    """
     first = 1.0 if node.get("narrow_range", False) else 0.0
     last = float(2 ** int(node.get("num_bits", 8)) - 1)
     scale = (high - low) / (last - first)
@@ -133,20 +108,14 @@ def _quantized(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where((low == 0) & (high == 0), 0, steps * scale + bottom)
 
 
-@lowering("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4")
-def quantize_and_dequantize(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Brought to the steps of an integer type and back, over a given range or that of the values, by axis or for all."""
-    return _to_steps(node, x, low, high, int(node.get("num_bits", 8)))
-
-
 @lowering("QuantizeAndDequantizeV3", static=(3,))
-def quantize_and_dequantize_bits(node: Node, x: Tensor, low: Tensor, high: Tensor, bits: np.ndarray) -> Tensor:
-    """As QuantizeAndDequantizeV2, with the number of bits as an input."""
-    return _to_steps(node, x, low, high, int(bits))
+@lowering("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4")
+def quantize_and_dequantize(node: Node, x: Tensor, low: Tensor, high: Tensor, *num_bits: np.ndarray) -> Tensor:
+    """Brought to the steps of an integer type and back, over a given range or that of the values, by axis or for all.
 
-
-def _to_steps(node: Node, x: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
-    """One scale for both sides of zero: the finer of those that bring each end of the range to the end of the type."""
+    One scale for both sides of zero: the finer of those that bring each end of the range to the end of the type.
+    """
+    bits = integer(num_bits[0]) if num_bits else int(node.get("num_bits", 8))
     axis, given = int(node.get("axis", -1)), bool(node.get("range_given", node.op == "QuantizeAndDequantizeV3"))
     signed, narrow = bool(node.get("signed_input", True)), bool(node.get("narrow_range", False))
     first = -(1 << (bits - 1)) + narrow if signed else 0

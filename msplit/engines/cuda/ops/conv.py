@@ -1,18 +1,19 @@
 """Convolutions.
 
-A filter is a constant in nearly every model, and PyTorch wants its axes in another order. `prepare_filter` lays one out in
-memory, once, so that the lowering's view of it needs no copy. `FILTERS` says which ops have one: always their input 1.
+A filter, always input 1, is a constant in nearly every model, and PyTorch wants its axes in another order. What `FILTERS` has for the op
+lays it out in memory, once, so that the lowering's view of it needs no copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
@@ -27,6 +28,7 @@ from msplit.engines.cuda.ir.windows import (
     windows,
 )
 from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.ops.axes import integers
 
 # Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
 # A 14 by 14 result made 15 by 15 passes, a 7 by 7 one does not.
@@ -37,12 +39,7 @@ _TRANSPOSED = {2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def prepare_filter(filter: Tensor, channels_last: bool) -> Tensor:
-    """A convolution's filter (HWIO, or DHWIO) with the same shape and values, laid out for the kernel.
-
-    Args:
-        filter: The filter as TensorFlow has it.
-        channels_last: What `msplit.engines.cuda.ir.windows.keeps_channels_last` says of the node.
-    """
+    """A convolution's filter (HWIO, or DHWIO) with the same shape and values, laid out for the kernel."""
     return _to_weight(in_layout(_from_filter(filter), channels_last))
 
 
@@ -69,43 +66,22 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
 """How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
 
 
-@lowering("Conv2D", "Conv3D")
+@lowering("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
-    """A convolution over two or three axes, grouped where the filter has fewer input channels than the data."""
+    """A convolution, grouped where the filter has fewer input channels than the data; a depthwise one of each channel by itself."""
     return convolve(node, data, filter)
 
 
-@lowering("DepthwiseConv2dNative")
-def depthwise_convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
-    """A convolution of each channel by itself, with several results per channel."""
-    return convolve(node, data, filter, depthwise=True)
-
-
-@lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", static=(0,))
+@lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", static=(0,))
 def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
     """The gradient of a convolution with respect to its data: a transposed convolution."""
-    return _transposed(node, sizes, filter, data)
-
-
-@lowering("DepthwiseConv2dNativeBackpropInput", static=(0,))
-def transposed_depthwise(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor) -> Tensor:
-    """The gradient of a depthwise convolution with respect to its data."""
-    return _transposed(node, sizes, filter, data, depthwise=True)
-
-
-def _transposed(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor, *, depthwise: bool = False) -> Tensor:
     _refuse_integers(node, data)
-    first = channels_first(node)
-    shape = [int(size) for size in sizes]
-    if len(shape) == filter.dim() - 2:  # The spatial sizes alone are allowed too.
-        channels = filter.shape[2]
-    else:
-        channels = shape[1 if first else -1]
-        shape = shape[2:] if first else shape[1:-1]
-    kernel = tuple(filter.shape[:-2])
-    strides = spatial(node, node.get("strides"), "strides")
-    dilations = spatial(node, node.get("dilations", (1,) * filter.dim()), "dilations")
-    frames = windows(node, shape, kernel, strides, dilations)
+    shape: Sequence[int] = integers(sizes)
+    groups = 1
+    if len(shape) == filter.dim():  # The spatial sizes alone are allowed too.
+        groups = shape[1 if channels_first(node) else -1] // filter.shape[-2]
+        shape = spatial_sizes(node, shape)
+    frames = convolution_windows(node, shape, filter.shape[:-2])
 
     # The result covers [0, full) before cropping. PyTorch crops as much from either end; a slice takes the rest.
     crops, extra = [], []
@@ -114,23 +90,19 @@ def _transposed(node: Node, sizes: np.ndarray, filter: Tensor, data: Tensor, *, 
         crop = min(frame.before, frame.after)
         crops.append(crop)
         extra.append(max(0, frame.before + frame.size - full + crop))
-    if depthwise:
-        weight = filter.permute(2, 3, 0, 1).reshape(-1, 1, *kernel)
-    else:
-        weight = in_layout(_from_filter(filter), keeps_channels_last(node))
     result = _TRANSPOSED[filter.dim() - 2](
         to_channels_first(node, data),
-        weight,
+        _weight(node, filter),
         None,
-        strides,
+        tuple(frame.stride for frame in frames),
         tuple(crops),
         tuple(extra),
-        filter.shape[-2] if depthwise else channels // filter.shape[-2],
-        dilations,
+        filter.shape[-2] if _is_depthwise(node) else groups,
+        tuple(frame.dilation for frame in frames),
     )
-    for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True)):
-        if result.shape[2 + axis] != frame.size:
-            result = result.narrow(2 + axis, frame.before - crop, frame.size)
+    for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True), 2):
+        if result.shape[axis] != frame.size:
+            result = result.narrow(axis, frame.before - crop, frame.size)
     return from_channels_first(node, result)
 
 
@@ -140,7 +112,6 @@ def convolve(
     filter: Tensor,
     bias: Tensor | None = None,
     *,
-    depthwise: bool = False,
     side: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
@@ -149,41 +120,35 @@ def convolve(
     One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
 
     Args:
-        node: Holds strides, padding, dilations and data_format.
+        node: Holds strides, padding, dilations and data_format; its op says whether each channel is convolved by itself.
         data: The data in the logical shape of the node's data_format.
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
         bias: One number per output channel.
-        depthwise: Convolve each channel by itself.
-        side: Added to the result; of the result's logical shape.
-        relu: Cut the result off below zero.
+        side: Of the result's logical shape.
+        relu: Whether the result is cut off below zero.
     """
     _refuse_integers(node, data)
-    rank = filter.dim() - 2
-    first = channels_first(node)
-    frames = frames_of(node, data, filter)
+    depthwise = _is_depthwise(node)
+    frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
-    if tiles is not None and not depthwise and not first and can_compile():
+    if tiles is not None and not depthwise and not channels_first(node) and can_compile():
         from msplit.engines.cuda.kernels import conv
 
         if conv.fits(data, filter, frames):
             return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)
-    if depthwise:
-        groups = filter.shape[-2]
-        weight = filter.permute(2, 3, 0, 1).reshape(-1, 1, *filter.shape[:-2])
-    else:
-        if data.shape[1] % filter.shape[-2]:
-            raise Unsupported(
-                f"{node.op} {node.name}: {data.shape[1]} channels do not split in groups of the filter's {filter.shape[-2]}"
-            )
-        groups = data.shape[1] // filter.shape[-2]
-        weight = in_layout(_from_filter(filter), keeps_channels_last(node))
+    groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
+    if rest:
+        raise Unsupported(
+            f"{node.op} {node.name}: {data.shape[1]} channels do not split in groups of the filter's {filter.shape[-2]}"
+        )
+    weight = _weight(node, filter)
     padding, skips = _fit(frames)
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
 
-    if relu and _has_fused_kernel(data, bias, groups, rank):
+    if relu and _has_fused_kernel(data, bias, groups):
         if side is None:
             result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
         else:
@@ -192,7 +157,7 @@ def convolve(
                 data, weight, side, 1.0, bias, strides, padding, dilations, groups
             )
     else:
-        result = _CONVOLVE[rank](data, weight, bias, strides, padding, dilations, groups)
+        result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
         if side is not None:
             result = result + to_channels_first(node, side)
         if relu:
@@ -203,23 +168,30 @@ def convolve(
     return from_channels_first(node, result)
 
 
-def frames_of(node: Node, data: Tensor, filter: Tensor) -> tuple[Window, ...]:
-    """The windows of a convolution along each spatial axis."""
-    ones = (1,) * filter.dim()
+def spatial_sizes(node: Node, shape: Sequence[int]) -> Sequence[int]:
+    """The sizes of the spatial axes of data of a shape."""
+    return shape[2:] if channels_first(node) else shape[1:-1]
+
+
+def convolution_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[Window, ...]:
+    """The windows of a convolution along each spatial axis, by the sizes of the data and of the filter there."""
+    ones = (1,) * (len(sizes) + 2)
     strides = spatial(node, node.get("strides", ones), "strides")
-    dilations = spatial(node, node.get("dilations", ones), "dilations")
-    sizes = data.shape[2:] if channels_first(node) else data.shape[1:-1]
-    return windows(node, sizes, filter.shape[:-2], strides, dilations)
+    return windows(node, sizes, kernel, strides, spatial(node, node.get("dilations", ones), "dilations"))
 
 
-def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int, rank: int) -> bool:
+def _is_depthwise(node: Node) -> bool:
+    return "Depthwise" in node.op
+
+
+def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
     """Whether cuDNN's convolution with bias and ReLU takes these tensors."""
     return (
         data.device.type == "cuda"
         and data.dtype in (torch.float32, torch.float16)
         and bias is not None
         and groups == 1
-        and rank == 2
+        and data.dim() == 4
         and data.numel() > 0
         and torch.backends.cudnn.is_available()
         and torch.version.hip is None
@@ -255,6 +227,13 @@ def _pad(data: Tensor, frames: tuple[Window, ...]) -> tuple[Tensor, tuple[int, .
     return (F.pad(data, outer) if any(outer) else data), inner, (0,) * len(frames)
 
 
+def _weight(node: Node, filter: Tensor) -> Tensor:
+    """The filter as the kernel takes it; a copy where it was not prepared."""
+    if _is_depthwise(node):
+        return filter.permute(2, 3, 0, 1).reshape(-1, 1, *filter.shape[:-2])
+    return in_layout(_from_filter(filter), keeps_channels_last(node))
+
+
 def _from_filter(filter: Tensor) -> Tensor:
     """HWIO (DHWIO) to the order of PyTorch: output channels, input channels, then space. A view."""
     return filter.permute(-1, -2, *range(filter.dim() - 2))
@@ -267,6 +246,4 @@ def _to_weight(weight: Tensor) -> Tensor:
 
 def _refuse_integers(node: Node, data: Tensor) -> None:
     if not data.is_floating_point():
-        raise Unsupported(
-            f"{node.op} {node.name}: convolutions of {str(data.dtype).removeprefix('torch.')} are not supported"
-        )
+        raise Unsupported(f"{node.op} {node.name}: convolutions of {dtype_name(data.dtype)} are not supported")

@@ -20,6 +20,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
     "Acos": torch.acos,
     "Acosh": torch.acosh,
+    "Angle": torch.angle,
     "Asin": torch.asin,
     "Asinh": torch.asinh,
     "Atan": torch.atan,
@@ -37,6 +38,8 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "BesselY0": torch.special.bessel_y0,
     "BesselY1": torch.special.bessel_y1,
     "Ceil": torch.ceil,
+    "ComplexAbs": torch.abs,
+    "Conj": torch.conj_physical,
     "Cos": torch.cos,
     "Cosh": torch.cosh,
     "Erf": torch.erf,
@@ -70,18 +73,6 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Tanh": torch.tanh,
     "ZerosLike": torch.zeros_like,
 }
-
-
-def _register_unary(op: str, function: Callable[[Tensor], Tensor]) -> None:
-    def lower(node: Node, x: Tensor) -> Tensor:
-        return function(x)
-
-    lower.__doc__ = f"`torch.{function.__name__}` of every element."
-    lowering(op)(lower)
-
-
-for _op, _function in _UNARY.items():
-    _register_unary(_op, _function)
 
 
 @lowering("Sign")
@@ -138,22 +129,20 @@ def population_count(node: Node, x: Tensor) -> Tensor:
     return count.to(torch.uint8)
 
 
-@lowering("SqrtGrad")
-def sqrt_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of y = Sqrt(x): dy / 2y."""
-    return dy * 0.5 / y
+_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "InvGrad": lambda y, dy: -dy * (y * y),
+    "ReciprocalGrad": lambda y, dy: -dy * (y * y),
+    "RsqrtGrad": lambda y, dy: dy * -0.5 * (y * y * y),
+    "SigmoidGrad": lambda y, dy: dy * y * (1 - y),
+    "SqrtGrad": lambda y, dy: dy * 0.5 / y,
+    "TanhGrad": lambda y, dy: dy * (1 - y * y),
+}
 
 
-@lowering("RsqrtGrad")
-def rsqrt_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of y = Rsqrt(x): -dy y³ / 2."""
-    return dy * -0.5 * (y * y * y)
-
-
-@lowering("InvGrad", "ReciprocalGrad")
-def reciprocal_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of y = 1 / x: -dy y²."""
-    return -dy * (y * y)
+@lowering(*_GRADIENTS)
+def gradient(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of 1 / x, of the square root of x or 1 / x, of Sigmoid or Tanh, given the function's result y and that one's gradient."""
+    return _GRADIENTS[node.op](y, dy)
 
 
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -189,16 +178,18 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 _CHAIN_OF_ADDITIONS = 4
 
 
-def _register_binary(op: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    def lower(node: Node, x: Tensor, y: Tensor) -> Tensor:
-        return function(x, y)
+def _register(op: str, function: Callable[..., Tensor], of: str) -> None:
+    def lower(node: Node, *inputs: Tensor) -> Tensor:
+        return function(*inputs)
 
-    lower.__doc__ = f"`torch.{function.__name__}` of every pair of elements."
+    lower.__doc__ = f"`torch.{function.__name__}` of every {of}."
     lowering(op)(lower)
 
 
+for _op, _function in _UNARY.items():
+    _register(_op, _function, "element")
 for _op, _pairwise in _BINARY.items():
-    _register_binary(_op, _pairwise)
+    _register(_op, _pairwise, "pair of elements")
 
 
 @lowering("Polygamma")
@@ -230,34 +221,23 @@ def floor_divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
     return torch.div(x, y, rounding_mode="floor")
 
 
-@lowering("DivNoNan")
-def divide_no_nan(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """Quotient; zero where the divisor is zero."""
-    return torch.where(y == 0, 0, x / y)
+@lowering("DivNoNan", "MulNoNan")
+def no_nan(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Quotient (product); zero where y is zero, even if x is NaN or infinite."""
+    return torch.where(y == 0, 0, x / y if node.op == "DivNoNan" else x * y)
 
 
-@lowering("MulNoNan")
-def multiply_no_nan(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """Product; zero where y is zero, even if x is NaN or infinite."""
-    return torch.where(y == 0, 0, x * y)
+_OF_X: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Xdivy": torch.div,
+    "Xlog1py": lambda x, y: x * torch.log1p(y),
+    "Xlogy": lambda x, y: x * torch.log(y),  # `torch.xlogy` gives NaN where y is NaN
+}
 
 
-@lowering("Xdivy")
-def x_divided_by_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """Quotient; zero where x is zero, whatever y is."""
-    return torch.where(x == 0, 0, x / y)
-
-
-@lowering("Xlogy")
-def x_log_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """x log(y); zero where x is zero, even if y is NaN (`torch.xlogy` gives NaN there)."""
-    return torch.where(x == 0, 0, x * torch.log(y))
-
-
-@lowering("Xlog1py")
-def x_log1p_y(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """x log(1 + y); zero where x is zero, even if y is NaN."""
-    return torch.where(x == 0, 0, x * torch.log1p(y))
+@lowering(*_OF_X)
+def zero_of_zero(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x / y (x log(y), x log(1 + y)); zero where x is zero, even if y is NaN."""
+    return torch.where(x == 0, 0, _OF_X[node.op](x, y))
 
 
 @lowering("SquaredDifference")
@@ -267,20 +247,11 @@ def squared_difference(node: Node, x: Tensor, y: Tensor) -> Tensor:
     return difference * difference.conj() if difference.is_complex() else torch.square(difference)
 
 
-@lowering("LeftShift")
-def left_shift(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """Bits moved up by y, which is brought into [0, width - 1] first."""
-    return torch.bitwise_left_shift(x, _shift_within(y))
-
-
-@lowering("RightShift")
-def right_shift(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """Bits moved down by y, the sign repeated; y is brought into [0, width - 1] first."""
-    return torch.bitwise_right_shift(x, _shift_within(y))
-
-
-def _shift_within(y: Tensor) -> Tensor:
-    return y.clamp(0, 8 * y.element_size() - 1)
+@lowering("LeftShift", "RightShift")
+def shift(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Bits moved up (down, the sign repeated) by y, which is brought into [0, width - 1] first."""
+    function = torch.bitwise_left_shift if node.op == "LeftShift" else torch.bitwise_right_shift
+    return function(x, y.clamp(0, 8 * y.element_size() - 1))
 
 
 @lowering("AddN", "AccumulateNV2")
@@ -288,10 +259,7 @@ def add_n(node: Node, *inputs: Tensor) -> Tensor:
     """Sum of tensors of one shape."""
     if len(inputs) > _CHAIN_OF_ADDITIONS:
         return torch.stack(inputs).sum(0, dtype=inputs[0].dtype)
-    total = inputs[0]
-    for addend in inputs[1:]:
-        total = total + addend
-    return total
+    return sum(inputs[1:], start=inputs[0])
 
 
 @lowering("Cross")
@@ -300,16 +268,13 @@ def cross(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.cross(a, b, dim=-1)
 
 
-@lowering("Equal")
-def equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """x == y; a single False for shapes that do not broadcast, where `incompatible_shape_error` is false."""
-    return _one_answer(x, False) if _forgiven(node, x, y) else x == y
-
-
-@lowering("NotEqual")
-def not_equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """x != y; a single True for shapes that do not broadcast, where `incompatible_shape_error` is false."""
-    return _one_answer(x, True) if _forgiven(node, x, y) else x != y
+@lowering("Equal", "NotEqual")
+def equality(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """x == y (x != y); a single False (True) for shapes that do not broadcast, where `incompatible_shape_error` is false."""
+    differ = node.op == "NotEqual"
+    if _forgiven(node, x, y):
+        return torch.full((), differ, dtype=torch.bool, device=x.device)
+    return x != y if differ else x == y
 
 
 @lowering("ApproximateEqual")
@@ -324,10 +289,6 @@ def _forgiven(node: Node, x: Tensor, y: Tensor) -> bool:
         return False
     pairs = zip(reversed(x.shape), reversed(y.shape), strict=False)
     return any(a != b and 1 not in (a, b) for a, b in pairs)
-
-
-def _one_answer(x: Tensor, answer: bool) -> Tensor:
-    return torch.full((), answer, dtype=torch.bool, device=x.device)
 
 
 @lowering("Select")

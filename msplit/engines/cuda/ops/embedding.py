@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,15 +21,19 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""
     spec: Columns = node.attrs["columns"]
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
-    # A product may have its weights lie in an order of its own.
-    kernel = _kernel() if inputs[0].is_cuda and all(inputs[slot].is_contiguous() for slot in tables) else None
     outputs = empty_outputs(spec, inputs[0].device)
-    if kernel is not None:
-        kernel(spec, inputs, outputs)
+    # A product may have its weights lie in an order of its own.
+    if inputs[0].is_cuda and all(inputs[slot].is_contiguous() for slot in tables) and can_compile():
+        from msplit.engines.cuda.kernels.embedding_launch import fill
+
+        fill(spec, inputs, outputs)
         return outputs
     for segment in spec.segments:
         place = torch.as_strided(
-            outputs[segment.output], (segment.rows, segment.width), (segment.step, 1), segment_offset(outputs, segment)
+            outputs[segment.output],
+            (segment.rows, segment.width),
+            (segment.step, 1),
+            outputs[segment.output].storage_offset() + segment.start,
         )
         rows = _rows(segment, inputs)
         place.copy_(rows if segment.scale is None else rows * segment.scale)
@@ -39,27 +41,20 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def empty_outputs(spec: Columns, device: torch.device) -> tuple[Tensor, ...]:
-    """Memory for the outputs, one block."""
+    """Memory for the outputs, one block: each begins where a vector of 16 bytes may, or equal shapes side by side, as one stack."""
     sizes = [math.prod(shape) for shape in spec.outputs]
     dtype = torch_dtype(spec.dtype)
     unit = max(16 // dtype.itemsize, 1)
     starts, end = [], 0
     for number, (size, shape) in enumerate(zip(sizes, spec.outputs, strict=True)):
         if number and shape != spec.outputs[number - 1]:
-            end = (
-                -(-end // unit) * unit
-            )  # where a vector of 16 bytes may begin; equal shapes lie side by side, as one stack
+            end = -(-end // unit) * unit
         starts.append(end)
         end += size
     block = torch.empty(end, dtype=dtype, device=device)
     return tuple(
         block[start : start + size].view(shape) for start, size, shape in zip(starts, sizes, spec.outputs, strict=True)
     )
-
-
-def segment_offset(outputs: tuple[Tensor, ...], segment: Segment) -> int:
-    """Element of the outputs' block where a segment begins."""
-    return int(outputs[segment.output].storage_offset()) + segment.start
 
 
 def _rows(segment: Segment, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -112,13 +107,3 @@ def _ids(term: Term, values: Tensor) -> Tensor:
     if term.modulo:
         values = values.remainder(term.modulo)
     return values.clamp(term.low, term.high) + term.offset
-
-
-@functools.cache
-def _kernel() -> Callable[[Columns, tuple[Tensor, ...], tuple[Tensor, ...]], None] | None:
-    """All of it in one kernel, if Triton is there and can compile it."""
-    if not can_compile():
-        return None
-    from msplit.engines.cuda.kernels.embedding_launch import fill
-
-    return fill

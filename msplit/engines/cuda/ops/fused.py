@@ -7,8 +7,6 @@ ReLU and a side input in cuDNN.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,14 +18,10 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.engines.cuda.ops.conv import convolve, frames_of
+from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.matmul import product_in_tiles
-from msplit.engines.cuda.ops.nn import normalize
+from msplit.engines.cuda.ops.nn import EPSILON, LEAKY_ALPHA, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
-
-# Defaults of attributes, as the float32 numbers that they are.
-_EPSILON = 9.999999747378752e-05
-_ALPHA = 0.20000000298023224
 
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
@@ -49,32 +43,19 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     return _follow(node, torch.addmm(bias, a, b), rest, steps[1:], first=False)
 
 
-@lowering("_FusedConv2D")
-def fused_conv2d(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
+@lowering("_FusedConv2D", "_FusedDepthwiseConv2dNative")
+def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
     """A convolution, then a bias or a batch normalization, a sum and an activation as `fused_ops` says."""
     if node.get("filter_format", "HWIO") != "HWIO":
         raise Unsupported(
             f"{node.op} {node.name}: filter_format {node.get('filter_format')} is not supported, only HWIO"
         )
-    count = int(node.get("num_args", len(args)))
-    if len(args) > count:
+    if len(args) > int(node.get("num_args", len(args))):
         raise Unsupported(f"{node.op} {node.name}: host_args belong to a quantized convolution, which is not supported")
-    return _fused_convolution(node, data, filter, args, depthwise=False)
-
-
-@lowering("_FusedDepthwiseConv2dNative")
-def fused_depthwise_conv2d(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
-    """A depthwise convolution, then a bias or a batch normalization and an activation as `fused_ops` says."""
-    return _fused_convolution(node, data, filter, args, depthwise=True)
-
-
-def _fused_convolution(
-    node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], *, depthwise: bool
-) -> Tensor:
     steps = _steps(node)
     first = channels_first(node)
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, convolve(node, data, filter, depthwise=depthwise), list(args), steps, first=first)
+        return _follow(node, convolve(node, data, filter), list(args), steps, first=first)
     bias, *rest = args
     steps = steps[1:]
     side = None
@@ -83,7 +64,7 @@ def _fused_convolution(
         steps = steps[1:]
     relu = steps[:1] == ("Relu",)
     steps = steps[1:] if relu else steps
-    result = convolve(node, data, filter, bias, depthwise=depthwise, side=side, relu=relu)
+    result = convolve(node, data, filter, bias, side=side, relu=relu)
     return _follow(node, result, rest, steps, first=first)
 
 
@@ -98,9 +79,9 @@ def _follow(node: Node, result: Tensor, args: list[Tensor], steps: tuple[str, ..
         elif step == "FusedBatchNorm":
             scale, offset, mean, variance = args[:_BATCH_NORM_INPUTS]
             del args[:_BATCH_NORM_INPUTS]
-            result = normalize(result, scale, offset, mean, variance, node.get("epsilon", _EPSILON), first)
+            result = normalize(result, scale, offset, mean, variance, node.get("epsilon", EPSILON), first)
         else:
-            result = activate(step, node.get("leakyrelu_alpha", _ALPHA))(result)
+            result = activate(step, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
     return result
 
 
@@ -124,7 +105,7 @@ def _steps(node: Node) -> tuple[str, ...]:
 @lowering("_GroupedMatMul", own=True)
 def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
     """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul."""
-    _own(node)
+    _of_our_own(node, "count")
     result = batched_matmul.run(batched_matmul.grouped(node.attrs, x, weights, *args), node.attrs)
     return result[0] if node.get("single") else result
 
@@ -132,13 +113,13 @@ def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Ten
 @lowering("_GroupedLookup", own=True)
 def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
     """Rows of several tables below each other: what `--group` makes of lookups. An id outside of its own table is out of range."""
-    _own(node)
-    count = int(node.attrs["count"])
+    count = int(_of_our_own(node, "count"))
     shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
     flat = ids.reshape(count, -1)
-    kernel = _kernel() if table.is_cuda and table.element_size() <= 8 else None
-    if kernel is not None:
-        return kernel(table, flat.contiguous(), starts, sizes).reshape(shape)
+    if table.is_cuda and table.element_size() <= 8 and can_compile():
+        from msplit.engines.cuda.kernels.gather import grouped_gather
+
+        return grouped_gather(table, flat.contiguous(), starts, sizes).reshape(shape)
     inside = (flat >= 0) & (flat < sizes.unsqueeze(1))
     if table.device.type == "cpu" and not bool(inside.all()):
         raise IndexError("index out of range in a lookup")
@@ -149,18 +130,12 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     return taken.reshape(shape)
 
 
-def _own(node: Node) -> None:
-    if "count" not in node.attrs:
+def _of_our_own(node: Node, *attrs: str) -> Any:
+    """The first of these attributes that the node has. A graph can name the engine's own ops, but not give them what they need."""
+    found = next((node.attrs[name] for name in attrs if node.get(name) is not None), None)
+    if found is None:
         raise Unsupported("it is an op of the engine's own, which no graph can hold")
-
-
-@functools.cache
-def _kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    if not can_compile():
-        return None
-    from msplit.engines.cuda.kernels.grouped_gather import lookup
-
-    return lookup
+    return found
 
 
 @lowering("_SiblingConv2D", own=True)
@@ -169,29 +144,22 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
 
     Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
     """
-    sizes = node.get(SIBLINGS)
-    if sizes is None:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    sizes = _of_our_own(node, SIBLINGS)
     relu = "Relu" in node.get("fused_ops", ())
     tiles = node.get(TILES)
     if tiles is not None and data.is_cuda and can_compile():
         from msplit.engines.cuda.kernels import conv
 
-        frames = frames_of(node, data, filter)
+        frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
-    results, start = [], 0
-    for size in sizes:
-        own = None if bias is None else bias.narrow(0, start, size)
-        results.append(convolve(node, data, filter.narrow(3, start, size), own, relu=relu))
-        start += size
-    return tuple(results)
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    return tuple(
+        convolve(node, data, *of_one, relu=relu) for of_one in zip(filter.split(sizes, 3), biases, strict=True)
+    )
 
 
 @lowering("_FusedPointwise", own=True)
 def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
     """What fusion makes of a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
-    run = node.get("kernel") or node.get("body")
-    if run is None:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
-    return tuple(run(*inputs))
+    return tuple(_of_our_own(node, "kernel", "body")(*inputs))

@@ -10,9 +10,7 @@ with one row to spare for such indices, because PyTorch would crash the CUDA con
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,12 +20,6 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
-
-
-@lowering("Gather")
-def gather(node: Node, params: Tensor, indices: Tensor) -> Tensor:
-    """Rows of `params` (positions on its first axis) at the indices."""
-    return take(params, indices)
 
 
 @lowering("GatherV2", static=(2,))
@@ -43,9 +35,9 @@ def gather_v2(node: Node, params: Tensor, indices: Tensor, axis: np.ndarray) -> 
     return take(params, indices, dim, batch_dims)
 
 
-@lowering("ResourceGather")
-def resource_gather(node: Node, table: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a variable, whose value comes as the first input, at the indices."""
+@lowering("Gather", "ResourceGather")
+def gather(node: Node, table: Tensor, indices: Tensor) -> Tensor:
+    """Rows of a table, or of a variable, whose value comes as the first input, at the indices."""
     batch_dims = _batch_dims(node, indices)
     return take(table, indices, batch_dims, batch_dims)
 
@@ -71,12 +63,11 @@ def gather_nd(node: Node, params: Tensor, indices: Tensor) -> Tensor:
 def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Tensor:
     """GatherV2 with axis and batch_dims in range. See the module for indices that are not."""
     shape = (*params.shape[:axis], *indices.shape[batch_dims:], *params.shape[axis + 1 :])
-    if params.is_cuda:
-        kernel = _kernel()
-        # A table that does not lie row by row would have to be copied first, which can cost far more than the gather.
-        if kernel is not None and params.is_contiguous() and params.element_size() <= 8:
-            table, places = _as_matrices(params, indices.contiguous(), axis, batch_dims)
-            return kernel(table, places).reshape(shape)
+    # A table that does not lie row by row would have to be copied first, which can cost far more than the gather.
+    if params.is_cuda and can_compile() and params.is_contiguous() and params.element_size() <= 8:
+        from msplit.engines.cuda.kernels import gather as kernel
+
+        return kernel.gather(*_as_matrices(params, indices.contiguous(), axis, batch_dims)).reshape(shape)
     if indices.dtype not in (torch.int32, torch.int64):
         indices = indices.to(torch.int64)
     if batch_dims == 0:
@@ -120,12 +111,8 @@ def _batch_dims(node: Node, indices: Tensor) -> int:
 def _as_matrices(params: Tensor, indices: Tensor, axis: int, batch_dims: int) -> tuple[Tensor, Tensor]:
     """params as [batch, outer, n, inner] and indices as [batch, m]."""
     batch = math.prod(params.shape[:batch_dims])
-    table = params.reshape(
-        batch,
-        math.prod(params.shape[batch_dims:axis]),
-        params.shape[axis],
-        math.prod(params.shape[axis + 1 :]),
-    )
+    outer, inner = math.prod(params.shape[batch_dims:axis]), math.prod(params.shape[axis + 1 :])
+    table = params.reshape(batch, outer, params.shape[axis], inner)
     return table, indices.reshape(batch, math.prod(indices.shape[batch_dims:]))
 
 
@@ -140,16 +127,6 @@ def _masked(params: Tensor, indices: Tensor, axis: int) -> Tensor:
     return torch.where(inside.reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), rows, 0)
 
 
-@functools.cache
-def _kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The gather in one kernel, if Triton is there and can compile it: it builds its launchers with a C compiler."""
-    if not can_compile():
-        return None
-    from msplit.engines.cuda.kernels.gather import gather as kernel
-
-    return kernel
-
-
 @lowering("ScatterNd", static=(2,))
 def scatter_nd(node: Node, indices: Tensor, updates: Tensor, shape: np.ndarray) -> Tensor:
     """Zeros of the given shape with the updates added at the coordinates of the last axis of the indices."""
@@ -157,55 +134,42 @@ def scatter_nd(node: Node, indices: Tensor, updates: Tensor, shape: np.ndarray) 
     depth = indices.shape[-1]
     count = math.prod(sizes[:depth])
     buffer = updates.new_zeros((count + 1, math.prod(sizes[depth:])))
-    return _added(buffer, linear_index(indices, sizes[:depth], outside=count), updates).reshape(sizes)
+    places = linear_index(indices, sizes[:depth], outside=count).reshape(-1)
+    return buffer.index_add_(0, places, updates.reshape(-1, buffer.shape[1]))[:-1].reshape(sizes)
 
 
 @lowering("TensorScatterUpdate")
 def tensor_scatter_update(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """A copy of x with the updates written at the indices. Of several updates to one place any one may win."""
-    buffer, linear = _buffer(x, indices)
-    buffer.index_copy_(0, linear.reshape(-1), updates.reshape(-1, buffer.shape[1]))
-    return buffer[:-1].reshape(x.shape)
+    buffer, places = _buffer(x, indices)
+    return buffer.index_copy_(0, places, updates.reshape(-1, buffer.shape[1]))[:-1].reshape(x.shape)
 
 
-@lowering("TensorScatterAdd", "ScatterNdNonAliasingAdd")
+@lowering("TensorScatterAdd", "TensorScatterSub", "ScatterNdNonAliasingAdd")
 def tensor_scatter_add(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """A copy of x with the updates added at the indices."""
-    buffer, linear = _buffer(x, indices)
-    return _added(buffer, linear, updates).reshape(x.shape)
-
-
-@lowering("TensorScatterSub")
-def tensor_scatter_sub(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """A copy of x with the updates subtracted at the indices."""
-    buffer, linear = _buffer(x, indices)
-    return _added(buffer, linear, -updates).reshape(x.shape)
+    """A copy of x with the updates added (subtracted) at the indices."""
+    buffer, places = _buffer(x, indices)
+    addends = (-updates if node.op == "TensorScatterSub" else updates).reshape(-1, buffer.shape[1])
+    return buffer.index_add_(0, places, addends)[:-1].reshape(x.shape)
 
 
 @lowering("TensorScatterMax", "TensorScatterMin")
 def tensor_scatter_extreme(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """A copy of x with the larger (smaller) of element and updates at the indices."""
-    buffer, linear = _buffer(x, indices)
+    buffer, places = _buffer(x, indices)
     values = updates.reshape(-1, buffer.shape[1])
-    index = linear.reshape(-1, 1).expand(values.shape)
-    buffer.scatter_reduce_(0, index, values, "amax" if node.op == "TensorScatterMax" else "amin")
-    return buffer[:-1].reshape(x.shape)
+    how = "amax" if node.op == "TensorScatterMax" else "amin"
+    return buffer.scatter_reduce_(0, places[:, None].expand(values.shape), values, how)[:-1].reshape(x.shape)
 
 
 def _buffer(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """A copy of x as rows, with one more row at the end, and the row that every index means."""
+    """A copy of x as rows, with one more row at the end, and the row that every index means, as a vector."""
     depth = indices.shape[-1]
     count = math.prod(x.shape[:depth])
     inner = math.prod(x.shape[depth:])
     buffer = x.new_empty((count + 1, inner))
     buffer[:count].copy_(x.reshape(count, inner))
-    return buffer, linear_index(indices, tuple(x.shape[:depth]), outside=count)
-
-
-def _added(buffer: Tensor, linear: Tensor, updates: Tensor) -> Tensor:
-    """The buffer without its spare row, after adding the updates to its rows in place."""
-    buffer.index_add_(0, linear.reshape(-1), updates.reshape(-1, buffer.shape[1]))
-    return buffer[:-1]
+    return buffer, linear_index(indices, tuple(x.shape[:depth]), outside=count).reshape(-1)
 
 
 @lowering("SparseToDense", static=(1,))
@@ -268,11 +232,9 @@ def sparse_fill_empty_rows(
 @lowering("SparseTensorDenseMatMul", static=(2,))
 def sparse_dense_matmul(node: Node, indices: Tensor, values: Tensor, shape: np.ndarray, dense: Tensor) -> Tensor:
     """The product of a sparse and a dense matrix, either one transposed and conjugated first where the node says so."""
-    row_of, column_of = indices[:, 0], indices[:, 1]
-    rows = integers(shape)[0]
+    (row_of, column_of), (rows, columns) = indices.unbind(1), integers(shape)
     if node.get("adjoint_a", False):
-        row_of, column_of, values = column_of, row_of, values.conj()
-        rows = integers(shape)[1]
+        row_of, column_of, values, rows = column_of, row_of, values.conj(), columns
     if node.get("adjoint_b", False):
         dense = dense.t().conj().resolve_conj()
     terms = take(dense, column_of) * values.unsqueeze(1)

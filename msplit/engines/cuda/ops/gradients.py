@@ -1,7 +1,7 @@
 """Gradients that models compute at inference: forces of an energy, saliency maps.
 
-Those of activation functions are with them, in `activation`; of roots and reciprocals in `unary`; of convolutions with respect to their
-data in `conv`.
+Those of activation functions are with them, in `nn`; of roots, reciprocals, Sigmoid and Tanh in `elementwise`; of convolutions with respect
+to their data in `conv`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,12 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import Window, channels_first, from_channels_first, spatial, windows
+from msplit.engines.cuda.ir.windows import Window, channels_first, from_channels_first
 from msplit.engines.cuda.ops.axes import integers
+from msplit.engines.cuda.ops.conv import convolution_windows, spatial_sizes
 from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
-
-_EPSILON = 9.999999747378752e-05
-
-
-@lowering("TanhGrad")
-def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of y = Tanh(x): dy (1 - y²)."""
-    return dy * (1 - y * y)
-
-
-@lowering("SigmoidGrad")
-def sigmoid_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of y = Sigmoid(x): dy y (1 - y)."""
-    return dy * y * (1 - y)
+from msplit.engines.cuda.ops.nn import EPSILON
+from msplit.engines.cuda.ops.pool import pool_windows
 
 
 @lowering("BiasAddGrad")
@@ -60,23 +49,22 @@ def broadcast_gradient_args(node: Node, first: np.ndarray, second: np.ndarray) -
 @lowering("MaxPoolGrad", "MaxPool3DGrad")
 def max_pool_grad(node: Node, data: Tensor, result: Tensor, gradients: Tensor) -> Tensor:
     """Each window's gradient at its first maximum."""
-    first = channels_first(node)
-    frames = _frames(node, data.shape)
-    rank = len(frames)
-    data, gradients = (part if first else part.movedim(-1, 1) for part in (data, gradients))
-    padded = F.pad(data, _pads(frames), value=-torch.inf)
-    pool = F.max_pool2d if rank == 2 else F.max_pool3d
-    _, places = pool(padded, *_kernel(frames), return_indices=True)
+    frames = pool_windows(node, data.shape, node.get("ksize"), node.get("strides"))
+    data, gradients = (part if channels_first(node) else part.movedim(-1, 1) for part in (data, gradients))
+    pads = _pads(frames)
+    padded = F.pad(data, pads, value=-torch.inf)
+    kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
+    _, places = (F.max_pool2d if len(frames) == 2 else F.max_pool3d)(padded, kernel, strides, return_indices=True)
     sums = torch.zeros_like(padded, memory_format=torch.contiguous_format).flatten(2)
     sums.scatter_add_(2, places.flatten(2), gradients.flatten(2).contiguous())
-    return from_channels_first(node, _cropped(sums.reshape(padded.shape), frames))
+    return from_channels_first(node, F.pad(sums.reshape(padded.shape), [-pad for pad in pads]))
 
 
 @lowering("AvgPoolGrad", "AvgPool3DGrad", static=(0,))
 def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tensor:
     """Each window's gradient in equal shares to its elements, padding left out."""
     sizes = integers(shape)
-    frames = _frames(node, sizes)
+    frames = pool_windows(node, sizes, node.get("ksize"), node.get("strides"))
     moved = gradients if channels_first(node) else gradients.movedim(-1, 1)
     for axis, frame in enumerate(frames):
         begins = torch.arange(frame.outputs, device=gradients.device) * frame.stride - frame.before
@@ -105,7 +93,7 @@ def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradien
     """The gradient of a convolution with respect to its filter."""
     sizes = integers(shape)
     rank = len(sizes) - 2
-    frames = _convolution_frames(node, data.shape, sizes[:rank])
+    frames = convolution_windows(node, spatial_sizes(node, data.shape), sizes[:rank])
     data, gradients = (part if channels_first(node) else part.movedim(-1, 1) for part in (data, gradients))
     depthwise = node.op.startswith("Depthwise")
     groups = sizes[-2] if depthwise else data.shape[1] // sizes[-2]
@@ -144,7 +132,7 @@ def batch_norm_grad(
         return number.reshape(-1, *(1,) * (x.dim() - 1 - channel))
 
     dy = gradients.to(scale.dtype)
-    factor = torch.rsqrt(variance + node.get("epsilon", _EPSILON))
+    factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     normal = (x.to(scale.dtype) - wide(mean)) * wide(factor)
     offset_grad = dy.sum(axes)
     scale_grad = (dy * normal).sum(axes)
@@ -206,33 +194,9 @@ def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tenso
     return gradients * norm.pow(-beta) - 2 * alpha * beta * data * neighbors(gradients * result / norm)
 
 
-def _frames(node: Node, shape: Sequence[int]) -> tuple[Window, ...]:
-    """The windows of a pool over data of a shape."""
-    sizes = shape[2:] if channels_first(node) else shape[1:-1]
-    return windows(
-        node, sizes, spatial(node, node.get("ksize"), "ksize"), spatial(node, node.get("strides"), "strides")
-    )
-
-
-def _convolution_frames(node: Node, shape: Sequence[int], kernel: Sequence[int]) -> tuple[Window, ...]:
-    ones = (1,) * len(shape)
-    strides = spatial(node, node.get("strides", ones), "strides")
-    dilations = spatial(node, node.get("dilations", ones), "dilations")
-    return windows(node, shape[2:] if channels_first(node) else shape[1:-1], kernel, strides, dilations)
-
-
 def _pads(frames: Sequence[Window]) -> list[int]:
     """For `F.pad`: what makes an axis as long as its windows reach. Elements that no window has are cut off."""
     pads: list[int] = []
     for frame in reversed(frames):
         pads += [frame.before, (frame.outputs - 1) * frame.stride + frame.reach - frame.size - frame.before]
     return pads
-
-
-def _cropped(padded: Tensor, frames: Sequence[Window]) -> Tensor:
-    """The inverse of that padding."""
-    return F.pad(padded, [-pad for pad in _pads(frames)])
-
-
-def _kernel(frames: Sequence[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(frame.kernel for frame in frames), tuple(frame.stride for frame in frames)

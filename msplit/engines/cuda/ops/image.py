@@ -14,6 +14,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import spatial, windows
+from msplit.engines.cuda.ops.axes import integers
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024
@@ -22,7 +23,7 @@ _CUBIC_STEPS = 1024
 @lowering("ResizeBilinear", static=(1,))
 def resize_bilinear(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     """Linear interpolation between the four nearest pixels; the result is float32."""
-    height, width = (int(number) for number in size)
+    height, width = integers(size)
     images = images.to(torch.float32)
     align, half = _placement(node)
     data = images.permute(0, 3, 1, 2)
@@ -37,14 +38,13 @@ def resize_bilinear(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
 @lowering("ResizeNearestNeighbor", static=(1,))
 def resize_nearest(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     """The nearest pixel."""
-    height, width = (int(number) for number in size)
+    height, width = integers(size)
     align, half = _placement(node)
     if not align and images.is_floating_point() and images.numel():
         mode = "nearest-exact" if half else "nearest"
         return F.interpolate(images.permute(0, 3, 1, 2), (height, width), mode=mode).permute(0, 2, 3, 1)
-    rows, columns = (
-        _nearest(count, images.shape[axis], align, half, images.device) for axis, count in ((1, height), (2, width))
-    )
+    rows = nearest_pixels(node, images.shape[1], height, images.device)
+    columns = nearest_pixels(node, images.shape[2], width, images.device)
     bits = images.view(torch.int16) if images.dtype == torch.uint16 else images
     return bits[:, rows[:, None], columns].view(images.dtype)
 
@@ -52,7 +52,7 @@ def resize_nearest(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
 @lowering("ResizeBicubic", static=(1,))
 def resize_bicubic(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
     """Cubic interpolation over the sixteen nearest pixels (Keys, 1981); the result is float32."""
-    height, width = (int(number) for number in size)
+    height, width = integers(size)
     images = images.to(torch.float32)
     down = cubic_weights(node, images.shape[1], height, images.device)
     across = cubic_weights(node, images.shape[2], width, images.device)
@@ -62,7 +62,7 @@ def resize_bicubic(node: Node, images: Tensor, size: np.ndarray) -> Tensor:
 @lowering("CropAndResize", static=(3,))
 def crop_and_resize(node: Node, image: Tensor, boxes: Tensor, box_ind: Tensor, crop_size: np.ndarray) -> Tensor:
     """Cuts boxes out of images and resizes each to one size; the result is float32."""
-    height, width = (int(number) for number in crop_size)
+    height, width = integers(crop_size)
     y, inside_y = _crop_places(boxes[:, 0], boxes[:, 2], height, image.shape[1])
     x, inside_x = _crop_places(boxes[:, 1], boxes[:, 3], width, image.shape[2])
     batch = box_ind.long()[:, None, None]
@@ -102,12 +102,6 @@ def _places(size: int, count: int, align: bool, half: bool, device: torch.device
     return (index + 0.5) * scale - 0.5 if half else index * scale
 
 
-def _nearest(count: int, size: int, align: bool, half: bool, device: torch.device) -> Tensor:
-    index = torch.arange(count, dtype=torch.float32, device=device)
-    place = (index + 0.5 if half else index) * _scale(size, count, align)
-    return (_round_half_away(place) if align else place.floor()).long().clamp_(max=size - 1)
-
-
 def linear_weights(node: Node, size: int, count: int, device: torch.device) -> Tensor:
     """The weight of every input pixel for every output pixel of a linear interpolation, of shape (count, size)."""
     align, half = _placement(node)
@@ -120,7 +114,10 @@ def linear_weights(node: Node, size: int, count: int, device: torch.device) -> T
 
 def nearest_pixels(node: Node, size: int, count: int, device: torch.device) -> Tensor:
     """The input pixel, of `size`, that each of `count` output pixels along an axis is."""
-    return _nearest(count, size, *_placement(node), device)
+    align, half = _placement(node)
+    index = torch.arange(count, dtype=torch.float32, device=device)
+    place = (index + 0.5 if half else index) * _scale(size, count, align)
+    return (_round_half_away(place) if align else place.floor()).long().clamp_(max=size - 1)
 
 
 def _round_half_away(place: Tensor) -> Tensor:

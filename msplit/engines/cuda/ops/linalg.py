@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import integer, integers
@@ -98,7 +98,7 @@ def tridiagonal_product(node: Node, above: Tensor, diagonal: Tensor, below: Tens
 
 def _adjoint(node: Node, matrices: Tensor) -> Tensor:
     if matrices.dtype in (torch.float16, torch.bfloat16):
-        raise Unsupported(f"{node.name}: {node.op} of {str(matrices.dtype).removeprefix('torch.')}")
+        raise Unsupported(f"{node.name}: {node.op} of {dtype_name(matrices.dtype)}")
     return matrices.mH if node.get("adjoint", False) else matrices
 
 
@@ -137,11 +137,12 @@ def _band(node: Node, lower: int, upper: int, rows: int, columns: int) -> list[_
     return band
 
 
-def _with_diagonals(target: Tensor, band: list[_Diagonal], packed: Tensor, single: bool) -> None:
-    """Writes packed diagonals to a matrix in place."""
+def _with_diagonals(target: Tensor, band: list[_Diagonal], packed: Tensor) -> Tensor:
+    """Writes packed diagonals to a matrix in place. A single one lacks the axis of rows."""
     for item in band:
-        row = packed if single else packed.select(-2, item.row)
+        row = packed if len(band) == 1 else packed.select(-2, item.row)
         target.diagonal(item.number, -2, -1).copy_(row.narrow(-1, item.start, item.length))
+    return target
 
 
 @lowering("MatrixBandPart", static=(1, 2))
@@ -178,8 +179,7 @@ def matrix_diag_band(
         )
     batch = diagonal.shape[:-1] if lower == upper else diagonal.shape[:-2]
     result = padding.reshape(()).expand(*batch, rows, columns).clone(memory_format=torch.contiguous_format)
-    _with_diagonals(result, band, diagonal, lower == upper)
-    return result
+    return _with_diagonals(result, band, diagonal)
 
 
 @lowering("MatrixDiagPart")
@@ -214,11 +214,8 @@ def matrix_set_diag(node: Node, x: Tensor, diagonal: Tensor) -> Tensor:
 @lowering("MatrixSetDiagV2", "MatrixSetDiagV3", static=(2,))
 def matrix_set_diag_band(node: Node, x: Tensor, diagonal: Tensor, k: np.ndarray) -> Tensor:
     """A copy of the matrices with other diagonals of a band."""
-    lower, upper = _bounds(k)
-    band = _band(node, lower, upper, x.shape[-2], x.shape[-1])
-    result = x.clone(memory_format=torch.contiguous_format)
-    _with_diagonals(result, band, diagonal, lower == upper)
-    return result
+    band = _band(node, *_bounds(k), *x.shape[-2:])
+    return _with_diagonals(x.clone(memory_format=torch.contiguous_format), band, diagonal)
 
 
 @lowering("Diag")
@@ -241,25 +238,13 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(range(-count, 0))
 
 
-@lowering("FFT", "FFT2D", "FFT3D")
+@lowering("FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D")
 def fourier(node: Node, x: Tensor) -> Tensor:
-    """Transform of complex numbers."""
-    return torch.fft.fftn(x, dim=_axes(node))
+    """Transform of complex numbers, or its inverse, divided by their count."""
+    return (torch.fft.ifftn if node.op.startswith("I") else torch.fft.fftn)(x, dim=_axes(node))
 
 
-@lowering("IFFT", "IFFT2D", "IFFT3D")
-def inverse_fourier(node: Node, x: Tensor) -> Tensor:
-    """Inverse transform of complex numbers, divided by their count."""
-    return torch.fft.ifftn(x, dim=_axes(node))
-
-
-@lowering("RFFT", "RFFT2D", "RFFT3D", static=(1,))
+@lowering("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D", static=(1,))
 def real_fourier(node: Node, x: Tensor, length: np.ndarray) -> Tensor:
-    """Non-negative frequencies of real numbers, which are cut or filled up with zeros to the lengths first."""
-    return torch.fft.rfftn(x, integers(length), _axes(node))
-
-
-@lowering("IRFFT", "IRFFT2D", "IRFFT3D", static=(1,))
-def inverse_real_fourier(node: Node, x: Tensor, length: np.ndarray) -> Tensor:
-    """Real numbers of the lengths from their non-negative frequencies."""
-    return torch.fft.irfftn(x, integers(length), _axes(node))
+    """Non-negative frequencies of real numbers, first cut or filled up with zeros to the lengths; or numbers of the lengths from those."""
+    return (torch.fft.irfftn if node.op.startswith("I") else torch.fft.rfftn)(x, integers(length), _axes(node))

@@ -15,7 +15,11 @@ from msplit.engines.cuda.ir.windows import channels_first
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
-_LEAKY_ALPHA = 0.20000000298023224  # 0.2 as the float32 that an attribute is: float64 data shows the difference.
+
+# Defaults of attributes, as the float32 numbers that they are: float64 data shows the difference.
+LEAKY_ALPHA = 0.20000000298023224
+EPSILON = 9.999999747378752e-05
+
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 # Above this, softplus(x) and x are the same number in every float type.
@@ -37,7 +41,7 @@ def relu6(node: Node, features: Tensor) -> Tensor:
 @lowering("LeakyRelu")
 def leaky_relu(node: Node, features: Tensor) -> Tensor:
     """The features, times `alpha` where negative."""
-    return F.leaky_relu(features, node.get("alpha", _LEAKY_ALPHA))
+    return F.leaky_relu(features, node.get("alpha", LEAKY_ALPHA))
 
 
 @lowering("Elu")
@@ -64,16 +68,10 @@ def softsign(node: Node, features: Tensor) -> Tensor:
     return features / (features.abs() + 1)
 
 
-@lowering("Softmax")
+@lowering("Softmax", "LogSoftmax")
 def softmax(node: Node, logits: Tensor) -> Tensor:
-    """The softmax along the last axis."""
-    return torch.softmax(logits, -1)
-
-
-@lowering("LogSoftmax")
-def log_softmax(node: Node, logits: Tensor) -> Tensor:
-    """The logarithm of the softmax along the last axis."""
-    return torch.log_softmax(logits, -1)
+    """The softmax along the last axis, or its logarithm."""
+    return torch.softmax(logits, -1) if node.op == "Softmax" else torch.log_softmax(logits, -1)
 
 
 @lowering("ReluGrad")
@@ -93,19 +91,14 @@ def relu6_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
 @lowering("LeakyReluGrad")
 def leaky_relu_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
     """The gradients, times `alpha` where the features are not positive."""
-    return torch.ops.aten.leaky_relu_backward(gradients, features, node.get("alpha", _LEAKY_ALPHA), False)
+    return torch.ops.aten.leaky_relu_backward(gradients, features, node.get("alpha", LEAKY_ALPHA), False)
 
 
-@lowering("EluGrad")
+@lowering("EluGrad", "SeluGrad")
 def elu_grad(node: Node, gradients: Tensor, outputs: Tensor) -> Tensor:
-    """The gradient of Elu, given its result."""
-    return torch.ops.aten.elu_backward(gradients, 1, 1, 1, True, outputs)
-
-
-@lowering("SeluGrad")
-def selu_grad(node: Node, gradients: Tensor, outputs: Tensor) -> Tensor:
-    """The gradient of Selu, given its result."""
-    return torch.ops.aten.elu_backward(gradients, _SELU_ALPHA, _SELU_SCALE, 1, True, outputs)
+    """The gradient of Elu (Selu), given its result."""
+    alpha, scale = (1, 1) if node.op == "EluGrad" else (_SELU_ALPHA, _SELU_SCALE)
+    return torch.ops.aten.elu_backward(gradients, alpha, scale, 1, True, outputs)
 
 
 @lowering("SoftplusGrad")
@@ -142,10 +135,6 @@ def sparse_softmax_cross_entropy(node: Node, features: Tensor, labels: Tensor) -
     return torch.where(known, loss, nan).squeeze(-1), torch.where(known, gradient, nan)
 
 
-# Defaults of attributes, as the float32 numbers that they are.
-_EPSILON = 9.999999747378752e-05
-
-
 @lowering("BiasAdd", "BiasAddV1")
 def bias_add(node: Node, value: Tensor, bias: Tensor) -> Tensor:
     """Adds one number per channel, whatever the rank."""
@@ -154,20 +143,13 @@ def bias_add(node: Node, value: Tensor, bias: Tensor) -> Tensor:
     return value + bias
 
 
-@lowering("FusedBatchNorm", "FusedBatchNormV2")
+@lowering("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_batch_norm(
     node: Node, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, ...]:
-    """Batch normalization with given or with the batch's own mean and variance."""
-    return batch_norm(node, x, scale, offset, mean, variance)
-
-
-@lowering("FusedBatchNormV3")
-def fused_batch_norm_v3(
-    node: Node, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, ...]:
-    """As FusedBatchNorm, also over five axes, with a third reserve that is empty."""
-    return (*batch_norm(node, x, scale, offset, mean, variance), _reserve(scale))
+    """Batch normalization with given or with the batch's own mean and variance; V3 has a third, empty reserve."""
+    results = batch_norm(node, x, scale, offset, mean, variance)
+    return (*results, scale.new_empty(0)) if node.op.endswith("V3") else results
 
 
 @lowering("_FusedBatchNormEx")
@@ -183,7 +165,7 @@ def fused_batch_norm_activation(
         y = y.relu()
     elif mode != "Identity":
         raise Unsupported(f"{node.op} {node.name}: activation_mode {mode} is not supported, only Identity and Relu")
-    return (y, *statistics, _reserve(scale))
+    return (y, *statistics, scale.new_empty(0))  # the reserve space of a GPU kernel, which only its own gradient reads
 
 
 def batch_norm(
@@ -194,7 +176,7 @@ def batch_norm(
     In training, the variance to go on with is the unbiased one, and both are mixed with the inputs by
     `exponential_avg_factor`.
     """
-    epsilon = node.get("epsilon", _EPSILON)
+    epsilon = node.get("epsilon", EPSILON)
     first = channels_first(node)
     if not x.numel():  # TensorFlow knows no statistics of nothing, the given ones neither.
         unknown = torch.full_like(scale, torch.nan)
@@ -217,14 +199,7 @@ def normalize(
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + epsilon) * scale + offset`` per channel, in one kernel.
 
-    Args:
-        x: The data; channels in axis 1 if `first`, in the last axis otherwise.
-        scale: One number per channel, as are offset, mean and variance.
-        offset: See scale.
-        mean: See scale.
-        variance: See scale.
-        epsilon: Added to the variance.
-        first: See x.
+    The channels of x are in axis 1 if `first`, in the last axis otherwise.
     """
     y = F.batch_norm(x if first else x.movedim(-1, 1), mean, variance, scale, offset, False, 0.0, epsilon)
     return y if first else y.movedim(1, -1)
@@ -251,8 +226,3 @@ def l2_loss(node: Node, t: Tensor) -> Tensor:
     """Half the sum of squares."""
     flat = t.reshape(-1)
     return torch.dot(flat, flat) * 0.5
-
-
-def _reserve(scale: Tensor) -> Tensor:
-    """The reserve space of a GPU kernel that only its own gradient reads."""
-    return scale.new_empty(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from msplit.engines.cuda.kernels.philox import (
     uniform,
     unsigned_remainder,
 )
+from msplit.engines.cuda.ops.axes import integer, integers
 
 # Numbers of the algorithms in TensorFlow's graphs. Where the device may choose, it is Philox on the CPU and the GPU.
 _PHILOX = 1
@@ -31,57 +33,47 @@ _AUTO = 3
 
 _Draw = Callable[[Generator, int, torch.dtype], Tensor]
 _DRAWS: dict[str, _Draw] = {
-    "StatelessRandomUniform": uniform,
-    "StatelessRandomNormal": normal,
-    "StatelessTruncatedNormal": truncated_normal,
-}
-_STATEFUL: dict[str, _Draw] = {
     "RandomUniform": uniform,
+    "RandomNormal": normal,
     "RandomStandardNormal": normal,
     "TruncatedNormal": truncated_normal,
 }
 _RESERVED_PER_NUMBER = 256
 
 
-@lowering("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", static=(0,))
-def stateless_random(node: Node, shape: np.ndarray, seed: Tensor) -> Tensor:
-    """Floats of a distribution, of a seed."""
-    return _floats(node, shape, from_seed(seed), _DRAWS[node.op])
-
-
 @lowering("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", static=(0, 3))
-def stateless_random_v2(node: Node, shape: np.ndarray, key: Tensor, counter: Tensor, alg: np.ndarray) -> Tensor:
-    """Floats of a distribution, of a key and a counter."""
-    _check_algorithm(node, alg)
-    return _floats(node, shape, from_key(key, counter), _DRAWS[node.op.removesuffix("V2")])
-
-
-@lowering("StatelessRandomUniformInt", static=(0,))
-def stateless_random_integers(node: Node, shape: np.ndarray, seed: Tensor, minval: Tensor, maxval: Tensor) -> Tensor:
-    """Integers from minval up to, but without, maxval, of a seed."""
-    return _integers(shape, from_seed(seed), minval, maxval)
+@lowering("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", static=(0,))
+def stateless_random(node: Node, shape: np.ndarray, *state: Any) -> Tensor:
+    """Floats of a distribution, of a seed or (V2) of a key and a counter."""
+    return _floats(node, shape, _generator(node, state), _DRAWS[node.op.removeprefix("Stateless").removesuffix("V2")])
 
 
 @lowering("StatelessRandomUniformIntV2", static=(0, 3))
-def stateless_random_integers_v2(
-    node: Node, shape: np.ndarray, key: Tensor, counter: Tensor, alg: np.ndarray, minval: Tensor, maxval: Tensor
-) -> Tensor:
-    """Integers from minval up to, but without, maxval, of a key and a counter."""
-    _check_algorithm(node, alg)
-    return _integers(shape, from_key(key, counter), minval, maxval)
-
-
-@lowering("StatelessRandomUniformFullInt", static=(0,))
-def stateless_random_words(node: Node, shape: np.ndarray, seed: Tensor) -> Tensor:
-    """Integers over the whole range of their type, of a seed."""
-    return _words(node, shape, from_seed(seed))
+@lowering("StatelessRandomUniformInt", static=(0,))
+def stateless_random_integers(node: Node, shape: np.ndarray, *inputs: Any) -> Tensor:
+    """Integers from minval up to, but without, maxval, of a seed or (V2) of a key and a counter."""
+    *state, minval, maxval = inputs
+    return _integers(shape, _generator(node, state), minval, maxval)
 
 
 @lowering("StatelessRandomUniformFullIntV2", static=(0, 3))
-def stateless_random_words_v2(node: Node, shape: np.ndarray, key: Tensor, counter: Tensor, alg: np.ndarray) -> Tensor:
-    """Integers over the whole range of their type, of a key and a counter."""
-    _check_algorithm(node, alg)
-    return _words(node, shape, from_key(key, counter))
+@lowering("StatelessRandomUniformFullInt", static=(0,))
+def stateless_random_words(node: Node, shape: np.ndarray, *state: Any) -> Tensor:
+    """Integers over the whole range of their type, of a seed or (V2) of a key and a counter."""
+    sizes, dtype = integers(shape), torch_dtype(node.get("dtype", "uint64"))
+    return _from_words(bits(_generator(node, state), math.prod(sizes), dtype.itemsize == 8), dtype).reshape(sizes)
+
+
+def _generator(node: Node, state: Sequence[Any]) -> Generator:
+    """Of a seed, or of a key, a counter and the number of an algorithm."""
+    if len(state) == 1:
+        return from_seed(state[0])
+    key, counter, algorithm = state
+    if integer(algorithm) not in (_PHILOX, _AUTO):
+        raise Unsupported(
+            f"{node.op} {node.name}: random number algorithm {integer(algorithm)} is not supported, only Philox (1)"
+        )
+    return from_key(key, counter)
 
 
 @lowering("_StatefulRandom", static=(0,), own=True)
@@ -92,11 +84,11 @@ def stateful_random(node: Node, shape: np.ndarray, *inputs: Tensor) -> Tensor:
     """
     *limits, steps = inputs
     seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
-    low = steps * (math.prod(_sizes(shape)) * _RESERVED_PER_NUMBER)
+    low = steps * (math.prod(integers(shape)) * _RESERVED_PER_NUMBER)
     generator = Generator(split(seed), (*split(low), *split(seed2)))
     if limits:
-        return _integers(shape, generator, limits[0], limits[1])
-    return _floats(node, shape, generator, _STATEFUL[node.attrs["draws"]])
+        return _integers(shape, generator, *limits)
+    return _floats(node, shape, generator, _DRAWS[node.attrs["draws"]])
 
 
 @lowering("StatelessRandomGetKeyCounter")
@@ -118,24 +110,18 @@ def stateless_random_algorithm(node: Node) -> Tensor:
 
 
 def _floats(node: Node, shape: np.ndarray, generator: Generator, draw: _Draw) -> Tensor:
-    sizes = _sizes(shape)
+    sizes = integers(shape)
     return draw(generator, math.prod(sizes), torch_dtype(node.get("dtype", "float32"))).reshape(sizes)
 
 
 def _integers(shape: np.ndarray, generator: Generator, minval: Tensor, maxval: Tensor) -> Tensor:
-    sizes = _sizes(shape)
+    sizes = integers(shape)
     dtype = minval.dtype
     wide = dtype.itemsize == 8
     low, high = _as_words(minval), _as_words(maxval)
     span = high - low if wide else (high - low) & 0xFFFFFFFF
     numbers = bits(generator, math.prod(sizes), wide)
     return _from_words(unsigned_remainder(numbers, span) + low, dtype).reshape(sizes)
-
-
-def _words(node: Node, shape: np.ndarray, generator: Generator) -> Tensor:
-    sizes = _sizes(shape)
-    dtype = torch_dtype(node.get("dtype", "uint64"))
-    return _from_words(bits(generator, math.prod(sizes), dtype.itemsize == 8), dtype).reshape(sizes)
 
 
 def _as_words(number: Tensor) -> Tensor:
@@ -145,17 +131,4 @@ def _as_words(number: Tensor) -> Tensor:
 
 def _from_words(words: Tensor, dtype: torch.dtype) -> Tensor:
     """64 bits cut down to the integer type."""
-    if dtype.itemsize == 8:
-        return words.view(dtype)
-    return words.to(torch.int32).view(dtype)
-
-
-def _sizes(shape: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(size) for size in shape)
-
-
-def _check_algorithm(node: Node, alg: np.ndarray) -> None:
-    if int(alg) not in (_PHILOX, _AUTO):
-        raise Unsupported(
-            f"{node.op} {node.name}: random number algorithm {int(alg)} is not supported, only Philox (1)"
-        )
+    return (words if dtype.itemsize == 8 else words.to(torch.int32)).view(dtype)

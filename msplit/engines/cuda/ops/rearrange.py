@@ -106,34 +106,11 @@ def _channels_first(node: Node) -> bool:
     return bool(data_format == "NCHW")
 
 
-@lowering("SpaceToBatchND", static=(1, 2))
-def space_to_batch_nd(node: Node, x: Tensor, block_shape: np.ndarray, paddings: np.ndarray) -> Tensor:
-    """Blocks of the padded axes behind the first moved into the batch axis."""
-    return _space_to_batch(x, integers(block_shape), paddings)
-
-
 @lowering("SpaceToBatch", static=(1,))
-def space_to_batch(node: Node, x: Tensor, paddings: np.ndarray) -> Tensor:
-    """SpaceToBatchND with square blocks over height and width."""
-    block = int(node.attrs["block_size"])
-    return _space_to_batch(x, (block, block), paddings)
-
-
-@lowering("BatchToSpaceND", static=(1, 2))
-def batch_to_space_nd(node: Node, x: Tensor, block_shape: np.ndarray, crops: np.ndarray) -> Tensor:
-    """Undoes SpaceToBatchND: parts of the batch axis become blocks, of which the crops are cut off."""
-    return _batch_to_space(x, integers(block_shape), crops)
-
-
-@lowering("BatchToSpace", static=(1,))
-def batch_to_space(node: Node, x: Tensor, crops: np.ndarray) -> Tensor:
-    """BatchToSpaceND with square blocks over height and width."""
-    block = int(node.attrs["block_size"])
-    return _batch_to_space(x, (block, block), crops)
-
-
-def _space_to_batch(x: Tensor, block: tuple[int, ...], paddings: np.ndarray) -> Tensor:
-    pairs = [(int(low), int(high)) for low, high in np.asarray(paddings).reshape(-1, 2)]
+@lowering("SpaceToBatchND", static=(1, 2))
+def space_to_batch(node: Node, x: Tensor, *given: np.ndarray) -> Tensor:
+    """Blocks of the padded axes behind the first moved into the batch axis; square ones of height and width without ND."""
+    block, pairs = _blocks(node, given)
     if any(low or high for low, high in pairs):
         # `pad` counts axes from the last one back.
         widths = [0, 0] * (x.dim() - 1 - len(pairs)) + [width for low, high in reversed(pairs) for width in (low, high)]
@@ -149,7 +126,11 @@ def _space_to_batch(x: Tensor, block: tuple[int, ...], paddings: np.ndarray) -> 
     return x.reshape(shape + rest).permute(order).reshape([x.shape[0] * math.prod(block), *outer, *rest])
 
 
-def _batch_to_space(x: Tensor, block: tuple[int, ...], crops: np.ndarray) -> Tensor:
+@lowering("BatchToSpace", static=(1,))
+@lowering("BatchToSpaceND", static=(1, 2))
+def batch_to_space(node: Node, x: Tensor, *given: np.ndarray) -> Tensor:
+    """Undoes SpaceToBatch: parts of the batch axis become blocks, of which the crops are cut off."""
+    block, pairs = _blocks(node, given)
     count = len(block)
     batch = x.shape[0] // math.prod(block)
     spatial, rest = list(x.shape[1 : 1 + count]), list(x.shape[1 + count :])
@@ -159,6 +140,13 @@ def _batch_to_space(x: Tensor, block: tuple[int, ...], crops: np.ndarray) -> Ten
     order += [2 * count + 1 + i for i in range(len(rest))]
     joined = [size * width for size, width in zip(spatial, block, strict=True)]
     result = x.reshape([*block, batch, *spatial, *rest]).permute(order).reshape([batch, *joined, *rest])
-    for axis, (low, high) in enumerate(np.asarray(crops).reshape(-1, 2), start=1):
-        result = result.narrow(axis, int(low), result.shape[axis] - int(low) - int(high))
+    for axis, (low, high) in enumerate(pairs, start=1):
+        result = result.narrow(axis, low, result.shape[axis] - low - high)
     return result
+
+
+def _blocks(node: Node, given: tuple[np.ndarray, ...]) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """The sizes of a block, an input or an attribute, and the paddings or crops at both ends of its axes."""
+    *shape, pairs = given
+    block = integers(shape[0]) if shape else (int(node.attrs["block_size"]),) * 2
+    return block, [(int(low), int(high)) for low, high in pairs.reshape(-1, 2)]

@@ -37,28 +37,19 @@ def reduce_mean(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     return torch.div(total, max(count, 1), rounding_mode="trunc").to(x.dtype)
 
 
-@lowering("Max", static=(1,))
-def reduce_max(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Maximum; NaN if one is NaN. Of nothing: minus infinity, or the smallest integer."""
+@lowering("Max", "Min", static=(1,))
+def reduce_extreme(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Maximum (minimum); NaN if one is NaN. Of nothing: minus infinity (infinity), or the smallest (largest) integer."""
     axes = reduced_axes(node, axis, x.dim())
     if not axes:
         return x
-    if _reduces_nothing(x, axes):
-        smallest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        return _filled(node, x, axes, smallest)
-    return x.amax(axes, _keep(node))
-
-
-@lowering("Min", static=(1,))
-def reduce_min(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Minimum; NaN if one is NaN. Of nothing: infinity, or the largest integer."""
-    axes = reduced_axes(node, axis, x.dim())
-    if not axes:
-        return x
-    if _reduces_nothing(x, axes):
-        largest = math.inf if x.is_floating_point() else torch.iinfo(x.dtype).max
-        return _filled(node, x, axes, largest)
-    return x.amin(axes, _keep(node))
+    largest = node.op == "Max"
+    if any(x.shape[dim] == 0 for dim in axes):
+        limits = (
+            (-math.inf, math.inf) if x.is_floating_point() else (torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
+        )
+        return torch.full(_result_shape(node, x, axes), limits[not largest], dtype=x.dtype, device=x.device)
+    return x.amax(axes, _keep(node)) if largest else x.amin(axes, _keep(node))
 
 
 @lowering("Prod", static=(1,))
@@ -74,18 +65,11 @@ def reduce_product(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     return joined.prod(-1, dtype=x.dtype).reshape(shape)
 
 
-@lowering("All", static=(1,))
-def reduce_all(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Logical and; True of nothing."""
+@lowering("All", "Any", static=(1,))
+def reduce_logical(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Logical and (or); True (False) of nothing."""
     axes = reduced_axes(node, axis, x.dim())
-    return torch.all(x, axes, _keep(node)) if axes else x
-
-
-@lowering("Any", static=(1,))
-def reduce_any(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Logical or; False of nothing."""
-    axes = reduced_axes(node, axis, x.dim())
-    return torch.any(x, axes, _keep(node)) if axes else x
+    return (torch.all if node.op == "All" else torch.any)(x, axes, _keep(node)) if axes else x
 
 
 @lowering("EuclideanNorm", static=(1,))
@@ -101,23 +85,13 @@ def euclidean_norm(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     return total.to(torch.float64).sqrt().to(x.dtype)
 
 
-@lowering("ArgMax", static=(1,))
-def arg_max(node: Node, x: Tensor, dimension: np.ndarray) -> Tensor:
-    """Position of the first maximum along the axis.
+@lowering("ArgMax", "ArgMin", static=(1,))
+def position_of_extreme(node: Node, x: Tensor, dimension: np.ndarray) -> Tensor:
+    """Position of the first maximum (minimum) along the axis. NaN never wins, nor minus infinity (infinity).
 
     TensorFlow starts from the lowest finite number at position 0 and moves only to what compares greater: NaN and minus
     infinity never win. `torch.argmax` lets NaN win, so both are replaced first.
     """
-    return _arg(node, x, dimension, largest=True)
-
-
-@lowering("ArgMin", static=(1,))
-def arg_min(node: Node, x: Tensor, dimension: np.ndarray) -> Tensor:
-    """Position of the first minimum along the axis. NaN and infinity never win, as for ArgMax."""
-    return _arg(node, x, dimension, largest=False)
-
-
-def _arg(node: Node, x: Tensor, dimension: np.ndarray, largest: bool) -> Tensor:
     axis = axis_within(node, integer(dimension), x.dim())
     if x.shape[axis] == 0:
         raise Unsupported(f"{node.name}: {node.op} over axis {axis} of shape {tuple(x.shape)}, which is empty")
@@ -127,11 +101,11 @@ def _arg(node: Node, x: Tensor, dimension: np.ndarray, largest: bool) -> Tensor:
         x = x.to(torch.uint8)
     if x.is_floating_point():
         limits = torch.finfo(x.dtype)
-        if largest:
+        if node.op == "ArgMax":
             x = torch.nan_to_num(x, nan=limits.min, posinf=math.inf, neginf=limits.min)
         else:
             x = torch.nan_to_num(x, nan=limits.max, posinf=limits.max, neginf=-math.inf)
-    result = x.argmax(axis) if largest else x.argmin(axis)
+    result = x.argmax(axis) if node.op == "ArgMax" else x.argmin(axis)
     return result.to(torch_dtype(node.get("output_type", "int64")))
 
 
@@ -147,40 +121,24 @@ def _keep(node: Node) -> bool:
     return bool(node.get("keep_dims", False))
 
 
-def _reduces_nothing(x: Tensor, axes: tuple[int, ...]) -> bool:
-    return any(x.shape[dim] == 0 for dim in axes)
-
-
 def _result_shape(node: Node, x: Tensor, axes: tuple[int, ...]) -> list[int]:
     if _keep(node):
         return [1 if dim in axes else size for dim, size in enumerate(x.shape)]
     return [size for dim, size in enumerate(x.shape) if dim not in axes]
 
 
-def _filled(node: Node, x: Tensor, axes: tuple[int, ...], value: float) -> Tensor:
-    return torch.full(_result_shape(node, x, axes), value, dtype=x.dtype, device=x.device)
+_SCANS: dict[str, tuple[Callable[[Tensor, int], Tensor], float]] = {
+    "Cumsum": (lambda y, dim: y.cumsum(dim, dtype=y.dtype), 0),
+    "Cumprod": (lambda y, dim: y.cumprod(dim, dtype=y.dtype), 1),
+    "CumulativeLogsumexp": (torch.logcumsumexp, -math.inf),
+}
+"""Each running result with its neutral element, which stands before the first one where it is exclusive."""
 
 
-@lowering("Cumsum", static=(1,))
-def cumulative_sum(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Sum of all elements up to each one; `exclusive` leaves the element itself out, `reverse` starts at the end."""
-    return _scan(node, x, axis, lambda y, dim: y.cumsum(dim, dtype=y.dtype), 0)
-
-
-@lowering("Cumprod", static=(1,))
-def cumulative_product(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """Product of all elements up to each one; `exclusive` and `reverse` as for Cumsum."""
-    return _scan(node, x, axis, lambda y, dim: y.cumprod(dim, dtype=y.dtype), 1)
-
-
-@lowering("CumulativeLogsumexp", static=(1,))
-def cumulative_logsumexp(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """log of the running sum of exp; `exclusive` and `reverse` as for Cumsum."""
-    return _scan(node, x, axis, torch.logcumsumexp, -math.inf)
-
-
-def _scan(node: Node, x: Tensor, axis: np.ndarray, scan: Callable[[Tensor, int], Tensor], neutral: float) -> Tensor:
-    """The running result, with the neutral element put before the first one if it is exclusive."""
+@lowering(*_SCANS, static=(1,))
+def scan(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
+    """Sum (product, log of the sum of exp) up to each element; `exclusive` leaves itself out, `reverse` starts at the end."""
+    running, neutral = _SCANS[node.op]
     dim = axis_within(node, integer(axis), x.dim())
     size = x.shape[dim]
     if x.numel() == 0:
@@ -192,5 +150,5 @@ def _scan(node: Node, x: Tensor, axis: np.ndarray, scan: Callable[[Tensor, int],
         # Shifting first keeps sums exact: subtracting the element afterwards would not, and gives NaN at an infinity.
         first = torch.full_like(x.narrow(dim, 0, 1), neutral)
         x = torch.cat([first, x.narrow(dim, 0, size - 1)], dim)
-    result = scan(x, dim)
+    result = running(x, dim)
     return result.flip(dim) if reverse else result

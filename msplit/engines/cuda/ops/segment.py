@@ -19,9 +19,10 @@ from msplit.engines.cuda.ops.gather import take
 
 
 @lowering("SegmentSum", dynamic=True)
-def segment_sum(node: Node, data: Tensor, ids: Tensor) -> Tensor:
-    """Sum of every segment's rows; the ids rise. An empty segment gives 0."""
-    return _sum(data, ids, _count(ids))
+@lowering("UnsortedSegmentSum", static=(2,))
+def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Sum of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
+    return _sum(data, ids, _count(ids, num_segments))
 
 
 @lowering("SegmentMean", dynamic=True)
@@ -32,60 +33,34 @@ def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
 
 
 @lowering("SegmentProd", dynamic=True)
-def segment_product(node: Node, data: Tensor, ids: Tensor) -> Tensor:
-    """Product of every segment's rows; the ids rise. An empty segment gives 1."""
-    return _reduced(data, ids, _count(ids), "prod", 1)
+@lowering("UnsortedSegmentProd", static=(2,))
+def segment_product(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Product of every segment's rows; only Unsorted ids need not rise. An empty segment gives 1."""
+    return _reduced(data, ids, _count(ids, num_segments), "prod", 1)
 
 
 @lowering("SegmentMax", "SegmentMin", dynamic=True)
-def segment_extreme(node: Node, data: Tensor, ids: Tensor) -> Tensor:
-    """Largest (smallest) of every segment's rows; the ids rise. An empty segment gives 0."""
-    count = _count(ids)
-    how, start = _extreme(data, node.op == "SegmentMax")
+@lowering("UnsortedSegmentMax", "UnsortedSegmentMin", static=(2,))
+def segment_extreme(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Largest (smallest) of every segment's rows. An empty one gives 0, or Unsorted the lowest (highest) finite number."""
+    count = _count(ids, num_segments)
+    limits = torch.finfo(data.dtype) if data.is_floating_point() else torch.iinfo(data.dtype)
+    how, start = ("amax", limits.min) if node.op.endswith("Max") else ("amin", limits.max)
     result = _reduced(data, ids, count, how, start)
+    if num_segments:
+        return result
     occupied = (_sizes(ids, count) > 0).reshape(-1, *(1 for _ in data.shape[1:]))
     return torch.where(occupied, result, 0)
 
 
-@lowering("UnsortedSegmentSum", static=(2,))
-def unsorted_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
-    """Sum of every segment's rows. An empty segment gives 0."""
-    return _sum(data, ids, integer(num_segments))
+_SPARSE = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 
 
-@lowering("UnsortedSegmentProd", static=(2,))
-def unsorted_segment_product(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
-    """Product of every segment's rows. An empty segment gives 1."""
-    return _reduced(data, ids, integer(num_segments), "prod", 1)
-
-
-@lowering("UnsortedSegmentMax", "UnsortedSegmentMin", static=(2,))
-def unsorted_segment_extreme(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
-    """Largest (smallest) of every segment's rows. An empty segment gives the lowest (highest) finite number."""
-    how, start = _extreme(data, node.op == "UnsortedSegmentMax")
-    return _reduced(data, ids, integer(num_segments), how, start)
-
-
-@lowering("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", dynamic=True)
-def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor) -> Tensor:
-    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment; the ids rise."""
-    return _sparse(node, data, indices, ids, _count(ids))
-
-
-@lowering(
-    "SparseSegmentSumWithNumSegments",
-    "SparseSegmentMeanWithNumSegments",
-    "SparseSegmentSqrtNWithNumSegments",
-    static=(3,),
-)
-def sparse_segment_with_count(
-    node: Node, data: Tensor, indices: Tensor, ids: Tensor, num_segments: np.ndarray
-) -> Tensor:
-    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, for a given number of them."""
-    return _sparse(node, data, indices, ids, integer(num_segments))
-
-
-def _sparse(node: Node, data: Tensor, indices: Tensor, ids: Tensor, count: int) -> Tensor:
+@lowering(*_SPARSE, dynamic=True)
+@lowering(*(f"{op}WithNumSegments" for op in _SPARSE), static=(3,))
+def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
+    count = _count(ids, num_segments)
     total = _sum(take(data, indices), ids, count)
     if "Sum" in node.op:
         return total
@@ -97,8 +72,10 @@ def _sparse(node: Node, data: Tensor, indices: Tensor, ids: Tensor, count: int) 
     return _divided(total, sizes)
 
 
-def _count(ids: Tensor) -> int:
-    """One more than the last id. Waits for the device."""
+def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:
+    """The number of segments: that given, or else one more than the last id, which rise then. Waits for the device."""
+    if given:
+        return integer(given[0])
     return int(ids[-1]) + 1 if ids.numel() else 0
 
 
@@ -127,12 +104,6 @@ def _reduced(data: Tensor, ids: Tensor, count: int, how: str, start: float) -> T
     index = _places(ids, count).to(torch.int64).unsqueeze(1).expand(rows.shape)
     buffer.scatter_reduce_(0, index, rows, how)
     return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
-
-
-def _extreme(data: Tensor, largest: bool) -> tuple[str, float]:
-    """PyTorch's name of the reduction, and the number that never wins."""
-    limits = torch.finfo(data.dtype) if data.is_floating_point() else torch.iinfo(data.dtype)
-    return ("amax", limits.min) if largest else ("amin", limits.max)
 
 
 def _sizes(ids: Tensor, count: int) -> Tensor:

@@ -23,13 +23,13 @@ from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 @lowering("Shape", "VariableShape", shape_only=True)
 def shape(node: Node, x: Tensor) -> Tensor:
     """The input's (for VariableShape: the variable's value's) shape as a vector of `out_type`, on the CPU."""
-    return _shape_vector(node, x)
+    return torch.tensor(list(x.shape), dtype=torch_dtype(node.get("out_type", "int32")), device="cpu")
 
 
 @lowering("ShapeN", shape_only=True)
 def shape_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Every input's shape as a vector of `out_type`, on the CPU."""
-    return tuple(_shape_vector(node, x) for x in inputs)
+    return tuple(shape(node, x) for x in inputs)
 
 
 @lowering("Size", shape_only=True)
@@ -42,10 +42,6 @@ def size(node: Node, x: Tensor) -> Tensor:
 def rank(node: Node, x: Tensor) -> Tensor:
     """Number of axes as an int32 scalar, on the CPU."""
     return torch.tensor(x.dim(), dtype=torch.int32, device="cpu")
-
-
-def _shape_vector(node: Node, x: Tensor) -> Tensor:
-    return torch.tensor(list(x.shape), dtype=torch_dtype(node.get("out_type", "int32")), device="cpu")
 
 
 @lowering("Reshape", static=(1,))
@@ -227,13 +223,7 @@ def identity_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     return inputs
 
 
-@lowering("NoOp", "ControlTrigger")
-def no_op(node: Node) -> tuple[Tensor, ...]:
-    """Nothing: the node only orders others."""
-    return ()
-
-
-@lowering("Assert")
-def assertion(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Nothing: a condition on the device can not stop the run, so it goes unchecked."""
+@lowering("NoOp", "ControlTrigger", "Assert")
+def no_op(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Nothing: the node only orders others; or asserts a condition, which on the device can not stop the run."""
     return ()

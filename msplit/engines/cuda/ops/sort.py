@@ -13,21 +13,13 @@ from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
 
 @lowering("TopK")
-def top_k(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The k largest elements along the last axis and their positions (the older form, with k as an attribute)."""
-    return _top_k(node, x, int(node.attrs["k"]))
-
-
 @lowering("TopKV2", static=(1,))
-def top_k_v2(node: Node, x: Tensor, k: np.ndarray) -> tuple[Tensor, Tensor]:
+def top_k(node: Node, x: Tensor, *given: np.ndarray) -> tuple[Tensor, Tensor]:
     """The k largest elements along the last axis, falling, and their positions; of equal ones the earlier comes first.
 
     They are sorted even where `sorted` is false, which leaves the order open. NaN has no defined place in TensorFlow.
     """
-    return _top_k(node, x, integer(k))
-
-
-def _top_k(node: Node, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    k = _k(node, given)
     if x.dim() == 0 or not 0 <= k <= x.shape[-1]:
         raise Unsupported(f"{node.name}: the {k} largest along the last axis of shape {tuple(x.shape)}")
     # `torch.topk` leaves the order of equal elements open; a stable sort does not.
@@ -56,22 +48,14 @@ def nth_element(node: Node, x: Tensor, n: np.ndarray) -> Tensor:
 
 
 @lowering("InTopK")
-def in_top_k(node: Node, predictions: Tensor, targets: Tensor) -> Tensor:
-    """Whether the target's prediction is among the k largest of its row (k is an attribute)."""
-    return _in_top_k(predictions, targets, int(node.attrs["k"]))
-
-
 @lowering("InTopKV2", static=(2,))
-def in_top_k_v2(node: Node, predictions: Tensor, targets: Tensor, k: np.ndarray) -> Tensor:
+def in_top_k(node: Node, predictions: Tensor, targets: Tensor, *given: np.ndarray) -> Tensor:
     """Whether the target's prediction is among the k largest of its row.
 
     It is if fewer than k are larger: all that are equal at the border are in. It is not if the target names no class, or if
     its prediction, or a prediction met on the way, is not finite.
     """
-    return _in_top_k(predictions, targets, integer(k))
-
-
-def _in_top_k(predictions: Tensor, targets: Tensor, k: int) -> Tensor:
+    k = _k(node, given)
     classes = predictions.shape[1]
     if classes == 0:
         return torch.zeros_like(targets, dtype=torch.bool)
@@ -81,6 +65,11 @@ def _in_top_k(predictions: Tensor, targets: Tensor, k: int) -> Tensor:
     larger = (predictions > own).sum(1, keepdim=True)
     finite = torch.isfinite(predictions).all(1, keepdim=True)
     return (exists & finite & (larger < k)).squeeze(1)
+
+
+def _k(node: Node, given: tuple[np.ndarray, ...]) -> int:
+    """The input k; in the older form of an op it is an attribute."""
+    return integer(given[0]) if given else int(node.attrs["k"])
 
 
 @lowering("Bucketize")
@@ -111,20 +100,10 @@ def vector(numbers: list[float], dtype: torch.dtype, device: torch.device) -> Te
     return vector
 
 
-@lowering("LowerBound")
-def lower_bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
-    """For every value the first position in its sorted row where it could be put in."""
-    return _bound(node, sorted_inputs, values, right=False)
-
-
-@lowering("UpperBound")
-def upper_bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
-    """For every value the last position in its sorted row where it could be put in."""
-    return _bound(node, sorted_inputs, values, right=True)
-
-
-def _bound(node: Node, sorted_inputs: Tensor, values: Tensor, right: bool) -> Tensor:
-    out_type = torch_dtype(node.get("out_type", "int32"))
+@lowering("LowerBound", "UpperBound")
+def bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
+    """For every value the first (last) position in its sorted row where it could be put in."""
+    right, out_type = node.op == "UpperBound", torch_dtype(node.get("out_type", "int32"))
     found = torch.searchsorted(
         sorted_inputs.contiguous(), values.contiguous(), right=right, out_int32=out_type == torch.int32
     )
@@ -158,45 +137,22 @@ def dynamic_stitch(node: Node, *inputs: Tensor) -> Tensor:
     return result
 
 
-@lowering("Unique", dynamic=True)
-def unique(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct elements of a vector in the order in which they come first, and where each element's value went."""
-    return _unique(node, x, 0)[:2]
-
-
-@lowering("UniqueWithCounts", dynamic=True)
-def unique_with_counts(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unique, and how often each distinct element comes."""
-    return _unique(node, x, 0)
-
-
-@lowering("UniqueV2", static=(1,), dynamic=True)
-def unique_v2(node: Node, x: Tensor, axis: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Unique of the slices along an axis."""
-    return _unique(node, x, _unique_axis(node, x, axis))[:2]
-
-
-@lowering("UniqueWithCountsV2", static=(1,), dynamic=True)
-def unique_with_counts_v2(node: Node, x: Tensor, axis: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """UniqueWithCounts of the slices along an axis."""
-    return _unique(node, x, _unique_axis(node, x, axis))
-
-
-def _unique_axis(node: Node, x: Tensor, axis: np.ndarray) -> int:
-    found = integers(axis)
+@lowering("Unique", "UniqueWithCounts", dynamic=True)
+@lowering("UniqueV2", "UniqueWithCountsV2", static=(1,), dynamic=True)
+def unique(node: Node, x: Tensor, *axes: np.ndarray) -> tuple[Tensor, ...]:
+    """The distinct elements (V2: slices along an axis), as they come first; where each went; how often it comes (WithCounts)."""
+    found = integers(axes[0]) if axes else (0,)
     if not found and x.dim() != 1:
         raise Unsupported(
             f"{node.name}: {node.op} without an axis needs a vector, the input has shape {tuple(x.shape)}"
         )
-    return axis_within(node, found[0] if found else 0, x.dim())
-
-
-def _unique(node: Node, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    axis = axis_within(node, found[0] if found else 0, x.dim())
+    outputs = 3 if "WithCounts" in node.op else 2
     index_type = torch_dtype(node.get("out_idx", "int32"))
     size = x.shape[axis]
     if size == 0:
         nothing = torch.zeros(0, dtype=index_type, device=x.device)
-        return x, nothing, nothing
+        return (x, nothing, nothing)[:outputs]
     ordered, group, counts = torch.unique(
         x, return_inverse=True, return_counts=True, dim=None if x.dim() == 1 else axis
     )
@@ -205,7 +161,7 @@ def _unique(node: Node, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     first = torch.full_like(counts, size).scatter_reduce(0, group, places, "amin")
     order = torch.argsort(first)
     new_group = torch.argsort(order)[group]
-    return ordered.index_select(axis, order), new_group.to(index_type), counts[order].to(index_type)
+    return (ordered.index_select(axis, order), new_group.to(index_type), counts[order].to(index_type))[:outputs]
 
 
 @lowering("ListDiff", dynamic=True)
@@ -215,30 +171,25 @@ def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x[places], places.to(torch_dtype(node.get("out_idx", "int32")))
 
 
-@lowering("Bincount", static=(1,))
+@lowering("Bincount", "DenseBincount", static=(1,))
 def bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
-    """How often each number below `size` comes, or with weights the sum of their weights. Others are passed over."""
-    return _counted(node, values.reshape(1, -1), integer(size), weights.reshape(1, -1))[0]
+    """How often each number below `size` comes (DenseBincount: in each row), or with weights the sum of their weights.
 
-
-@lowering("DenseBincount", static=(1,))
-def dense_bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
-    """Bincount of a vector or of every row of a matrix; `binary_output` says only whether a number comes at all."""
-    if values.dim() == 2:
-        return _counted(node, values, integer(size), weights)
-    return _counted(node, values.reshape(1, -1), integer(size), weights.reshape(1, -1))[0]
-
-
-def _counted(node: Node, values: Tensor, size: int, weights: Tensor) -> Tensor:
+    Other numbers are passed over. With `binary_output` it says only whether a number comes at all.
+    """
+    by_row = node.op == "DenseBincount" and values.dim() == 2
+    if not by_row:
+        values, weights = values.reshape(1, -1), weights.reshape(1, -1)
     # Column 0 takes the negative numbers, the last one those from `size` on.
-    places = values.to(torch.int64).add(1).clamp(0, size + 1)
-    buffer = weights.new_zeros((values.shape[0], size + 2))
+    end = integer(size) + 1
+    places = values.to(torch.int64).add(1).clamp(0, end)
+    buffer = weights.new_zeros((values.shape[0], end + 1))
     if node.get("binary_output", False):
         buffer.scatter_(1, places, 1)
     else:
         addends = weights if weights.numel() else torch.ones_like(places, dtype=weights.dtype)
         buffer.scatter_add_(1, places, addends)
-    return buffer[:, 1 : size + 1]
+    return buffer[:, 1:end] if by_row else buffer[0, 1:end]
 
 
 @lowering("HistogramFixedWidth", static=(2,))

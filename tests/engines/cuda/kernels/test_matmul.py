@@ -197,14 +197,14 @@ def test_tf32_only_where_it_is_allowed():
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_lookups_in_tables_of_unequal_length_give_zeros_outside_of_their_own_table(dtype, index):
     kernel()
-    from msplit.engines.cuda.kernels.grouped_gather import lookup
+    from msplit.engines.cuda.kernels.gather import grouped_gather
 
     lengths = [3, 1, 40]
     tables = [(normal(length, 5) * 10).to(dtype) for length in lengths]
     starts = torch.tensor([0, 3, 4], device=DEVICE)
     sizes = torch.tensor(lengths, device=DEVICE)
     ids = torch.tensor([[0, 2, 3, -1], [0, 1, 0, 5], [39, 40, 7, -40]], dtype=index, device=DEVICE)
-    result = lookup(torch.cat(tables), ids, starts, sizes)
+    result = grouped_gather(torch.cat(tables), ids, starts, sizes)
     for member, table in enumerate(tables):
         for place, row in enumerate(ids[member].tolist()):
             wanted = table[row] if 0 <= row < len(table) else torch.zeros_like(table[0])
