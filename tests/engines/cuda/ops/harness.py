@@ -33,6 +33,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 """The dtypes of most float kernels of TensorFlow on the CPU."""
 
+BOTH = (False, True)
+"""Both memory layouts, as `Node.nchw` names them."""
+
 DEVICE = os.environ.get("MSPLIT_TEST_DEVICE", "cpu")
 """Where the lowerings run."""
 
@@ -61,6 +64,11 @@ def values(
         return generator.integers(start, max(int(high), start + 1), shape).astype(dtype)
     real = generator.uniform(low, high, shape)
     return (real + 1j * generator.uniform(low, high, shape) if dtype.kind == "c" else real).astype(dtype)
+
+
+def ints(*numbers: int) -> np.ndarray:
+    """A vector of int32, as shapes and axes mostly are."""
+    return np.array(numbers, np.int32)
 
 
 def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[np.ndarray, ...]:
@@ -98,40 +106,6 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
         fetches = graph.get_operation_by_name("node").outputs
         feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
         return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
-
-
-def run_tensorflow_nchw(
-    op: str,
-    inputs: Sequence[Any],
-    attrs: Mapping[str, Any],
-    *,
-    data: Sequence[int] = (0,),
-    results: Sequence[int] = (0,),
-) -> tuple[np.ndarray, ...]:
-    """As `run_tensorflow` for a node with data_format NCHW, which few CPU kernels have: by way of the NHWC kernel.
-
-    Args:
-        op: The op.
-        inputs: Inputs of the NCHW node.
-        attrs: Attributes of the NCHW node.
-        data: Positions of the inputs that are laid out by data_format; the sizes of Conv2DBackpropInput among them.
-        results: Positions of the outputs that are.
-    """
-    arrays = [np.asarray(array) for array in inputs]
-    changed = dict(attrs) | {"data_format": "NHWC"}
-    for name in ("strides", "dilations", "ksize"):
-        if name in attrs:
-            changed[name] = tuple(attrs[name][axis] for axis in (0, 2, 3, 1))
-    if attrs.get("explicit_paddings"):
-        pads = attrs["explicit_paddings"]
-        changed["explicit_paddings"] = tuple(pads[2 * axis + end] for axis in (0, 2, 3, 1) for end in (0, 1))
-    for position in data:
-        array = arrays[position]
-        arrays[position] = array[[0, 2, 3, 1]] if array.ndim == 1 else array.transpose(0, 2, 3, 1)
-    outputs = list(run_tensorflow(op, arrays, changed))
-    for position in results:
-        outputs[position] = outputs[position].transpose(0, 3, 1, 2)
-    return tuple(outputs)
 
 
 def run_lowering(
@@ -251,6 +225,36 @@ def check(
                 found, want = (tuple(shape_only.shape), shape_only.dtype), (tuple(real.shape), real.dtype)
                 assert found == want, f"{op} on meta, output {index}: {found}, with data {want}"
     return plain
+
+
+def check_both_formats(
+    op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], *, data: Sequence[int] = (0,), **options: Any
+) -> None:
+    """`check` for a node of NHWC data in both memory layouts, and for the same in NCHW, which few CPU kernels of TensorFlow have.
+
+    Args:
+        op: An op whose first output is laid out by data_format.
+        inputs: As for `check`.
+        attrs: As for `check`.
+        data: Positions of the inputs that are laid out by data_format; the sizes of Conv2DBackpropInput among them.
+        options: Further ones of `check`.
+    """
+    arrays = [np.asarray(array) for array in inputs]
+    first, *rest = run_tensorflow(op, arrays, attrs)
+    check(op, arrays, attrs, expected=(first, *rest), nchw=BOTH, **options)
+    turned = dict(attrs) | {"data_format": "NCHW"}
+    for name in {"strides", "dilations", "ksize"} & set(attrs):
+        turned[name] = tuple(attrs[name][axis] for axis in (0, 3, 1, 2))
+    if pads := attrs.get("explicit_paddings"):
+        turned["explicit_paddings"] = tuple(pads[2 * axis + end] for axis in (0, 3, 1, 2) for end in (0, 1))
+    for position in data:
+        arrays[position] = _to_nchw(arrays[position])
+    check(op, arrays, turned, expected=(_to_nchw(first), *rest), **options)
+
+
+def _to_nchw(array: np.ndarray) -> np.ndarray:
+    """NHWC data, or its sizes."""
+    return array[[0, 3, 1, 2]] if array.ndim == 1 else np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
 
 def compare(

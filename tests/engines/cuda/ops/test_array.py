@@ -10,7 +10,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import lies_nchw
 
-from .harness import FLOATS, check, run_lowering, run_tensorflow, values
+from .harness import FLOATS, check, ints, run_lowering, run_tensorflow, values
 
 pytestmark = pytest.mark.tf
 
@@ -106,10 +106,6 @@ def test_parallel_concat():
     check("ParallelConcat", inputs, {"shape": (3, 3)}, expected=[np.concatenate(inputs)])
 
 
-def _i(*numbers):
-    return np.array(numbers, np.int32)
-
-
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int64", "bool", "uint16", "complex64"], ids=str)
 def test_slice(dtype):
     for shape, begin, size in [
@@ -127,7 +123,7 @@ def test_slice(dtype):
 @pytest.mark.parametrize(("begin", "size"), [((6,), (0,)), ((3,), (3,)), ((-1,), (1,)), ((0,), (-2,))])
 def test_slice_refuses_what_lies_outside(begin, size):
     with pytest.raises(Unsupported, match="outside"):
-        run_lowering("Slice", [values((5,)), _i(*begin), _i(*size)])
+        run_lowering("Slice", [values((5,)), ints(*begin), ints(*size)])
 
 
 CASES = [
@@ -206,7 +202,7 @@ def test_any_strided_slice_agrees_or_both_refuse(case):
 
 def test_a_slice_with_positive_strides_is_a_view():
     tensor = torch.arange(24.0).reshape(4, 6)
-    result = table()["StridedSlice"].function(Node("n", "StridedSlice"), tensor, _i(1, 0), _i(3, 6), _i(1, 2))
+    result = table()["StridedSlice"].function(Node("n", "StridedSlice"), tensor, ints(1, 0), ints(3, 6), ints(1, 2))
     assert result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 

@@ -10,42 +10,29 @@ from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_depthwise_filter, prepare_filter
 from tests.campaign import examples, sampled
 
-from .harness import FLOATS, check, run_lowering, run_tensorflow_nchw, values
+from .harness import BOTH, FLOATS, check, check_both_formats, run_lowering, values
 
 pytestmark = pytest.mark.tf
 
-BOTH = (False, True)
 
-
-def to_nchw(array):
-    return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-
-
-def attributes(stride=(1, 1), dilation=(1, 1), padding="SAME", explicit=None, nchw=False):
-    def spread(pair):
-        return (1, 1, *pair) if nchw else (1, *pair, 1)
-
-    attrs = {"strides": spread(stride), "padding": padding}
+def attributes(stride=(1, 1), dilation=(1, 1), padding="SAME", explicit=None):
+    attrs = {"strides": (1, *stride, 1), "padding": padding}
     if dilation != (1, 1):
-        attrs["dilations"] = spread(dilation)
+        attrs["dilations"] = (1, *dilation, 1)
     if explicit is not None:
-        attrs["explicit_paddings"] = (0, 0, 0, 0, *explicit) if nchw else (0, 0, *explicit, 0, 0)
-    return attrs | ({"data_format": "NCHW"} if nchw else {})
+        attrs["explicit_paddings"] = (0, 0, *explicit, 0, 0)
+    return attrs
 
 
-def check_both_formats(op, x, filter, **window):
-    """NHWC in both memory layouts, and NCHW."""
-    check(op, [x, filter], attributes(**window), nchw=BOTH)
-    attrs = attributes(**window, nchw=True)
-    expected = run_tensorflow_nchw(op, [to_nchw(x), filter], attrs)
-    check(op, [to_nchw(x), filter], attrs, expected=expected)
+def check_windows(op, x, filter, **window):
+    check_both_formats(op, [x, filter], attributes(**window))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 def test_conv2d_dtypes(dtype, padding):
     x, filter = values((2, 7, 8, 3), dtype), values((3, 3, 3, 5), dtype, seed=1, low=-0.5, high=0.5)
-    check_both_formats("Conv2D", x, filter, padding=padding)
+    check_windows("Conv2D", x, filter, padding=padding)
 
 
 @sampled(
@@ -67,19 +54,11 @@ def test_conv2d_windows(kernel, stride, padding, size):
     kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     channels=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    nchw=st.booleans(),
 )
-def test_conv2d_with_same_padding_of_any_size(batch, size, kernel, stride, channels, nchw):
+def test_conv2d_with_same_padding_of_any_size(batch, size, kernel, stride, channels):
     # TensorFlow's CPU kernel leaves out elements there: see the next test.
     assume(not (channels[0] == 1 and batch > 1 and stride[0] == 1 < stride[1]))
-    x, filter = values((batch, *size, channels[0])), values((*kernel, *channels), seed=1)
-    if nchw:
-        attrs = attributes(stride, nchw=True)
-        check(
-            "Conv2D", [to_nchw(x), filter], attrs, expected=run_tensorflow_nchw("Conv2D", [to_nchw(x), filter], attrs)
-        )
-    else:
-        check("Conv2D", [x, filter], attributes(stride), nchw=BOTH)
+    check_windows("Conv2D", values((batch, *size, channels[0])), values((*kernel, *channels), seed=1), stride=stride)
 
 
 def test_conv2d_of_one_channel_where_tensorflow_is_wrong():
@@ -93,20 +72,20 @@ def test_conv2d_of_one_channel_where_tensorflow_is_wrong():
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2)], ids=str)
 def test_conv2d_explicit_paddings(explicit, stride):
     x, filter = values((2, 7, 8, 3)), values((3, 3, 3, 4), seed=1)
-    check_both_formats("Conv2D", x, filter, stride=stride, padding="EXPLICIT", explicit=explicit)
+    check_windows("Conv2D", x, filter, stride=stride, padding="EXPLICIT", explicit=explicit)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("dilation", [(2, 2), (1, 3)], ids=str)
 def test_conv2d_dilations(padding, dilation):
     x, filter = values((2, 11, 12, 3)), values((3, 3, 3, 4), seed=1)
-    check_both_formats("Conv2D", x, filter, dilation=dilation, padding=padding)
+    check_windows("Conv2D", x, filter, dilation=dilation, padding=padding)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 6])
 def test_conv2d_groups_where_the_filter_has_fewer_channels(groups):
     x, filter = values((2, 7, 8, 6)), values((3, 3, 6 // groups, 12), seed=1)
-    check_both_formats("Conv2D", x, filter, stride=(2, 2))
+    check_windows("Conv2D", x, filter, stride=(2, 2))
 
 
 def test_conv2d_of_an_empty_batch():
@@ -132,12 +111,12 @@ def test_channels_that_do_not_split_in_groups_are_refused():
 @sampled(10, dtype=FLOATS, stride=[(1, 1), (2, 2)], multiplier=[1, 2], padding=["SAME", "VALID"])
 def test_depthwise_conv2d(dtype, stride, multiplier, padding):
     x, filter = values((2, 7, 8, 3), dtype), values((3, 3, 3, multiplier), dtype, seed=1)
-    check_both_formats("DepthwiseConv2dNative", x, filter, stride=stride, padding=padding)
+    check_windows("DepthwiseConv2dNative", x, filter, stride=stride, padding=padding)
 
 
 def test_depthwise_conv2d_explicit_paddings():
     x, filter = values((2, 7, 8, 3)), values((3, 3, 3, 2), seed=1)
-    check_both_formats("DepthwiseConv2dNative", x, filter, padding="EXPLICIT", explicit=(1, 0, 2, 1))
+    check_windows("DepthwiseConv2dNative", x, filter, padding="EXPLICIT", explicit=(1, 0, 2, 1))
 
 
 def test_depthwise_conv2d_dilations_equal_those_of_a_grouped_conv2d():
@@ -157,11 +136,7 @@ def check_transposed(size, kernel, channels, **window):
     forward = run_lowering("Conv2D", [values(shape), filter], attributes(**window))[0]
     x = values(tuple(forward.shape), seed=2)
     sizes = np.array(shape, np.int32)
-    check("Conv2DBackpropInput", [sizes, filter, x], attributes(**window), nchw=BOTH)
-    attrs = attributes(**window, nchw=True)
-    inputs = [sizes[[0, 3, 1, 2]], filter, to_nchw(x)]
-    expected = run_tensorflow_nchw("Conv2DBackpropInput", inputs, attrs, data=(0, 2))
-    check("Conv2DBackpropInput", inputs, attrs, expected=expected)
+    check_both_formats("Conv2DBackpropInput", [sizes, filter, x], attributes(**window), data=(0, 2))
 
 
 @sampled(
@@ -271,11 +246,11 @@ def test_uneven_padding_costs_a_copy_of_small_data_only(size, count):
 
 @sampled(8, kernel=[(2, 2), (3, 3), (4, 7)], stride=[(1, 1), (2, 2), (3, 2)], size=[(40, 41), (45, 6)])
 def test_conv2d_of_large_data_with_uneven_padding(kernel, stride, size):
-    check_both_formats("Conv2D", values((1, *size, 2)), values((*kernel, 2, 3), seed=1), stride=stride)
+    check_windows("Conv2D", values((1, *size, 2)), values((*kernel, 2, 3), seed=1), stride=stride)
 
 
 @pytest.mark.parametrize("explicit", [(3, 0, 0, 2), (0, 3, 1, 2), (5, 1, 0, 0)], ids=str)
 @pytest.mark.parametrize("stride", [(1, 1), (2, 3)], ids=str)
 def test_conv2d_of_large_data_with_explicit_paddings(explicit, stride):
     x, filter = values((1, 40, 41, 2)), values((4, 3, 2, 3), seed=1)
-    check_both_formats("Conv2D", x, filter, stride=stride, padding="EXPLICIT", explicit=explicit)
+    check_windows("Conv2D", x, filter, stride=stride, padding="EXPLICIT", explicit=explicit)

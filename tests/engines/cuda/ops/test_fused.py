@@ -1,4 +1,4 @@
-"""None"""
+"""What one op does for several: a product or a convolution with what follows it."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,10 @@ from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.activations import activate
 
-from .harness import FLOATS, check, run_lowering, run_tensorflow, run_tensorflow_nchw, values
+from .harness import BOTH, FLOATS, check, check_both_formats, run_lowering, run_tensorflow, values
 
 pytestmark = pytest.mark.tf
 
-BOTH = (False, True)
 ACTIVATIONS = ["Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"]
 
 
@@ -80,16 +79,7 @@ NORM = [values((4,), seed=3 + i, low=0.5) for i in range(4)]
 def test_fused_conv2d(activation, first):
     args = [BIAS] if first == "BiasAdd" else NORM
     attrs = conv((first, activation) if activation else (first,), len(args), epsilon=0.01)
-    check("_FusedConv2D", [X, FILTER, *args], attrs, nchw=BOTH)
-
-
-@pytest.mark.parametrize("activation", [None, "Relu", "Elu"])
-@pytest.mark.parametrize("first", ["BiasAdd", "FusedBatchNorm"])
-def test_fused_conv2d_with_channels_in_front(activation, first):
-    args = [BIAS] if first == "BiasAdd" else NORM
-    attrs = conv((first, activation) if activation else (first,), len(args), data_format="NCHW", strides=(1, 1, 2, 1))
-    inputs = [np.ascontiguousarray(X.transpose(0, 3, 1, 2)), FILTER, *args]
-    check("_FusedConv2D", inputs, attrs, expected=run_tensorflow_nchw("_FusedConv2D", inputs, attrs))
+    check_both_formats("_FusedConv2D", [X, FILTER, *args], attrs)
 
 
 @pytest.mark.parametrize("activation", [None, "Relu", "Elu"])

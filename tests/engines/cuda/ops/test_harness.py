@@ -28,27 +28,23 @@ def test_right_lowering_passes(lower):
     check("Square", [values((2, 3))])
 
 
-def test_wrong_value_prints_the_tolerance_that_would_have_passed(lower):
-    lower("Square", lambda node, x: x * x * 1.01)
-    with pytest.raises(AssertionError, match=r"rtol=0\.01\d* with atol=0.*would have passed"):
-        check("Square", [values((2, 3))])
+WRONG = {
+    "value, with the tolerance that would have passed": (
+        lambda node, x: x * x * 1.01,
+        r"rtol=0\.01\d* with atol=0.*would have passed",
+    ),
+    "dtype": (lambda node, x: (x * x).double(), "dtype float64"),
+    "shape": (lambda node, x: (x * x)[None], "shape"),
+    "writing to an input": (lambda node, x: x.mul_(x), "wrote to its input 0"),
+    "dependence on memory layout": (lambda node, x: (x * x).as_strided(x.shape, (3, 1)), "with transposed inputs"),
+    "shape on meta": (lambda node, x: (x * x) if x.device.type == "cpu" else x[None], "on meta"),
+}
 
 
-def test_wrong_dtype_is_caught(lower):
-    lower("Square", lambda node, x: (x * x).double())
-    with pytest.raises(AssertionError, match="dtype float64"):
-        check("Square", [values((2, 3))])
-
-
-def test_wrong_shape_is_caught(lower):
-    lower("Square", lambda node, x: (x * x)[None])
-    with pytest.raises(AssertionError, match="shape"):
-        check("Square", [values((2, 3))])
-
-
-def test_writing_to_an_input_is_caught(lower):
-    lower("Square", lambda node, x: x.mul_(x))
-    with pytest.raises(AssertionError, match="wrote to its input 0"):
+@pytest.mark.parametrize(("function", "message"), WRONG.values(), ids=list(WRONG))
+def test_what_is_wrong_is_caught(lower, function, message):
+    lower("Square", function)
+    with pytest.raises(AssertionError, match=message):
         check("Square", [values((2, 3))])
 
 
@@ -56,18 +52,6 @@ def test_wrong_default_is_caught(lower):
     lower("LeakyRelu", lambda node, x: torch.nn.functional.leaky_relu(x, node.get("alpha", 0.5)))
     with pytest.raises(AssertionError, match="output 0"):
         check("LeakyRelu", [values((2, 3))])
-
-
-def test_dependence_on_memory_layout_is_caught(lower):
-    lower("Square", lambda node, x: (x * x).as_strided(x.shape, (3, 1)))
-    with pytest.raises(AssertionError, match="with transposed inputs"):
-        check("Square", [values((2, 3))])
-
-
-def test_wrong_shape_on_meta_is_caught(lower):
-    lower("Square", lambda node, x: (x * x) if x.device.type == "cpu" else x[None])
-    with pytest.raises(AssertionError, match="on meta"):
-        check("Square", [values((2, 3))])
 
 
 def test_lists_of_inputs_and_static_inputs_are_sorted_out(lower):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.campaign import examples, sampled
 
-from .harness import BFLOAT16, check, values
+from .harness import BFLOAT16, check, ints, values
 
 pytestmark = pytest.mark.tf
 
@@ -15,16 +15,12 @@ PLACEMENTS = [{}, {"align_corners": True}, {"half_pixel_centers": True}]
 SIZES = [(1, 1), (2, 3), (5, 7), (10, 14), (8, 3), (13, 20)]
 
 
-def size(*numbers):
-    return np.array(numbers, np.int32)
-
-
 @sampled(18, op=["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"], attrs=PLACEMENTS, target=SIZES)
 def test_resize(op, attrs, target):
     # Places are float32: where two pixels differ, so does the result, a little.
     tolerance = {"ResizeBilinear": 1e-5, "ResizeNearestNeighbor": 0, "ResizeBicubic": 1e-4}[op]
     for shape in ((2, 5, 7, 3), (1, 1, 1, 1), (1, 8, 6, 2)):
-        check(op, [values(shape), size(*target)], attrs, atol=tolerance)
+        check(op, [values(shape), ints(*target)], attrs, atol=tolerance)
 
 
 @settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,7 +32,7 @@ def test_resize(op, attrs, target):
 )
 def test_resize_between_any_sizes(op, source, target, attrs):
     tolerance = {"ResizeBilinear": 1e-4, "ResizeNearestNeighbor": 0, "ResizeBicubic": 1e-2}[op]
-    check(op, [values((1, *source, 1)), size(*target)], attrs, atol=tolerance)
+    check(op, [values((1, *source, 1)), ints(*target)], attrs, atol=tolerance)
 
 
 @sampled(
@@ -46,7 +42,7 @@ def test_resize_between_any_sizes(op, source, target, attrs):
     attrs=PLACEMENTS,
 )
 def test_resize_dtypes(op, dtype, attrs):
-    check(op, [values((2, 5, 7, 3), dtype, low=-99, high=99), size(8, 4)], attrs, atol=1e-3)
+    check(op, [values((2, 5, 7, 3), dtype, low=-99, high=99), ints(8, 4)], attrs, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
@@ -58,19 +54,19 @@ def test_crop_and_resize(method, target, dtype):
         np.float32,
     )
     images = values((3, 6, 7, 2), dtype, high=99)
-    inputs = [images, boxes, np.array([0, 1, 2, 1, 0], np.int32), size(*target)]
+    inputs = [images, boxes, np.array([0, 1, 2, 1, 0], np.int32), ints(*target)]
     check("CropAndResize", inputs, {"method": method, "extrapolation_value": 7.5}, atol=1e-4)
 
 
 def test_crop_and_resize_of_no_boxes():
-    inputs = [values((2, 6, 7, 3)), np.zeros((0, 4), np.float32), np.zeros(0, np.int32), size(2, 2)]
+    inputs = [values((2, 6, 7, 3)), np.zeros((0, 4), np.float32), np.zeros(0, np.int32), ints(2, 2)]
     check("CropAndResize", inputs)
 
 
 @pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
 @pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
 def test_resize_of_an_empty_batch(op, attrs):
-    check(op, [values((0, 5, 7, 3)), size(4, 8)], attrs)
+    check(op, [values((0, 5, 7, 3)), ints(4, 8)], attrs)
 
 
 COLORS = [

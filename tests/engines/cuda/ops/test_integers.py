@@ -9,17 +9,13 @@ import torch
 
 from msplit.engines.cuda.ir.node import Unsupported
 
-from .harness import check, run_lowering
+from .harness import check, ints, run_lowering
 
 pytestmark = pytest.mark.tf
 
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 EVERY = (*SIGNED, *UNSIGNED)
-
-
-def ints(*numbers):
-    return np.asarray(numbers, np.int32)
 
 
 def one(op, *shapes, types=EVERY, rest=(), **attrs):

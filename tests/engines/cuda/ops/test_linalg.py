@@ -6,7 +6,7 @@ import pytest
 from msplit.engines.cuda.ir.node import Unsupported
 from tests.campaign import sample, sampled
 
-from .harness import FLOATS, check, run_lowering, run_tensorflow, values
+from .harness import FLOATS, check, ints, run_lowering, run_tensorflow, values
 
 pytestmark = pytest.mark.tf
 
@@ -102,10 +102,6 @@ ALIGNMENTS = ["RIGHT_LEFT", "LEFT_RIGHT", "LEFT_LEFT", "RIGHT_RIGHT"]
 BANDS = [(0, 0), (1, 1), (-2, -2), (-1, 1), (-2, 0), (0, 3), (1, 2), (-2, -1), (-2, 3)]
 
 
-def _i(*numbers):
-    return np.array(numbers, np.int32)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bands(dtype):
     shapes, widths = [(3, 4), (4, 3), (2, 3, 3), (1, 1), (0, 3, 3)], (-1, 0, 1)
@@ -129,7 +125,7 @@ def test_main_diagonals(dtype):
 
 @sampled(18, band=BANDS, align=ALIGNMENTS)
 def test_parts_and_replacements_of_bands(band, align):
-    k = _i(band[0]) if band[0] == band[1] else _i(*band)
+    k = ints(band[0]) if band[0] == band[1] else ints(*band)
     for shape in [(3, 4), (2, 5, 4)]:
         array, padding = values(shape), np.float32(9)
         (packed,) = check("MatrixDiagPartV3", [array, k, padding], {"align": align})
@@ -142,7 +138,7 @@ def test_parts_and_replacements_of_bands(band, align):
 
 @sampled(18, band=BANDS, align=ALIGNMENTS)
 def test_matrices_from_bands(band, align):
-    k = _i(*band)
+    k = ints(*band)
     for rows, columns in [(3, 4), (5, 4)]:
         (packed,) = run_tensorflow("MatrixDiagPartV3", [values((2, rows, columns)), k, np.float32(0)], {"align": align})
         check("MatrixDiagV3", [packed, k, np.int32(rows), np.int32(columns), np.float32(9)], {"align": align})
@@ -160,9 +156,9 @@ def test_sizes_that_the_diagonals_decide(k):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(Unsupported, match="outside"):
-        run_lowering("MatrixDiagPartV3", [values((3, 3)), _i(3), np.float32(0)])
+        run_lowering("MatrixDiagPartV3", [values((3, 3)), ints(3), np.float32(0)])
     with pytest.raises(Unsupported, match="elements long"):
-        run_lowering("MatrixDiagV3", [values((3,)), _i(0), np.int32(5), np.int32(5), np.float32(0)])
+        run_lowering("MatrixDiagV3", [values((3,)), ints(0), np.int32(5), np.int32(5), np.float32(0)])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "complex64"])

@@ -8,7 +8,7 @@ from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.philox import unsigned_remainder
 from tests.campaign import sampled
 
-from .harness import check, run_lowering, run_tensorflow
+from .harness import check, ints, run_lowering, run_tensorflow
 
 pytestmark = pytest.mark.tf
 
@@ -19,25 +19,21 @@ FLOAT_TYPES = ["float32", "float16", "bfloat16", "float64"]
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2, "float64": 1e-9}
 
 
-def shape_of(*sizes):
-    return np.array(sizes, np.int32).reshape(len(sizes))
-
-
 @sampled(24, shape=SHAPES, dtype=FLOAT_TYPES, seed=SEEDS)
 def test_uniform_floats_equal_those_of_tensorflow(shape, dtype, seed):
-    check("StatelessRandomUniform", [shape_of(*shape), seed], {"dtype": dtype}, exact=True)
+    check("StatelessRandomUniform", [ints(*shape), seed], {"dtype": dtype}, exact=True)
 
 
 @sampled(16, op=["StatelessRandomNormal", "StatelessTruncatedNormal"], shape=SHAPES, dtype=FLOAT_TYPES)
 def test_normal_floats_equal_those_of_tensorflow(op, shape, dtype):
     for seed in SEEDS:
-        check(op, [shape_of(*shape), seed], {"dtype": dtype}, atol=TOLERANCE[dtype])
+        check(op, [ints(*shape), seed], {"dtype": dtype}, atol=TOLERANCE[dtype])
 
 
 @sampled(4, op=["StatelessRandomNormal", "StatelessTruncatedNormal"], dtype=FLOAT_TYPES)
 def test_many_normal_floats(op, dtype):
     # Enough for numbers that are drawn again, and for groups that draw far beyond their first four.
-    check(op, [shape_of(50_001), SEEDS[0]], {"dtype": dtype}, atol=5 * TOLERANCE[dtype])
+    check(op, [ints(50_001), SEEDS[0]], {"dtype": dtype}, atol=5 * TOLERANCE[dtype])
 
 
 @sampled(
@@ -47,13 +43,13 @@ def test_many_normal_floats(op, dtype):
     counter=[(0, 0), (2**64 - 3, 5), (2**64 - 1, 2**64 - 1), (2**32 - 2, 0)],
 )
 def test_key_and_counter_with_its_carries(op, dtype, counter):
-    inputs = [shape_of(99), np.array([2**64 - 5], np.uint64), np.array(counter, np.uint64)]
+    inputs = [ints(99), np.array([2**64 - 5], np.uint64), np.array(counter, np.uint64)]
     for algorithm in (1, 3):
         check(op, [*inputs, np.int32(algorithm)], {"dtype": dtype}, atol=TOLERANCE[dtype])
 
 
 def test_other_algorithms_are_refused():
-    inputs = [shape_of(3), np.zeros(1, np.uint64), np.zeros(2, np.uint64), np.int32(2)]
+    inputs = [ints(3), np.zeros(1, np.uint64), np.zeros(2, np.uint64), np.int32(2)]
     with pytest.raises(Unsupported, match="Philox"):
         run_lowering("StatelessRandomUniformV2", inputs)
 
@@ -78,19 +74,19 @@ def test_integers_equal_those_of_tensorflow(dtype, low, high, shape):
     key = [np.array([123456789], np.uint64), np.array([9, 8], np.uint64), np.int32(1)]
     expected = None
     if dtype.startswith("uint"):  # TensorFlow has this kernel on the GPU only: what it does with its words is known.
-        (words,) = run_tensorflow("StatelessRandomUniformFullIntV2", [shape_of(*shape), *key], {"dtype": dtype})
+        (words,) = run_tensorflow("StatelessRandomUniformFullIntV2", [ints(*shape), *key], {"dtype": dtype})
         expected = [(words % np.array(high - low, dtype) + limits[0]).astype(dtype)]
-    check("StatelessRandomUniformIntV2", [shape_of(*shape), *key, *limits], expected=expected)
+    check("StatelessRandomUniformIntV2", [ints(*shape), *key, *limits], expected=expected)
     if expected is None:
-        check("StatelessRandomUniformInt", [shape_of(*shape), SEEDS[1], *limits])
+        check("StatelessRandomUniformInt", [ints(*shape), SEEDS[1], *limits])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_words_equal_those_of_tensorflow(dtype, shape):
-    check("StatelessRandomUniformFullInt", [shape_of(*shape), SEEDS[1]], {"dtype": dtype})
+    check("StatelessRandomUniformFullInt", [ints(*shape), SEEDS[1]], {"dtype": dtype})
     key = [np.array([123456789], np.uint64), np.array([9, 8], np.uint64), np.int32(1)]
-    check("StatelessRandomUniformFullIntV2", [shape_of(*shape), *key], {"dtype": dtype})
+    check("StatelessRandomUniformFullIntV2", [ints(*shape), *key], {"dtype": dtype})
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
@@ -104,7 +100,7 @@ def test_algorithm():
 
 
 def test_truncated_normal_never_leaves_its_bounds():
-    (numbers,) = run_lowering("StatelessTruncatedNormal", [shape_of(100_000), SEEDS[0]])
+    (numbers,) = run_lowering("StatelessTruncatedNormal", [ints(100_000), SEEDS[0]])
     assert numbers.abs().max() < 2
 
 

@@ -7,15 +7,11 @@ import torch
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
-from .harness import FLOATS, check, run_lowering, values
+from .harness import FLOATS, check, ints, run_lowering, values
 
 pytestmark = pytest.mark.tf
 
 DTYPES = [*FLOATS, "int32", "int64", "bool", "uint8", "complex64"]
-
-
-def _i(*numbers):
-    return np.array(numbers, np.int32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -27,8 +23,8 @@ def test_transpose(dtype):
 
 
 def test_conjugate_transpose():
-    check("ConjugateTranspose", [values((2, 3, 4), "complex64"), _i(2, 0, 1)])
-    check("ConjugateTranspose", [values((2, 3)), _i(1, 0)])
+    check("ConjugateTranspose", [values((2, 3, 4), "complex64"), ints(2, 0, 1)])
+    check("ConjugateTranspose", [values((2, 3)), ints(1, 0)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -48,7 +44,7 @@ def test_tile(dtype):
 
 def test_repeating_axes_of_size_one_copies_nothing():
     tensor = torch.arange(3.0).reshape(1, 3)
-    result = table()["Tile"].function(Node("n", "Tile"), tensor, _i(5, 1))
+    result = table()["Tile"].function(Node("n", "Tile"), tensor, ints(5, 1))
     assert result.shape == (5, 3)
     assert result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
@@ -59,7 +55,7 @@ def test_reverse(dtype):
         check("ReverseV2", [values((2, 3, 4), dtype), np.array(axes, np.int32)])
     for flags in itertools.product([False, True], repeat=2):
         check("Reverse", [values((3, 4), dtype), np.array(flags)])
-    check("ReverseV2", [values((0, 3), dtype), _i(0)])
+    check("ReverseV2", [values((0, 3), dtype), ints(0)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64"])

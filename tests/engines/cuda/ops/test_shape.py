@@ -8,15 +8,11 @@ from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
-from .harness import FLOATS, check, run_lowering, values
+from .harness import FLOATS, check, ints, run_lowering, values
 
 pytestmark = pytest.mark.tf
 
 SHAPES = [(), (0,), (3, 4), (2, 1, 3)]
-
-
-def _i(*numbers):
-    return np.array(numbers, np.int32)
 
 
 @pytest.mark.parametrize("op", ["Shape", "Size"])
@@ -64,7 +60,7 @@ def test_reshape(dtype):
 @pytest.mark.parametrize("new", [(5, 2), (-1, 5), (-1, -1), (0, -1)])
 def test_reshape_refuses_what_does_not_fit(new):
     with pytest.raises(Unsupported, match="can not be reshaped"):
-        run_lowering("Reshape", [values((3, 4)), _i(*new)])
+        run_lowering("Reshape", [values((3, 4)), ints(*new)])
 
 
 def test_expand_dims():
@@ -96,7 +92,7 @@ def test_broadcast_to(dtype):
     for shape, new in [((), (3, 4)), ((4,), (3, 4)), ((3, 1), (3, 4)), ((1, 3, 1), (2, 3, 5)), ((1,), (0,)), ((), ())]:
         check("BroadcastTo", [values(shape, dtype), np.array(new, np.int64)])
     with pytest.raises(Unsupported, match="broadcast"):
-        run_lowering("BroadcastTo", [values((3,), dtype), _i(4)])
+        run_lowering("BroadcastTo", [values((3,), dtype), ints(4)])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -104,7 +100,7 @@ def test_broadcast_args(dtype):
     for left, right in [((2, 1), (3,)), ((), (3, 4)), ((5,), (5,)), ((1, 4), (3, 1)), ((0,), (1,)), ((), ())]:
         check("BroadcastArgs", [np.array(left, dtype), np.array(right, dtype)])
     with pytest.raises(Unsupported, match="do not broadcast"):
-        run_lowering("BroadcastArgs", [_i(2), _i(3)])
+        run_lowering("BroadcastArgs", [ints(2), ints(3)])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -114,7 +110,7 @@ def test_invert_permutation(dtype):
 
 
 def test_concat_offset():
-    shapes = [_i(2, 3, 5), _i(2, 7, 5), _i(2, 1, 5)]
+    shapes = [ints(2, 3, 5), ints(2, 7, 5), ints(2, 1, 5)]
     for axis in (1, -2):
         check("ConcatOffset", [np.int32(axis), *shapes])
 

@@ -29,6 +29,7 @@ def test_every_lowering_takes_the_inputs_of_its_op(op):
         assert len(plain) < len(parameters), f"{op} takes a list of inputs"
         assert len(plain) <= len(definition.input_arg) - len(lists)
     else:
+        assert len(plain) <= len(definition.input_arg), f"{op}: {definition.input_arg}"
         assert len(parameters) > len(plain) or len(plain) == len(definition.input_arg), f"{op}: {definition.input_arg}"
         assert all(-len(definition.input_arg) <= slot < len(definition.input_arg) for slot in lowering.static)
 
