@@ -68,19 +68,9 @@ def convolve(
     *,
     relu: bool = False,
 ) -> Tensor:
-    """``relu(convolution + bias + side)``. Products of float32 are in TF32 where that is allowed for convolutions.
+    """``relu(convolution + bias + side)``, NHWC, contiguous. `convolve_siblings` has the arguments.
 
-    Args:
-        data: NHWC, of any strides but the last, which is 1.
-        filter: HWIO, of any strides that let height and width be seen as one axis.
-        frames: The windows along height and width.
-        tiles: How the work is cut.
-        bias: One number per output channel.
-        side: Of the result's shape.
-        relu: Cut the result off below zero.
-
-    Returns:
-        NHWC, contiguous.
+    Products of float32 are in TF32 where that is allowed for convolutions.
     """
     return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
 
@@ -100,13 +90,13 @@ def convolve_siblings(
 
     Args:
         data: NHWC, of any strides but the last, which is 1.
-        filter: All filters, side by side along the output channels.
+        filter: HWIO, of any strides that let height and width be seen as one axis: all filters, side by side along the output channels.
         frames: The windows along height and width.
         tiles: How the work is cut.
         bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
         side: Of the result's shape; for one convolution only.
-        relu: Cut the results off below zero.
+        relu: Whether the results are cut off below zero.
 
     Returns:
         A tensor per convolution: NHWC, contiguous, parts of one block of memory.

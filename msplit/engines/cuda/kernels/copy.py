@@ -23,7 +23,6 @@ _NEVER = 2**31 - 1
 
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 """The bits move, whatever they mean."""
-_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -157,7 +156,8 @@ class OutputCopy:
 class _Pinned:
     """Pinned host memory as an array that a GPU can use (CUDA's addresses are the same on both sides)."""
 
-    def __init__(self, host: Tensor, word: int) -> None:
+    def __init__(self, host: Tensor) -> None:
+        word = min(host.element_size(), 8)  # a complex128 is two words
         self.memory = host
         self.__cuda_array_interface__ = {
             "data": (host.data_ptr(), False),
@@ -170,8 +170,8 @@ class _Pinned:
 def seen_by(device: torch.device, host: Tensor) -> Tensor:
     """A contiguous pinned tensor as a flat tensor of words on the GPU. It must not outlive `host`."""
     if device.type == "cpu":  # for Triton's interpreter
-        return host.reshape(-1).view(_CARRIERS[_word(host)])
-    return torch.as_tensor(_Pinned(host, _word(host)), device=device)
+        return as_words(host.reshape(-1))
+    return torch.as_tensor(_Pinned(host), device=device)
 
 
 def copy(source: Tensor, target: Tensor) -> None:
@@ -179,8 +179,3 @@ def copy(source: Tensor, target: Tensor) -> None:
     words, place = as_words(source.reshape(-1)), as_words(target.reshape(-1))
     if words.numel():
         _copy[(triton.cdiv(words.numel(), _BLOCK),)](words, place, words.numel(), BLOCK=_BLOCK)
-
-
-def _word(tensor: Tensor) -> int:
-    size: int = tensor.element_size()
-    return min(size, 8)  # a complex128 is two words

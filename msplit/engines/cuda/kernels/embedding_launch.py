@@ -14,12 +14,9 @@ from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
 
 
-class _Made(weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]):
+def _made(_: Device) -> weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]:
     """The tables of one device, one for each way in which the inputs of columns were seen to lie."""
-
-    def __init__(self, device: Device) -> None:
-        del device
-        super().__init__()
+    return weakref.WeakKeyDictionary()
 
 
 def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
@@ -33,7 +30,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     first = min(outputs, key=lambda output: output.storage_offset())
     slots = sorted({term.source for segment in spec.segments for term in segment.terms})
     sources = {slot: inputs[slot].contiguous() for slot in slots}
-    cache = Device.of(first.device).owned(_Made).setdefault(spec, {})
+    cache = Device.of(first.device).owned(_made).setdefault(spec, {})
     shared, places = _lie(sources)
     tables = cache.get(_key(spec, inputs, _layout(sources, places)))
     if tables is None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -73,13 +70,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         SINGLE2=two.single,
         BYTES=first.element_size(),
         SUM=triton.language.float64 if first.dtype == torch.float64 else triton.language.float32,
-        LONG=tables.long,
-        FLOAT=tables.floats,
-        DOUBLE=tables.doubles,
-        EDGES=tables.edges,
-        MODULO=tables.modulo,
-        WEIGHTED=tables.weighted,
-        SCALED=tables.scaled,
+        **tables.flags,
     )
 
 

@@ -68,13 +68,7 @@ class Tables:
         tiles: Two.
         block: Elements that a program of a plain column fills; 0 where there are none.
         vector: Elements of 16 bytes, or fewer where plain columns do not lie at multiples of that.
-        long: Whether there are int64 ids.
-        floats: Whether there are float32 values.
-        doubles: Likewise float64.
-        edges: Whether any term has boundaries.
-        modulo: Likewise.
-        weighted: Whether any term is.
-        scaled: Whether any column is.
+        flags: Constants of the kernel, which leaves out what no column needs. See `embedding.fill_columns`.
     """
 
     work: Tensor
@@ -86,13 +80,7 @@ class Tables:
     tiles: tuple[Tile, Tile]
     block: int
     vector: int
-    long: bool
-    floats: bool
-    doubles: bool
-    edges: bool
-    modulo: bool
-    weighted: bool
-    scaled: bool
+    flags: Mapping[str, bool]
 
 
 @dataclass(frozen=True)
@@ -163,13 +151,15 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         (tiles[0], tiles[1]),
         block,
         vector,
-        torch.int64 in kinds,
-        torch.float32 in kinds,
-        torch.float64 in kinds,
-        bool(maker.starts),
-        any(term.modulo for term in terms),
-        any(term.weighted for term in terms),
-        any(segment.scale is not None for segment in spec.segments),
+        {
+            "LONG": torch.int64 in kinds,
+            "FLOAT": torch.float32 in kinds,
+            "DOUBLE": torch.float64 in kinds,
+            "EDGES": bool(maker.starts),
+            "MODULO": any(term.modulo for term in terms),
+            "WEIGHTED": any(term.weighted for term in terms),
+            "SCALED": any(segment.scale is not None for segment in spec.segments),
+        },
     )
 
 
@@ -214,14 +204,10 @@ def tile_of(pieces: Sequence[_Piece]) -> Tile:
     width = _power(max(piece.width for piece in pieces))
     ids = min(_power(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
     rows = max(TILE // (width * ids), 1)
-    while rows > 1 and rows // 2 * width * ids >= LEAST_TILE and _programs(pieces, rows) < PROGRAMS:
+    while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
         rows //= 2
     rows = min(rows, _power(max(piece.segment.rows for piece in pieces)))
     return Tile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
-
-
-def _programs(pieces: Sequence[_Piece], rows: int) -> int:
-    return sum(-(-piece.segment.rows // rows) for piece in pieces)
 
 
 def _block(pieces: Sequence[_Piece]) -> int:

@@ -323,7 +323,6 @@ def products(
         out = one.x.new_empty((members, rows, columns))
     none = out
     other = second or one
-    x_row, x2_row = one.x.stride(1), other.x.stride(1)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns), members)
     steps = max(triton.cdiv(inner, tile.inner), 1)
     share = steps if second is not None else triton.cdiv(steps, tile.parts)
@@ -339,8 +338,8 @@ def products(
         other.x, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
         partial, counters,
         rows, columns, inner, other.x.shape[2], first, int(one.bias is not None), ACTIVATIONS[activation], share, parts,
-        one.x.stride(0), x_row, one.x.stride(2), *one.weights.stride(), _member_stride(one.bias),
-        other.x.stride(0), x2_row, other.x.stride(2), *other.weights.stride(), _member_stride(other.bias),
+        *one.x.stride(), *one.weights.stride(), _member_stride(one.bias),
+        *other.x.stride(), *other.weights.stride(), _member_stride(other.bias),
         0 if addend is None else addend.stride(0), 0 if addend is None else addend.stride(1),
         out.stride(0), out.stride(1),
         BM=tile.rows, BD=tile.columns, BK=tile.inner,

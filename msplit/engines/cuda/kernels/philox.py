@@ -117,13 +117,8 @@ def uniform(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
 
 def normal(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
     """`count` floats of the dtype from the standard normal distribution."""
-    if dtype == torch.float64:
-        words = generator.words(0, -(-count // 2))
-        first, second = _double(words[:, 0], words[:, 1]), _double(words[:, 2], words[:, 3])
-    else:
-        words = generator.words(0, -(-count // 4)).reshape(-1, 2)
-        first, second = _float(words[:, 0]), _float(words[:, 1])
-    return _box_muller(first, second).reshape(-1)[:count].to(dtype)
+    double = dtype == torch.float64
+    return _normals(generator.words(0, -(-count // (2 if double else 4))), double).reshape(-1)[:count].to(dtype)
 
 
 def truncated_normal(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
@@ -133,14 +128,7 @@ def truncated_normal(generator: Generator, count: int, dtype: torch.dtype) -> Te
     groups = -(-count // size)
     step = (size * _RESERVED + 3) // 4
     length = _TRIES if double else _TRIES // 2
-    words = generator.words(0, groups, step, length)
-    if double:
-        quads = words.reshape(groups, _TRIES, 4)
-        first, second = _double(quads[..., 0], quads[..., 1]), _double(quads[..., 2], quads[..., 3])
-    else:
-        pairs = words.reshape(groups, _TRIES, 2)
-        first, second = _float(pairs[..., 0]), _float(pairs[..., 1])
-    numbers = _box_muller(first, second).reshape(groups, 2 * _TRIES)
+    numbers = _normals(generator.words(0, groups, step, length), double)
     rejected = (numbers.abs() >= _TRUNCATE_AT).to(torch.uint8)
     order = rejected.sort(dim=-1, stable=True).indices[:, :size]
     return numbers.gather(-1, order).reshape(-1)[:count].to(dtype)
@@ -197,8 +185,14 @@ def _double(first: Tensor, second: Tensor) -> Tensor:
     return (((first & 0xFFFFF) << 32) | second | (1023 << 52)).view(torch.float64) - 1
 
 
-def _box_muller(first: Tensor, second: Tensor) -> Tensor:
-    """Two normal numbers, in a new last axis, of two uniform ones."""
+def _normals(words: Tensor, double: bool) -> Tensor:
+    """The normal numbers of each row of words, by Box and Muller: two of two uniform ones."""
+    if double:
+        quads = words.unflatten(1, (-1, 4))
+        first, second = _double(quads[..., 0], quads[..., 1]), _double(quads[..., 2], quads[..., 3])
+    else:
+        pairs = words.unflatten(1, (-1, 2))
+        first, second = _float(pairs[..., 0]), _float(pairs[..., 1])
     radius = (-2 * first.clamp(min=_EPSILON).log()).sqrt()
     angle = 2 * math.pi * second
-    return torch.stack((angle.sin() * radius, angle.cos() * radius), -1)
+    return torch.stack((angle.sin() * radius, angle.cos() * radius), -1).flatten(1)
