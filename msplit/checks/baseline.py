@@ -37,7 +37,6 @@ class Known:
 
     Attributes:
         model: The model, relative to the baseline's folder.
-        code: Of its check.
         file: The file that it is about where that is not the model, likewise; None: the model.
         text: What it says, with `#` for numbers: for findings that name no nodes.
         nodes: The first nodes that it is about.
@@ -113,8 +112,6 @@ def without_known(report: Report, known: Sequence[Known], folder: Path, settings
     """A report without the findings that are known.
 
     Args:
-        report: The report.
-        known: The baseline.
         folder: Where the baseline lies.
         settings: What is severe enough to fail.
     """

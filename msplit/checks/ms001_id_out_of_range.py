@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity
-from msplit.checks.subject import Subject
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import Finding, Severity, about, verb
+from msplit.checks.subject import Check, Subject
 from msplit.core.arguments import MAX_STREAMS
-from msplit.core.graph import Graph
 from msplit.formats import STREAM_ID
 
 
@@ -19,27 +16,21 @@ def find(subject: Subject) -> Iterator[Finding]:
     wrong: dict[int | None, list[str]] = {}
     model = subject.flat.model.graph
     for prefix, graph in [("", model), *((f"{name}/", f.body) for name, f in model.functions.items())]:
-        for name, stream in _ids(graph):
+        for node in graph.nodes_with(STREAM_ID):
+            value = graph.attrs[node].get(STREAM_ID)
+            stream = value if isinstance(value, int) and not isinstance(value, bool) else None
             if stream is None or not 0 <= stream < streams:
-                wrong.setdefault(stream, []).append(prefix + name)
+                wrong.setdefault(stream, []).append(prefix + graph.names[node])
     for stream in sorted(wrong, key=lambda stream: (stream is None, stream or 0)):
-        names, count = tuple(wrong[stream][:NODES_SHOWN]), len(wrong[stream])
-        what = nodes(names, count)
-        have = verb(count, "has", "have")
+        have = verb(len(wrong[stream]), "has", "have")
         if stream is None:
-            text = f"{what} {have} a `{STREAM_ID}` that is not an integer"
+            what = f"{have} a `{STREAM_ID}` that is not an integer"
             fix = f"set `{STREAM_ID}` with type `i`, or remove it"
         else:
             ids = f"0..{streams - 1}" if streams > 1 else "0 only"
-            text = f"{what} {have} stream id {stream}, but ids are {ids}"
+            what = f"{have} stream id {stream}, but ids are {ids}"
             fix = "assign the streams again, or allow more of them (`streams:` in the rules or in msplit.yaml)"
-        yield Finding(text, fix, names, count)
-
-
-def _ids(graph: Graph) -> Iterator[tuple[str, int | None]]:
-    for node in graph.nodes_with(STREAM_ID):
-        value = graph.attrs[node].get(STREAM_ID)
-        yield graph.names[node], value if isinstance(value, int) and not isinstance(value, bool) else None
+        yield about(wrong[stream], what, fix)
 
 
 CHECK = Check(

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import ABSENT, Subject, wanted
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import Finding, Severity, verb
+from msplit.checks.subject import ABSENT, Check, Subject, wanted
 
 
 def find(subject: Subject) -> Iterator[Finding]:
@@ -18,12 +16,10 @@ def find(subject: Subject) -> Iterator[Finding]:
     missing = (subject.stated == ABSENT) & (ids > 0)
     for stream in np.unique(ids[missing]).tolist():
         which = np.flatnonzero(missing & (ids == stream))
-        names, count = subject.names(which), len(which)
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'has', 'have')} no stream id, but the rules say stream {stream}",
+        yield subject.about(
+            which,
+            f"{verb(len(which), 'has', 'have')} no stream id, but the rules say stream {stream}",
             "run `msplit assign` with the rules again and commit what it writes",
-            names,
-            count,
         )
 
 

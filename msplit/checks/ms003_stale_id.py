@@ -6,15 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip
-from msplit.checks.subject import ABSENT, Subject, stated, wanted
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import Finding, Severity, Skip, about, verb
+from msplit.checks.subject import ABSENT, Check, Subject, stated, wanted
 from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError
 from msplit.flatten.placement import host_nodes
 from msplit.formats import graph_hash
-from msplit.rules.auto import NOT_CHOSEN
 
 _FIX = "run `msplit assign` with the rules again and commit what it writes"
 
@@ -25,7 +22,7 @@ def find(subject: Subject) -> Iterator[Finding]:
         raise Skip("it needs --rules, --plan or --against")
     others = subject.plan_file is not None or subject.against is not None
     lost = subject.basis is not None and subject.basis.missing is not None
-    if subject.ruleset is not None and not (others and (lost or any(subject.remarks(NOT_CHOSEN)))):
+    if subject.ruleset is not None and not (others and (lost or subject.kernels_not_chosen)):
         yield from _by_rules(subject)
     if subject.plan_file is not None:
         yield from _by_plan(subject)
@@ -43,14 +40,11 @@ def _by_rules(subject: Subject) -> Iterator[Finding]:
     pairs = np.unique(np.stack([subject.stated[differ], ids[differ]]), axis=1)
     for has, wants in pairs.T.tolist():
         which = np.flatnonzero(differ & (subject.stated == has) & (ids == wants))
-        names, count = subject.names(which), len(which)
         rule, why = outcome.assignment.why(int(which[0])) or ("default", "no rule claims it")
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'is', 'are')} on stream {has}, but the rules say stream {wants} "
-            f"({rule}: {why})",
+        yield subject.about(
+            which,
+            f"{verb(len(which), 'is', 'are')} on stream {has}, but the rules say stream {wants} ({rule}: {why})",
             f"{_FIX}; ids that the model's code sets by hand belong in `hand_set`",
-            names,
-            count,
         )
 
 
@@ -73,13 +67,9 @@ def _by_plan(subject: Subject) -> Iterator[Finding]:
             streams[index[name]] = lane
     which = np.flatnonzero((streams >= 0) & subject.placed & (streams != subject.ids))
     if len(which):
-        names, count = subject.names(which), len(which)
-        first = int(which[0])
-        text = (
-            f"{nodes(names, count)} {verb(count, 'is', 'are')} on another stream in the plan ({streams[first]}) "
-            f"than on the graph ({subject.ids[first]})"
-        )
-        yield Finding(text, fix, names, count, file=plan_file.source, depends="")
+        first, are = int(which[0]), verb(len(which), "is", "are")
+        what = f"{are} on another stream in the plan ({streams[first]}) than on the graph ({subject.ids[first]})"
+        yield subject.about(which, what, fix, file=plan_file.source, depends="")
 
 
 def _by_model(subject: Subject) -> Iterator[Finding]:
@@ -109,20 +99,15 @@ def _by_model(subject: Subject) -> Iterator[Finding]:
             for place in np.flatnonzero(then != ABSENT).tolist()
             if other.names[place] not in one.index
         ]
-    where = old.path
-    if changed:
-        yield _finding(changed, f"changed since {where} (op or inputs) and kept the stream id of then")
-    if lost:
-        yield _finding(lost, f"had a stream id in {where} and {verb(len(lost), 'has', 'have')} none now")
-    if added:
-        yield _finding(added, f"came since {where}, beside nodes with stream ids, and got none")
-    if gone:
-        are, them = verb(len(gone), "is", "are"), verb(len(gone), "it", "them")
-        yield _finding(gone, f"had a stream id in {where} and {are} gone: the other streams were chosen with {them}")
-
-
-def _finding(names: list[str], what: str) -> Finding:
-    return Finding(f"{nodes(names, len(names))} {what}", _FIX, tuple(names[:NODES_SHOWN]), len(names), depends="")
+    where, are, them = old.path, verb(len(gone), "is", "are"), verb(len(gone), "it", "them")
+    for names, what in (
+        (changed, f"changed since {where} (op or inputs) and kept the stream id of then"),
+        (lost, f"had a stream id in {where} and {verb(len(lost), 'has', 'have')} none now"),
+        (added, f"came since {where}, beside nodes with stream ids, and got none"),
+        (gone, f"had a stream id in {where} and {are} gone: the other streams were chosen with {them}"),
+    ):
+        if names:
+            yield about(names, what, _FIX, depends="")
 
 
 def _pairs(new: Graph, old: Graph) -> Iterator[tuple[str, Graph, Graph]]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.subject import Subject
-from msplit.checks.words import place
-from msplit.rules import Outcome
+from msplit.checks.finding import Finding, Severity, place
+from msplit.checks.subject import Check, Subject
 from msplit.rules.regex import Regex
 from msplit.rules.ruleset import RuleSet
 
@@ -18,16 +15,12 @@ CLAIMING = ("embedding", "branch", "auto")
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding per pattern, and one per rule of the user's own file that claims no node."""
-    outcome = subject.outcome
-    if not isinstance(outcome, Outcome):
-        raise Skip("the rules contradict each other on this graph (see MS003)")
-    ruleset = subject.ruleset
+    outcome, ruleset = subject.applied, subject.ruleset
     assert ruleset is not None
-    for remark in subject.remarks("no-match"):
-        if remark.rule != Regex.key:
-            continue
-        file, line = place(remark.where)
-        yield Finding(remark.text, "correct the pattern, or remove it", file=file, line=line)
+    for remark in outcome.remarks:
+        if (remark.rule, remark.kind) == (Regex.key, "no-match"):
+            file, line = place(remark.where)
+            yield Finding(remark.text, "correct the pattern, or remove it", file=file, line=line)
     if shipped(ruleset):
         return
     busy = {rule for rule, _ in outcome.assignment.reasons}

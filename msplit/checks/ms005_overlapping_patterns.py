@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.subject import Subject
-from msplit.checks.words import place
-from msplit.rules import Outcome
+from msplit.checks.finding import Finding, Severity, place
+from msplit.checks.subject import Check, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding per pair of patterns."""
-    if not isinstance(subject.outcome, Outcome):
-        raise Skip("the rules contradict each other on this graph (see MS003)")
-    for remark in subject.remarks("overlap"):
-        file, line = place(remark.where)
-        yield Finding(remark.text, "make the patterns exclude each other", file=file, line=line)
+    for remark in subject.applied.remarks:
+        if remark.kind == "overlap":
+            file, line = place(remark.where)
+            yield Finding(remark.text, "make the patterns exclude each other", file=file, line=line)
 
 
 CHECK = Check(

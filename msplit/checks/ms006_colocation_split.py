@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msplit.analysis.colocation import groups
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject, splits
-from msplit.checks.words import nodes
+from msplit.checks.subject import Check, Subject, splits
 
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding per group."""
     of = groups(subject.flat, regions=False, handles=False).of
     for _, members, streams in splits(subject, of):
-        names, count = subject.names(members), len(members)
-        yield Finding(
-            f"{nodes(names, count)} are one colocation group (`_class`), but on {streams}",
-            "give them one id, or let the rule `colocation` do so",
-            names,
-            count,
-        )
+        what = f"are one colocation group (`_class`), but on {streams}"
+        yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")
 
 
 CHECK = Check(

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from msplit.analysis.colocation import groups
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject, splits
-from msplit.checks.words import nodes
+from msplit.checks.subject import Check, Subject, splits
 from msplit.rules.colocation import Colocation
 
 
@@ -19,29 +17,18 @@ def find(subject: Subject) -> Iterator[Finding]:
     flat = subject.flat
     variable = np.asarray([region.kind == "variable" for region in flat.regions] + [False], np.bool_)
     for region, members, streams in splits(subject, np.where(variable[flat.region], flat.region, -1).astype(np.int32)):
-        names, count = subject.names(members), len(members)
-        yield Finding(
-            f"{nodes(names, count)} read and write the ref variable '{flat.regions[region].name}', but are on {streams}",
-            "give them one id, or let the rule `colocation` do so",
-            names,
-            count,
-        )
-    if _handles_may_part(subject):
-        return
+        what = f"read and write the ref variable '{flat.regions[region].name}', but are on {streams}"
+        yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")
+    rules = subject.ruleset.rules if subject.ruleset else ()
+    colocations = [rule for rule in rules if isinstance(rule, Colocation)]
+    if colocations and not any(rule.handles for rule in colocations):
+        return  # the rules say that users of a handle may be on several streams
     for _, members, streams in splits(subject, groups(flat, classes=False, regions=False).of):
-        names, count = subject.names(members), len(members)
-        yield Finding(
-            f"{nodes(names, count)} are a variable's handle and its users, but on {streams}",
+        yield subject.about(
+            members,
+            f"are a variable's handle and its users, but on {streams}",
             "give them one id, or let the rule `colocation` do so; `colocation: {handles: false}` in the rules allows it",
-            names,
-            count,
         )
-
-
-def _handles_may_part(subject: Subject) -> bool:
-    """Whether the rules say that users of a handle may be on several streams."""
-    found = [rule for rule in subject.ruleset.rules if isinstance(rule, Colocation)] if subject.ruleset else []
-    return bool(found) and not any(rule.handles for rule in found)
 
 
 CHECK = Check(

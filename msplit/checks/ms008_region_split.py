@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject, splits
-from msplit.checks.words import nodes
+from msplit.checks.subject import Check, Subject, splits
 
 
 def find(subject: Subject) -> Iterator[Finding]:
@@ -17,14 +15,9 @@ def find(subject: Subject) -> Iterator[Finding]:
     flat = subject.flat
     control = np.asarray([region.kind != "variable" for region in flat.regions] + [False], np.bool_)
     for region, members, streams in splits(subject, np.where(control[flat.region], flat.region, -1).astype(np.int32)):
-        names, count = subject.names(members), len(members)
         found = flat.regions[region]
-        yield Finding(
-            f"{nodes(names, count)} are in the {found.kind} '{found.name}', but on {streams}",
-            "give them one id, or let the rule `colocation` do so",
-            names,
-            count,
-        )
+        what = f"are in the {found.kind} '{found.name}', but on {streams}"
+        yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")
 
 
 CHECK = Check(

@@ -6,24 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import Finding, Severity, verb
+from msplit.checks.subject import Check, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding. Id 0 says nothing and is fine."""
     which = np.flatnonzero(subject.flat.host & (subject.stated > 0))
     if len(which):
-        names, count = subject.names(which), len(which)
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'runs', 'run')} on the host and {verb(count, 'has', 'have')} a "
-            "stream id, which has no effect",
-            "remove the id, or move the node to the GPU",
-            names,
-            count,
-        )
+        what = f"{verb(len(which), 'runs', 'run')} on the host and {verb(len(which), 'has', 'have')} a stream id, which has no effect"
+        yield subject.about(which, what, "remove the id, or move the node to the GPU")
 
 
 CHECK = Check(

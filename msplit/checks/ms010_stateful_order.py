@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity
+from msplit.checks.finding import Finding, Severity, listed
 from msplit.checks.paths import Paths
-from msplit.checks.subject import Subject
-from msplit.checks.words import listed
+from msplit.checks.subject import Check, Subject
 from msplit.core.graph import CONTROL
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema

@@ -7,10 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity
-from msplit.checks.subject import ABSENT, Subject
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity, about, nodes, verb
+from msplit.checks.subject import ABSENT, Check, Subject
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import Plan
@@ -21,7 +19,7 @@ _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 def find(subject: Subject) -> Iterator[Finding]:
     """What the plan names in vain, leaves out or has elsewhere than the model, and what it does not order, fork and join included."""
     assert subject.plan_file is not None
-    source = subject.plan_file.source
+    source, graph_names = subject.plan_file.source, subject.flat.graph.names
     plan, unknown = subject.resolved_plan
     if unknown:
         count = len(unknown)
@@ -34,46 +32,31 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
     left_out = np.flatnonzero(subject.launches & (plan.stream < 0))
     if len(left_out):
-        names, count = subject.names(left_out), len(left_out)
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'launches', 'launch')} a kernel and {verb(count, 'is', 'are')} "
-            "not in the plan",
-            _FIX,
-            names,
-            count,
-            file=source,
-        )
+        count = len(left_out)
+        what = f"{verb(count, 'launches', 'launch')} a kernel and {verb(count, 'is', 'are')} not in the plan"
+        yield subject.about(left_out, what, _FIX, file=source)
     elsewhere = np.flatnonzero((plan.stream >= 0) & (subject.stated != ABSENT) & (subject.stated != plan.stream))
     if len(elsewhere):
-        names, count = subject.names(elsewhere), len(elsewhere)
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'is on another stream than its id says', 'are on other streams than their ids say')}: "
-            f"'{names[0]}' is on stream {plan.stream[elsewhere[0]]}, and its id is {subject.stated[elsewhere[0]]}",
+        first = int(elsewhere[0])
+        yield subject.about(
+            elsewhere,
+            f"{verb(len(elsewhere), 'is on another stream than its id says', 'are on other streams than their ids say')}: "
+            f"'{graph_names[first]}' is on stream {plan.stream[first]}, and its id is {subject.stated[first]}",
             _FIX,
-            names,
-            count,
             file=source,
         )
     ordered = dict(subject.plan_file.order)
     torn = list(dict.fromkeys(n for n, _, lane in subject.plan_file.kernels if n in ordered and ordered[n] != lane))
     if torn:
-        count = len(torn)
-        yield Finding(
-            f"{nodes(torn, count)} {verb(count, 'is', 'are')} on another stream in `kernels` than in `order`",
-            _FIX,
-            tuple(torn[:NODES_SHOWN]),
-            count,
-            file=source,
-        )
-    graph_names = subject.flat.graph.names
+        what = f"{verb(len(torn), 'is', 'are')} on another stream in `kernels` than in `order`"
+        yield about(torn, what, _FIX, file=source)
     violations = check(plan, Dag.from_graph(subject.flat.graph)) if len(plan.order) else []
     for violation in violations:
         involved = [node for node in (violation.producer, violation.consumer) if node >= 0]
-        names = subject.names(involved)
         what = f"'{graph_names[violation.consumer]}' {violation.text}"
         if violation.producer >= 0:
             what += f": '{graph_names[violation.producer]}'"
-        yield Finding(what, _FIX, names, len(involved), file=source)
+        yield Finding(what, _FIX, subject.names(involved), len(involved), file=source)
     if not violations:
         for stream, end in loose_ends(plan):
             text = {

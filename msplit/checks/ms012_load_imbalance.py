@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject
+from msplit.checks.subject import Check, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:

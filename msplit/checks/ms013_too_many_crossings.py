@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.subject import Longs, Mask, Subject
+from msplit.checks.subject import Check, Longs, Mask, Subject
 from msplit.core.graph import CONTROL
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph

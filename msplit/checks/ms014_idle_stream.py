@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject
-from msplit.checks.words import listed
+from msplit.checks.finding import Finding, Severity, listed
+from msplit.checks.subject import Check, Subject
 from msplit.core.graph import Floats, Ints
 
 _TINY_US = 1e-6

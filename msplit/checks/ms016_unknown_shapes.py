@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject
+from msplit.checks.subject import Check, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:

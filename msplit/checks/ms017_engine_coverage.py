@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from msplit.checks.base import Check
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip
-from msplit.checks.subject import Subject
-from msplit.checks.words import nodes
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, nodes
+from msplit.checks.subject import Check, Subject
 from msplit.engines.cuda.coverage import cover
 
 CODE = "MS017"
@@ -26,22 +24,21 @@ def find(subject: Subject) -> Iterator[Finding]:
         raise Skip(
             f"every op can run; whether the loops and branches can, only a build tells, and {covered.unbuilt}{way}"
         )
-    fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
     for op, names in sorted(covered.missing.items()):
-        text = f"the cuda engine has no kernel for {op}: {nodes(names, len(names))}"
-        yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
+        yield _finding(f"has no kernel for {op}: ", names)
     if covered.effects:
-        names = covered.effects
-        text = "the cuda engine runs inference only, and these are run for their effect: "
-        yield Finding(text + nodes(names, len(names)), fix, tuple(names[:NODES_SHOWN]), len(names))
+        yield _finding("runs inference only, and these are run for their effect: ", covered.effects)
     for why, names in covered.refused.items():
-        text = f"the cuda engine refuses {nodes(names, len(names))}: {why}"
-        yield Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
+        yield _finding("refuses ", names, f": {why}")
     for op, names in sorted(covered.unplaceable.items()):
-        text = (
-            f"the cuda engine runs {op} on the host, but it needs results of the GPU, and work for the GPU needs it: "
-        )
-        yield Finding(text + nodes(names, len(names)), fix, tuple(names[:NODES_SHOWN]), len(names))
+        what = f"runs {op} on the host, but it needs results of the GPU, and work for the GPU needs it: "
+        yield _finding(what, names)
+
+
+def _finding(what: str, names: Sequence[str], why: str = "") -> Finding:
+    fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
+    text = f"the cuda engine {what}{nodes(names, len(names))}{why}"
+    return Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
 
 
 CHECK = Check(

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Subject
-from msplit.checks.words import nodes, verb
+from msplit.checks.finding import Finding, Severity, verb
+from msplit.checks.subject import Check, Subject
 from msplit.formats.special import read_bytes
 from msplit.rules import patterns, streamfile
 from msplit.rules.options import MAX_STREAM_FILE
@@ -51,14 +49,12 @@ def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterato
     matched[patterns.match([entry.pattern for entry in entries], subject.flat.graph.names)[1]] = True
     lost = np.flatnonzero((subject.stated > 0) & ~matched & ~subject.flat.host)
     if len(lost):
-        names, count = subject.names(lost), len(lost)
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'has', 'have')} a stream id and "
-            f"{verb(count, 'matches', 'match')} no pattern: "
+        count = len(lost)
+        yield subject.about(
+            lost,
+            f"{verb(count, 'has', 'have')} a stream id and {verb(count, 'matches', 'match')} no pattern: "
             "its newer readers then put it on stream 0, whatever the graph says",
             "name the node in the file (`msplit assign --emit stream-file` does so for all nodes)",
-            names,
-            count,
             file=file,
         )
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.subject import Subject
-from msplit.checks.words import nodes, place, verb
+from msplit.checks.finding import Finding, Severity, Skip, place, verb
+from msplit.checks.subject import Check, Subject
 from msplit.rules import patterns
 from msplit.rules.regex import Regex
 
@@ -24,15 +22,12 @@ def find(subject: Subject) -> Iterator[Finding]:
     for stream in np.unique(stated[stated >= streams]).tolist():
         which = np.flatnonzero(stated == stream)
         company = np.count_nonzero(stated == stream % streams)
-        names, count = subject.names(which), len(which)
         beside = f", beside {company:,} of its own" if company else ""
-        yield Finding(
-            f"{nodes(names, count)} {verb(count, 'has', 'have')} stream id {stream}, which a fork with {streams} "
-            f"streams takes as {stream % streams}{beside}",
-            fix,
-            names,
-            count,
+        have, taken = (
+            verb(len(which), "has", "have"),
+            f"a fork with {streams} streams takes as {stream % streams}{beside}",
         )
+        yield subject.about(which, f"{have} stream id {stream}, which {taken}", fix)
     for rule in subject.ruleset.rules if subject.ruleset else ():
         for entry in rule.entries if isinstance(rule, Regex) else ():
             if entry.stream >= streams:

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.base import Check
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity
-from msplit.checks.subject import Subject
-from msplit.checks.words import listed, nodes, verb
+from msplit.checks.finding import Finding, Severity, listed, verb
+from msplit.checks.subject import Check, Subject
 
 _FIX = "write the model and the plan together: msplit bench MODEL --tune -o OUT --plan-out PLAN"
 
@@ -32,16 +30,12 @@ def find(subject: Subject) -> Iterator[Finding]:
             wrong = members[ids[members] != group.stream]
             if not len(wrong):
                 continue
-            names, count = subject.names(wrong), len(wrong)
-            streams = listed(np.unique(ids[wrong]).tolist())
-            yield Finding(
-                f"{nodes(names, count)} {verb(count, 'is', 'are')} on stream {streams} {where}, but the kernel that does the work "
-                f"of {verb(count, 'it', 'them')} ({group.kind}, of {len(group.nodes)} nodes) runs on stream {group.stream}",
-                _FIX,
-                names[:NODES_SHOWN],
-                count,
-                file=plan_file.source,
+            streams, count = listed(np.unique(ids[wrong]).tolist()), len(wrong)
+            what = (
+                f"{verb(count, 'is', 'are')} on stream {streams} {where}, but the kernel that does the work "
+                f"of {verb(count, 'it', 'them')} ({group.kind}, of {len(group.nodes)} nodes) runs on stream {group.stream}"
             )
+            yield subject.about(wrong, what, _FIX, file=plan_file.source)
 
 
 CHECK = Check(

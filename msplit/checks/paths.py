@@ -25,7 +25,6 @@ class Paths:
     whose back edge it takes, for the first turn does not wait for it.
 
     Args:
-        graph: A DAG.
         nodes: The nodes to be asked for.
         back_edges: The edges that were cut out of its loops, NextIteration -> Merge.
     """
@@ -53,7 +52,6 @@ def _above(
     """Per node asked for the sources from which a path leads to it.
 
     Args:
-        graph: A DAG.
         sources: Where paths begin.
         asked: Where they end.
         leaving: (NextIteration, Exit, frame): what is in the frame and before the first is before the second, too.

@@ -5,62 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
-from msplit.checks import (
-    ms001_id_out_of_range,
-    ms002_node_without_id,
-    ms003_stale_id,
-    ms004_pattern_without_match,
-    ms005_overlapping_patterns,
-    ms006_colocation_split,
-    ms007_variable_split,
-    ms008_region_split,
-    ms009_host_node_with_id,
-    ms010_stateful_order,
-    ms011_unordered_plan,
-    ms012_load_imbalance,
-    ms013_too_many_crossings,
-    ms014_idle_stream,
-    ms015_small_gain,
-    ms016_unknown_shapes,
-    ms017_engine_coverage,
-    ms018_stream_file_trap,
-    ms019_wrapped_id,
-    ms020_no_ids,
-    ms021_kernel_split,
-    ms022_stale_record,
-)
-from msplit.checks.base import Check
+from msplit.checks.subject import Check
 from msplit.errors import MsplitError
 
-CHECKS: dict[str, Check] = {
-    module.CHECK.code: module.CHECK
-    for module in (
-        ms001_id_out_of_range,
-        ms002_node_without_id,
-        ms003_stale_id,
-        ms004_pattern_without_match,
-        ms005_overlapping_patterns,
-        ms006_colocation_split,
-        ms007_variable_split,
-        ms008_region_split,
-        ms009_host_node_with_id,
-        ms010_stateful_order,
-        ms011_unordered_plan,
-        ms012_load_imbalance,
-        ms013_too_many_crossings,
-        ms014_idle_stream,
-        ms015_small_gain,
-        ms016_unknown_shapes,
-        ms017_engine_coverage,
-        ms018_stream_file_trap,
-        ms019_wrapped_id,
-        ms020_no_ids,
-        ms021_kernel_split,
-        ms022_stale_record,
-    )
-}
-"""Code -> check, ascending."""
+_FOUND: list[Check] = [
+    import_module(f"msplit.checks.{name}").CHECK
+    for name in sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
+    if re.match(r"ms[0-9]{3}_", name)
+]
+
+CHECKS: dict[str, Check] = {check.code: check for check in _FOUND}
+"""Code -> check, ascending: that of every file that is called like one."""
 
 
 def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Check, ...]:

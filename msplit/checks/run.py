@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.base import Check
 from msplit.checks.finding import Finding, Severity, Skip
 from msplit.checks.registry import chosen
 from msplit.checks.settings import CheckSettings
-from msplit.checks.subject import Subject
+from msplit.checks.subject import Check, Subject
 from msplit.core.memory import no_collection
 from msplit.cost import profile_file
 from msplit.decide.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
@@ -38,9 +37,7 @@ class Reported:
     """A finding with its code and severity.
 
     Attributes:
-        code: Of its check.
         severity: As the settings want it.
-        finding: What was found.
         judged_with: What it depends on beside the model, with where that is from; "" where it depends on nothing else.
     """
 
@@ -61,7 +58,6 @@ class Report(Shown):
     """What the checks found.
 
     Attributes:
-        model: The model's file.
         findings: By code.
         checks: The checks that were asked for.
         skipped: Code -> why the check could not say anything.

@@ -44,13 +44,11 @@ class CheckSettings:
         fork_streams: How many streams the fork that runs the graph is started with; None: as many as there are ids.
         hand_set: Patterns of the names of nodes whose ids come from the model's code: applying the rules again keeps these.
         rules: Rules file or name of a shipped rule set.
-        plan: Plan file.
         batch: Size of unknown leading dimensions.
         gpu: Data sheet that prices the nodes.
         shapes: Whole shapes by input name.
         baseline: Findings that are known, a file.
         profile: Profile that prices the nodes in place of the data sheet, a file.
-        limits: Thresholds.
         source: The file that this comes from, None for the defaults.
         origin: "rules", "batch" and so on -> who says so, where that is not the file.
     """

@@ -1,8 +1,8 @@
-"""What is checked, and what several checks want to know of it, worked out once and only if somebody asks."""
+"""What a check is, and what is checked: what several checks want to know of it is worked out once and only if somebody asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
-from msplit.checks.finding import NODES_SHOWN, Skip
+from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, about, listed
 from msplit.checks.settings import CheckSettings
-from msplit.checks.words import listed
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
 from msplit.decide.basis import Basis
@@ -22,7 +21,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among, as_written
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
-from msplit.rules import Outcome, Remark, RuleSet, patterns
+from msplit.rules import Outcome, RuleSet, patterns
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, judge
@@ -43,9 +42,6 @@ class Subject:
     """A model with all that it is checked against.
 
     Attributes:
-        flat: The model.
-        costs: Cost of its nodes.
-        settings: What the project wants.
         ruleset: The rules that its ids should come from.
         plan_file: The plan that it should run by.
         against: The model that the ids were made for.
@@ -156,6 +152,17 @@ class Subject:
         except AssignError as error:
             return error
 
+    @property
+    def applied(self) -> Outcome:
+        """Likewise, where they do not.
+
+        Raises:
+            Skip: They do. MS003 says why.
+        """
+        if isinstance(self.outcome, Outcome):
+            return self.outcome
+        raise Skip("the rules contradict each other on this graph (see MS003)")
+
     @cached_property
     def hand_set(self) -> Mask:
         """Nodes whose ids come from the model's code, as the settings and the record of the assignment say."""
@@ -165,15 +172,55 @@ class Subject:
             mask[patterns.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
         return np.asarray(mask & (self.stated != ABSENT))
 
-    def remarks(self, kind: str) -> Iterator[Remark]:
-        """What the rules remark of one kind."""
+    @property
+    def kernels_not_chosen(self) -> bool:
+        """Whether the rules would have chosen larger kernels if they could have run the model."""
         outcome = self.outcome
-        if isinstance(outcome, Outcome):
-            yield from (remark for remark in outcome.remarks if remark.kind == kind)
+        return isinstance(outcome, Outcome) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
 
     def names(self, nodes: Sequence[int] | NDArray[np.integer]) -> tuple[str, ...]:
         """Names of the first nodes, as many as a finding holds."""
         return tuple(self.flat.graph.names[int(node)] for node in nodes[:NODES_SHOWN])
+
+    def about(
+        self,
+        nodes: Sequence[int] | NDArray[np.integer],
+        what: str,
+        fix: str,
+        *,
+        file: str | None = None,
+        depends: str | None = None,
+    ) -> Finding:
+        """A finding about nodes of this model; see `finding.about`."""
+        return about(self.names(nodes), what, fix, count=len(nodes), file=file, depends=depends)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One code.
+
+    Attributes:
+        code: "MS001" and so on. A code never changes its meaning and is never used again.
+        name: The same in words, such as ``"id-out-of-range"``.
+        severity: Unless the settings say otherwise.
+        example: A small case, as text.
+        needs: What must be given for it to say anything: "rules", "plan" or "against".
+        limits: Fields of `Limits` that it obeys.
+        depends: What its findings depend on beside the model: "rules" (and so on what they weigh), "costs", or "".
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    title: str
+    what: str
+    why: str
+    example: str
+    mend: str
+    find: Callable[[Subject], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    depends: str = ""
 
 
 def stated(graph: Graph) -> Longs:
@@ -197,10 +244,8 @@ def wanted(subject: Subject) -> Longs:
     """
     if subject.basis is not None and subject.basis.missing is not None:
         raise Skip(subject.basis.missing)
-    outcome = subject.outcome
-    if not isinstance(outcome, Outcome):
-        raise Skip("the rules contradict each other on this graph (see MS003)")
-    if any(subject.remarks(NOT_CHOSEN)):
+    outcome = subject.applied
+    if subject.kernels_not_chosen:
         raise Skip("the rules choose kernels, too (`kernels: best`), which takes running the model: give the --plan")
     flat = subject.flat
     ids = as_written(flat, np.where(flat.host, -1, outcome.ids).astype(np.int32), subject.costs.time_us)
