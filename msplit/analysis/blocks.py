@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.order import canonical
+from msplit.analysis.path import longest
 from msplit.core.contraction import bypass, chains, in_order, quotient
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints
@@ -41,13 +42,7 @@ class Kernels:
 
     @staticmethod
     def of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Kernels:
-        """The kernels of a graph: nodes that take time and are no host nodes.
-
-        Args:
-            flat: The graph.
-            costs: Cost of each node.
-            order: Its canonical order, if that is known already.
-        """
+        """The kernels of a graph: nodes that take time and are no host nodes. `order` is its canonical order, where that is known."""
         order = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
         dag, nodes = kernel_graph(flat, costs, order)
         launches = (costs.time_us > 0) & ~flat.host
@@ -55,14 +50,10 @@ class Kernels:
 
 
 def kernel_graph(flat: FlatGraph, costs: Costs, order: Ints) -> tuple[Dag, Ints]:
-    """Kernels and joints in a topological order, what must come before what, each once, and per kernel its node in the flat graph.
+    """What must come before what among kernels and joints, each dependency once, and per kernel its node in the flat graph.
 
-    What is asked for again is found once, for any number of orders the larger part of it.
-
-    Args:
-        flat: The graph.
-        costs: Cost of each node: kernels are nodes that take time and are no host nodes.
-        order: All nodes.
+    They are numbered by `order`, a topological one of all nodes. What is asked for again is found once, for any number of orders the
+    larger part of it.
     """
 
     def bypassed() -> tuple[Dag, NDArray[np.bool_]]:
@@ -80,12 +71,10 @@ class Blocks:
     """Linear chains of kernels: no schedule gains by cutting one.
 
     Attributes:
-        kernels: What they are made of.
         dag: Dependencies between blocks, each once; numbered topologically.
         of: Per kernel its block.
         first: Per block its first kernel.
         last: Per block its last kernel.
-        time_us: Time of each block.
         useful_us: The part of its time that a second block like it could use: all of it for kernels that fill half of the GPU or less, none
             for kernels that fill it.
     """
@@ -123,28 +112,12 @@ class Blocks:
     @cached_property
     def finish_us(self) -> Floats:
         """When each block could end if nothing but its producers held it back."""
-        starts, sources, times = self.dag.start.tolist(), self.dag.src.tolist(), self.time_us.tolist()
-        finish = [0.0] * len(self)
-        for block in range(len(self)):
-            ready = 0.0
-            for producer in sources[starts[block] : starts[block + 1]]:
-                if finish[producer] > ready:
-                    ready = finish[producer]
-            finish[block] = ready + times[block]
-        return np.asarray(finish)
+        return longest(self.time_us, np.arange(len(self)), *self.consumers)
 
     @cached_property
     def rank_us(self) -> Floats:
         """Longest path from each block to the end, its own time included."""
-        starts, sources, times = self.dag.start.tolist(), self.dag.src.tolist(), self.time_us.tolist()
-        behind = [0.0] * len(self)
-        rank = [0.0] * len(self)
-        for block in range(len(self) - 1, -1, -1):
-            own = rank[block] = behind[block] + times[block]
-            for producer in sources[starts[block] : starts[block + 1]]:
-                if own > behind[producer]:
-                    behind[producer] = own
-        return np.asarray(rank)
+        return longest(self.time_us, np.arange(len(self))[::-1], self.dag.start, self.dag.src)
 
     @cached_property
     def consumers(self) -> tuple[Ints, Ints]:

@@ -21,11 +21,9 @@ class Branches:
     """Paths of blocks; every block is on one. Branches are numbered by their first blocks.
 
     Attributes:
-        blocks: The graph.
         of: Per block its branch.
         order: Blocks grouped by branch, each branch from first to last.
         start: Branch b is ``order[start[b]:start[b + 1]]``.
-        time_us: Time of each branch.
         useful_us: The part of it that can overlap with other work (see `Blocks.useful_us`).
         fork: Per branch the block that its first block waits for longest, -1 where it waits for none.
         join: Per branch the most urgent consumer of its last block, -1 where it has none.

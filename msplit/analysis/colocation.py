@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.core.graph import CONTROL, Ints
+from msplit.core.union_find import DisjointSets
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ops_with
 
@@ -36,29 +37,22 @@ class Groups:
 
 
 def groups(flat: FlatGraph, *, classes: bool = True, regions: bool = True, handles: bool = True) -> Groups:
-    """Close all that ties nodes together, transitively.
+    """Closes all that ties nodes together, transitively.
 
-    Tied are: the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the graph any
-    more), the nodes of one region, and a variable's handle with the nodes that take it.
-
-    Args:
-        flat: The graph.
-        classes: Whether ``_class`` ties.
-        regions: Whether regions tie.
-        handles: Whether handles are tied to their users.
+    Tied are: by `classes` the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the
+    graph any more), by `regions` those of one region, and by `handles` a variable's handle with the nodes that take it.
     """
     pairs = _classes(flat) if classes else []
     pairs += _regions(flat) if regions else []
     pairs += _handle_users(flat) if handles else []
-    parent = {node: node for pair in pairs for node in pair}
+    sets = DisjointSets(len(flat))
     for first, second in pairs:
-        one, other = _root(parent, first), _root(parent, second)
-        parent[max(one, other)] = min(one, other)
+        sets.join(first, second)
     of = np.full(len(flat), -1, np.int32)
-    roots = {root: number for number, root in enumerate(sorted({_root(parent, node) for node in parent}))}
-    for node in parent:
-        of[node] = roots[_root(parent, node)]
-    return Groups(of, len(roots))
+    number: dict[int, int] = {}
+    for node in sorted({node for pair in pairs for node in pair}):
+        of[node] = number.setdefault(sets.find(node), len(number))
+    return Groups(of, len(number))
 
 
 def _classes(flat: FlatGraph) -> list[tuple[int, int]]:
@@ -98,12 +92,3 @@ def _handle_users(flat: FlatGraph) -> list[tuple[int, int]]:
                 if graph.ops[user] in _FORWARDS and graph.attrs[user].get("T") == "resource":
                     waiting.append(user)
     return pairs
-
-
-def _root(parent: dict[int, int], node: int) -> int:
-    root = node
-    while parent[root] != root:
-        root = parent[root]
-    while parent[node] != root:
-        parent[node], node = root, parent[node]
-    return root

@@ -46,7 +46,6 @@ def copies(flat: FlatGraph, time_us: Floats, fixed: NDArray[np.bool_] | None = N
     them would run them in a row.
 
     Args:
-        flat: The graph.
         time_us: Per node the time of its kernel.
         fixed: Nodes whose stream ids stay as they are, so that they tell them apart; None: there are none.
     """
@@ -98,7 +97,6 @@ def with_copies(flat: FlatGraph, groups: Groups, same: Ints, fixed: NDArray[np.b
     """Groups of nodes that belong together, and copies with each other, but where that would tie together two ids that were set by hand.
 
     Args:
-        flat: The graph.
         groups: What must share a stream for other reasons.
         same: From `copies`.
         fixed: See `copies`.

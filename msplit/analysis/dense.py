@@ -31,12 +31,7 @@ _LOWER_BOUNDS = ops_with("lower bound")
 
 
 def proved(graph: Graph, shapes: Shapes) -> Mask:
-    """Per node, whether its shapes are known or proved dense. Linear.
-
-    Args:
-        graph: A DAG.
-        shapes: Its shapes.
-    """
+    """Per node, whether its shapes are known or proved dense. Linear."""
     fixed, positive = _fixed(graph), _not_negative(graph)
     ops, outputs = graph.ops, shapes.outputs
     result = [False] * len(graph)

@@ -27,8 +27,6 @@ class Column:
 
     Attributes:
         lookups: Its lookups; several where they must share a stream because they use one variable's handle.
-        nodes: All its nodes, ascending.
-        time_us: Time of its kernels.
         bytes: Device memory traffic of its kernels.
         dominant: Whether what works on the result is left out, because it is most of the model.
     """
@@ -51,8 +49,6 @@ def columns(
     gradient is of.
 
     Args:
-        flat: The graph.
-        costs: Cost of each node.
         ops: Ops that look up (default: `default_ops`).
         side_us: Shared side inputs that are ready sooner than that do not end a column.
 

@@ -69,7 +69,6 @@ class Lookup:
 
     Attributes:
         node: The gather-like node.
-        table: What it looks into.
         by_handle: Whether the node takes the variable's handle itself, so that it must run where the variable is.
     """
 
@@ -93,7 +92,6 @@ def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, .
     numbers in it, directly or through reads, casts and the concatenation of a partitioned variable.
 
     Args:
-        flat: The graph.
         ops: Ops to look for (default: `default_ops`).
     """
     ops = ops or default_ops()

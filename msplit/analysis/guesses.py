@@ -52,13 +52,7 @@ class Guesses:
 
 
 def guesses(flat: FlatGraph, costs: Costs, shapes: Shapes) -> Guesses:
-    """Finds the kernels whose cost is a guess. Linear.
-
-    Args:
-        flat: The graph.
-        costs: Cost of its nodes.
-        shapes: Shapes of its tensors.
-    """
+    """Finds the kernels whose cost is a guess. Linear."""
     launches = (costs.time_us > 0) & ~flat.host
     unknown = np.flatnonzero(launches & ~costs.known).astype(np.int32)
     settled = proved(flat.graph, shapes) if len(unknown) else np.zeros(len(flat), np.bool_)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,7 @@ class OpCount:
     """Nodes of one op.
 
     Attributes:
-        op: The op.
         gpu: Nodes that may run on the GPU.
-        host: Host nodes.
         kernels: Nodes that launch a kernel.
         time_us: Their time.
     """
@@ -47,9 +46,6 @@ class Parameter:
     """A weight: a constant that is not a scalar, or a variable.
 
     Attributes:
-        name: Its node.
-        kind: The node's op.
-        dtype: Its type.
         shape: Its sizes, None where they are not known.
         bytes: Its size, 0 where it is not known.
     """
@@ -179,13 +175,11 @@ def group_sizes(groups: Groups) -> Ints:
 
 def table_uses(columns: tuple[Column, ...]) -> tuple[TableUse, ...]:
     """The embedding tables, the largest first, then in the order of their lookups."""
-    lookups: dict[Table, int] = {}
-    times: dict[Table, float] = {}
+    lookups = Counter(lookup.table for column in columns for lookup in column.lookups)
+    times: dict[Table, float] = defaultdict(float)
     for column in columns:
-        for lookup in column.lookups:
-            lookups[lookup.table] = lookups.get(lookup.table, 0) + 1
-        for table in dict.fromkeys(lookup.table for lookup in column.lookups):
-            times[table] = times.get(table, 0.0) + column.time_us
+        for table in {lookup.table for lookup in column.lookups}:
+            times[table] += column.time_us
     uses = [TableUse(table, count, times[table]) for table, count in lookups.items()]
     return tuple(sorted(uses, key=lambda use: -use.table.bytes))
 
@@ -194,7 +188,6 @@ def branches_that_matter(branches: Branches, *, min_cost_us: float = 5.0, most: 
     """The branches that are worth a stream, the largest first.
 
     Args:
-        branches: All branches.
         min_cost_us: Time that a branch must be able to overlap with others.
         most: How many to return at most.
     """

@@ -91,9 +91,7 @@ def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> IsomorphicBranches:
     Near-linear in the graph, apart from the kernels of a branch (see `LONGEST`).
 
     Args:
-        flat: The graph.
         shapes: Shapes of its tensors. Where one is not known, nothing is isomorphic.
-        blocks: Its linear chains.
     """
     members = _members(blocks)
     depth = _depths(blocks, [len(nodes) for nodes in members])

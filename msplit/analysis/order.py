@@ -28,7 +28,6 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
     Near-linear. The numbers hang on no hash seed, and on no stream ids: an annotated graph is like the one it was made of.
 
     Args:
-        flat: The graph.
         weights: What else tells nodes apart, such as their time.
     """
     graph = flat.graph
@@ -96,7 +95,6 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
     names swap copies, and whatever belongs to them with them.
 
     Args:
-        flat: The graph.
         weights: Per node what else tells outputs apart: its time.
         further: Per node what else tells copies apart, and nothing but copies: columns of any type.
 

@@ -7,42 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import Graph, Ints
-
-Floats = NDArray[np.float64]
+from msplit.core.graph import Floats, Graph, Ints
 
 
 def finish_times(graph: Graph, weights: NDArray[Any]) -> Floats:
     """Weight of the heaviest path that ends at each node, the node included: when it ends if nothing but its inputs delays it.
 
-    One pass in topological order over all edges, control edges included; O(nodes + edges).
-
-    Args:
-        graph: A DAG.
-        weights: Per node, at least 0.
+    Weights are at least 0. One pass in topological order over all edges, control edges included; O(nodes + edges).
     """
-    return _longest(graph, weights, graph.topological, graph.out_start, graph.out_dst)
-
-
-def tails(graph: Graph, weights: NDArray[Any]) -> Floats:
-    """Weight of the heaviest path that starts at each node, the node included (HEFT's upward rank without communication).
-
-    Args:
-        graph: A DAG.
-        weights: Per node, at least 0.
-    """
-    return _longest(graph, weights, graph.topological[::-1], graph.in_start, graph.edges.src)
+    return longest(weights, graph.topological, graph.out_start, graph.out_dst)
 
 
 def critical_path(graph: Graph, weights: NDArray[Any]) -> tuple[float, Ints]:
-    """The heaviest path.
+    """The weight of the heaviest path, and its nodes from first to last.
 
-    Args:
-        graph: A DAG.
-        weights: Per node, at least 0.
-
-    Returns:
-        Its weight, and its nodes from first to last. Among equal paths the one through the lowest numbers, from the end backwards.
+    Among equal paths it is the one through the lowest numbers, from the end backwards.
 
     Raises:
         ValueError: The graph has a cycle, or a weight is negative.
@@ -66,12 +45,17 @@ def critical_path(graph: Graph, weights: NDArray[Any]) -> tuple[float, Ints]:
     return float(finish.max()), np.array(path[::-1], dtype=np.int32)
 
 
-def _longest(graph: Graph, weights: NDArray[Any], order: Ints, starts: Ints, others: Ints) -> Floats:
-    """Pushes the weight of each node's heaviest path along its edges, on plain lists: chains make array calls per level slower."""
+def longest(weights: NDArray[Any], order: Ints, starts: Ints, others: Ints) -> Floats:
+    """Weight of the heaviest path that ends at each node, the node included. From node v paths go to ``others[starts[v]:starts[v + 1]]``.
+
+    With consumers and a topological order that is when each node ends at the earliest; with producers and the reverse order it is how
+    long it takes from its start to the end of all (HEFT's upward rank without communication). On plain lists: chains make array calls per
+    level slower.
+    """
     weight = np.asarray(weights, dtype=np.float64).tolist()
     start, target = starts.tolist(), others.tolist()
-    arrival = [0.0] * len(graph)
-    result = [0.0] * len(graph)
+    arrival = [0.0] * len(weight)
+    result = [0.0] * len(weight)
     for node in order.tolist():
         done = result[node] = arrival[node] + weight[node]
         for following in target[start[node] : start[node + 1]]:

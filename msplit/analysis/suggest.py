@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,6 @@ class Suggestion:
 
     Attributes:
         rule_set: Name of the shipped rule set that fits.
-        why: One or two sentences.
     """
 
     rule_set: str
@@ -33,42 +33,30 @@ class Suggestion:
 
 
 def suggest(flat: FlatGraph, costs: Costs, columns: tuple[Column, ...]) -> Suggestion:
-    """Choose a rule set by what takes the time.
-
-    Args:
-        flat: The graph.
-        costs: Cost of each node.
-        columns: Its embedding columns.
-    """
+    """Chooses a rule set by what takes the time."""
     times = np.where(flat.host, 0.0, costs.time_us)
     work = float(times.sum())
     if work <= 0:
         return Suggestion("default", "No node launches a kernel.")
-    return Suggestion(*_kind(flat, times, columns, work))
-
-
-def _kind(flat: FlatGraph, times: np.ndarray, columns: tuple[Column, ...], work: float) -> tuple[str, str]:
     lookups = sum(column.time_us for column in columns)
     if len(columns) > 1 and lookups >= _SHARE * work:
-        return "recsys", f"{len(columns)} embedding columns take {100 * lookups / work:.0f} % of the work."
+        return Suggestion("recsys", f"{len(columns)} embedding columns take {100 * lookups / work:.0f} % of the work.")
     ops = flat.graph.ops
     convolutions = sum(time for op, time in zip(ops, times.tolist(), strict=True) if op in _VISION)
     if convolutions >= _SHARE * work:
-        return "vision", f"Convolutions take {100 * convolutions / work:.0f} % of the work."
+        return Suggestion("vision", f"Convolutions take {100 * convolutions / work:.0f} % of the work.")
     steps = _unrolled(flat)
     if steps:
-        return (
-            "rnn",
-            f"Most products share their weights with others, up to {steps} times: a recurrent network unrolled over time.",
-        )
-    return "default", "No kind of model stands out; the default rule set spreads all branches."
+        why = f"Most products share their weights with others, up to {steps} times: a recurrent network unrolled over time."
+        return Suggestion("rnn", why)
+    return Suggestion("default", "No kind of model stands out; the default rule set spreads all branches.")
 
 
 def _unrolled(flat: FlatGraph) -> int:
     """How many products use one weight at most, if most products share theirs with at least `_STEPS`; otherwise 0."""
     graph = flat.graph
     weight_of: dict[int, int] = {}
-    users: dict[int, int] = {}
+    users: Counter[int] = Counter()
     products = 0
     for node in graph.topological.tolist():
         op = graph.ops[node]
@@ -82,7 +70,6 @@ def _unrolled(flat: FlatGraph) -> int:
             products += 1
             for producer, _ in graph.inputs(node)[1:2]:
                 if producer in weight_of:
-                    weight = weight_of[producer]
-                    users[weight] = users.get(weight, 0) + 1
+                    users[weight_of[producer]] += 1
     often = [count for count in users.values() if count >= _STEPS]
     return max(often) if products and sum(often) >= _MOST * products else 0

@@ -41,7 +41,6 @@ class Cells:
         """Finds the sets.
 
         Args:
-            flat: The graph.
             colours: Per node a number; nodes with different ones are of different sets.
             further: What else tells nodes apart.
         """
@@ -82,9 +81,8 @@ class Cells:
         members = self._members(cell)
         if len(members) == 1:
             return list(members)
-        any_of_them = (
-            members.pop()
-        )  # where it popped last a set remembers; an iterator walks over all that was ever taken out
+        # Where it popped last a set remembers; an iterator walks over all that was ever taken out.
+        any_of_them = members.pop()
         members.add(any_of_them)
         if self._link_start[any_of_them] == self._link_start[any_of_them + 1]:
             return None  # nor has any other: a set is linked alike

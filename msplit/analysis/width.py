@@ -76,7 +76,6 @@ def max_antichain(branches: Branches, *, limit: int = MAX_BLOCKS) -> Antichain:
     starts from the branches, which are nearly the fewest chains, and is completed by Dinic's algorithm.
 
     Args:
-        branches: The graph.
         limit: Largest number of blocks.
     """
     blocks = branches.blocks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.analysis.path import critical_path, finish_times, tails
+from msplit.analysis.path import critical_path, finish_times, longest
 from msplit.core.graph import Edges, Graph
 from tests.strategies import graphs
 
@@ -53,7 +53,8 @@ def test_scaling_all_weights_scales_the_length(case: tuple[Graph, np.ndarray], f
 @given(weighted())
 def test_heads_and_tails_meet_on_the_critical_path_and_nowhere_exceed_it(case: tuple[Graph, np.ndarray]) -> None:
     graph, weights = case
-    through = finish_times(graph, weights) + tails(graph, weights) - weights
+    tails = longest(weights, graph.topological[::-1], graph.in_start, graph.edges.src)
+    through = finish_times(graph, weights) + tails - weights
     length, path = critical_path(graph, weights)
     assert through.max() == length
     assert (through[path] == length).all()
