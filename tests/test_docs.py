@@ -13,7 +13,7 @@ import pytest
 from msplit import rules
 from msplit.api import EMITS
 from msplit.cli.main import COMMANDS
-from msplit.rules.registry import RULES
+from msplit.rules.ruleset import RULES
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
 PAGES = ("usage.md", "rules.md", "files.md", "library.md")

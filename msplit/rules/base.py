@@ -61,8 +61,6 @@ class Context:
     """What a rule may look at.
 
     Attributes:
-        flat: The graph.
-        costs: Cost of each node.
         streams: Ids are 0..streams-1.
         wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range.
         kernels: Chooses larger kernels for a rule that wants that; None where the graph is not to be run.
@@ -86,8 +84,7 @@ class Context:
     def together(self, handles: bool) -> Ints:
         """Per node a group that must share a stream, or -1: what belongs together, and what TensorFlow's optimizer makes one node of.
 
-        Args:
-            handles: Whether a variable's handle and its users must; see `Colocation`.
+        `handles` says whether a variable's handle and its users must; see `Colocation`.
         """
         return with_copies(self.flat, groups(self.flat, handles=handles), self.same, self._fixed).of
 
@@ -114,8 +111,7 @@ class Context:
         """Likewise, and of copies those that an assignment treats alike: it tells apart what is alike otherwise."""
         if not (assignment.ids != UNASSIGNED).any():
             return self.order
-        costs = self.costs
-        return canonical(self.flat, costs.time_us, costs.share, costs.bytes, assignment.ids)
+        return canonical(self.flat, self.costs.time_us, self.costs.share, self.costs.bytes, assignment.ids)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,6 @@ class Remark:
     Attributes:
         rule: Key of the rule.
         kind: Stable word for programs: "no-match", "overlap", "wrapped", "call-sites-differ", "moved" …
-        text: One sentence.
         where: File and line, or node, where there is one.
     """
 
@@ -155,7 +150,6 @@ def in_range(stream: int, context: Context, what: str, where: str | None = None)
 
     Args:
         stream: The id as the user wrote it.
-        context: Says which ids exist.
         what: Who has it, for the message.
         where: File and line, if it stands in a file.
 

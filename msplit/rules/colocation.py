@@ -50,7 +50,10 @@ class Colocation:
         claimed = members[assignment.ids[members] != UNASSIGNED]
         if len(claimed) == 0:
             return assignment, ()
-        rank = _ranks(assignment)[claimed]
+        # The place of a node's rule in the order of the rules.
+        number: dict[str, int] = {}
+        of_reason = np.asarray([number.setdefault(rule, len(number)) for rule, _ in assignment.reasons], np.int32)
+        rank = of_reason[assignment.reason[claimed]]
         place = np.empty(len(context.flat), np.int32)
         place[context.order_after(assignment)] = np.arange(len(context.flat), dtype=np.int32)
         claimed = claimed[np.lexsort((place[claimed], rank, of[claimed]))]
@@ -78,13 +81,6 @@ class Colocation:
             where=f"node '{names[other]}'",
             fix="give both the same id; for two readers of one variable, `colocation: {handles: false}` allows two ids",
         )
-
-
-def _ranks(assignment: Assignment) -> Ints:
-    """Per node the place of its rule in the order of the rules; meaningless for unclaimed nodes."""
-    order: dict[str, int] = {}
-    rank = np.asarray([order.setdefault(rule, len(order)) for rule, _ in assignment.reasons], np.int32)
-    return rank[assignment.reason]
 
 
 def _follow(

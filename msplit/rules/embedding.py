@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from msplit.analysis.embedding_columns import Column, columns
 from msplit.analysis.embeddings import default_ops
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
 from msplit.rules.base import Context, Remark
 from msplit.rules.options import RuleOptions
+
+Balance = Literal["bytes", "cost", "count"]
 
 _DIGITS = 9
 """Weights are compared to this many digits, so that the order of a sum does not decide."""
@@ -37,7 +38,7 @@ class Embedding:
     """
 
     key: ClassVar[str] = "embedding"
-    balance: Literal["bytes", "cost", "count"] = "bytes"
+    balance: Balance = "bytes"
     streams: int = 0
     include_zero: bool = True
     min_cost_us: float = 5.0
@@ -46,10 +47,9 @@ class Embedding:
     @classmethod
     def from_options(cls, options: RuleOptions) -> Embedding:
         """Read the options of the rule from YAML."""
-        balance = options.choice("balance", "bytes", ("bytes", "cost", "count"))
         extra = options.mapping("ops")
         return cls(
-            balance="cost" if balance == "cost" else "count" if balance == "count" else "bytes",
+            balance=cast(Balance, options.choice("balance", cls.balance, get_args(Balance))),
             streams=options.integer("streams", cls.streams, 0, MAX_STREAMS),
             include_zero=options.flag("include_zero", cls.include_zero),
             min_cost_us=options.number("min_cost_us", cls.min_cost_us, 0.0),
@@ -65,12 +65,17 @@ class Embedding:
         remarks = tuple(_left_out(column) for column in found if column.dominant)
         targets = self._targets(context.streams, sum(column.time_us for column in found))
         if len(found) < 2 or len(targets) < 2:
-            reason = "there is only one embedding column" if len(found) < 2 else _too_few(context.streams, len(targets))
+            reason = "the columns take less time than a wait"
+            if len(found) < 2:
+                reason = "there is only one embedding column"
+            elif context.streams < 2 or targets:
+                reason = "there is only one stream to use"
             return assignment, (*remarks, Remark(self.key, "no-gain", f"{reason}: nothing to spread"))
         streams = self._pack(found, targets, context, assignment)
-        claims: list[tuple[Ints, int, str]] = []
-        for column, stream in zip(found, streams, strict=True):
-            claims.append((column.nodes[~flat.host[column.nodes]], stream, _why(column)))
+        claims = [
+            (column.nodes[~flat.host[column.nodes]], stream, _why(column))
+            for column, stream in zip(found, streams, strict=True)
+        ]
         return assignment.claim_many(claims, self.key), remarks
 
     def _targets(self, streams: int, time_us: float) -> list[int]:
@@ -115,21 +120,13 @@ class Embedding:
 def _why(column: Column) -> str:
     tables = list(dict.fromkeys(lookup.table for lookup in column.lookups))
     size = sum(table.bytes for table in tables)
-    shown = f" ({_megabytes(size)})" if size else ""
+    shown = f" ({size / 1e6:.1f} MB)" if size >= 1e6 else f" ({size / 1e3:.1f} kB)" if size else ""
     if len(tables) == 1:
         return f"lookup of table '{tables[0].name}'{shown}"
     return f"lookups of {len(tables)} tables{shown}, '{tables[0].name}' first"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def _left_out(column: Column) -> Remark:
     name = column.lookups[0].table.name
     text = f"what follows the lookup of table '{name}' is more than half of the model's work and is left to other rules"
     return Remark(Embedding.key, "dominant", text, f"table '{name}'")
-
-
-def _too_few(streams: int, targets: int) -> str:
-    return "there is only one stream to use" if streams < 2 or targets else "the columns take less time than a wait"

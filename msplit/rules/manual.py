@@ -10,11 +10,9 @@ import numpy as np
 
 from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
+from msplit.formats import STREAM_ID
 from msplit.rules.base import Context, Remark, in_range
 from msplit.rules.options import RuleOptions
-
-ATTRIBUTE = "_stream_id"
-"""The attribute that carries a node's stream id, of type `i`; both forks use it."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +40,22 @@ class Manual:
         graph = context.flat.graph
         names = graph.names
         groups: dict[int, list[int]] = {}
-        for node in graph.nodes_with(ATTRIBUTE):
+        for node in graph.nodes_with(STREAM_ID):
             if context.by_hand is not None and not context.by_hand[node]:
                 continue
-            value = graph.attrs[node].get(ATTRIBUTE)
+            value = graph.attrs[node].get(STREAM_ID)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise AssignError(
-                    f"its `{ATTRIBUTE}` is not an integer",
+                    f"its `{STREAM_ID}` is not an integer",
                     where=f"node '{names[node]}'",
-                    fix=f"set `{ATTRIBUTE}` with type `i`, or remove it",
+                    fix=f"set `{STREAM_ID}` with type `i`, or remove it",
                 )
             groups.setdefault(value, []).append(node)
         remarks = []
         claims = []
         for value, members in sorted(groups.items()):
             stream = in_range(value, context, f"node '{names[members[0]]}'{_more(members)}")
-            why = f"`{ATTRIBUTE}` is {value} on the graph"
+            why = f"`{STREAM_ID}` is {value} on the graph"
             if stream != value:
                 why = f"{why}, which is {stream} modulo {context.streams}"
                 remarks.append(Remark(self.key, "wrapped", f"id {value} was taken as {stream}", _where(names, members)))

@@ -37,7 +37,7 @@ def problem(pattern: str) -> str | None:
     if _exact(pattern) is not None:
         return None
     try:
-        compiled = re2.compile(pattern.encode("utf-8", "surrogatepass"), _options())
+        size = _size(pattern)
     except re2.error as error:
         if _LOOKAROUND.search(pattern) or _BACKREFERENCE.search(pattern):
             return (
@@ -45,11 +45,7 @@ def problem(pattern: str) -> str | None:
             )
         detail = error.args[0] if error.args else ""
         return shorten(detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail))
-    return (
-        None
-        if compiled.programsize <= _LARGEST
-        else "the pattern is too large: give counts like {1,1000} smaller numbers"
-    )
+    return "the pattern is too large: give counts like {1,1000} smaller numbers" if size > _LARGEST else None
 
 
 def too_many(patterns: Iterable[str]) -> str | None:
@@ -57,7 +53,7 @@ def too_many(patterns: Iterable[str]) -> str | None:
     left = _TOGETHER
     for pattern in patterns:
         if _exact(pattern) is None:
-            left -= re2.compile(pattern.encode("utf-8", "surrogatepass"), _options()).programsize
+            left -= _size(pattern)
             if left < 0:
                 return f"the patterns together make more than {_TOGETHER:,} instructions"
     return None
@@ -76,7 +72,6 @@ def match(patterns: Sequence[str], names: Sequence[str], *, full: bool = True) -
 
     Args:
         patterns: Patterns without a `problem`.
-        names: Node names.
         full: Whether the whole name must match; otherwise any part of it.
 
     Returns:
@@ -101,7 +96,7 @@ def match(patterns: Sequence[str], names: Sequence[str], *, full: bool = True) -
     for batch in _batches(patterns, rest):
         engine = re2.Set.FullMatchSet(_options()) if full else re2.Set.SearchSet(_options())
         for number in batch:
-            engine.Add(patterns[number].encode("utf-8", "surrogatepass"))
+            engine.Add(_encoded(patterns[number]))
         engine.Compile()
         matches = engine.Match
         for node, text in enumerate(encoded):
@@ -117,7 +112,7 @@ def _batches(patterns: Sequence[str], numbers: Sequence[int]) -> list[list[int]]
     batches: list[list[int]] = []
     used = _BATCH
     for number in numbers:
-        size = re2.compile(patterns[number].encode("utf-8", "surrogatepass"), _options()).programsize
+        size = _size(patterns[number])
         if used + size > _BATCH:
             batches.append([])
             used = 0
@@ -131,6 +126,15 @@ def _exact(pattern: str) -> str | None:
     if not _EXACT.fullmatch(pattern):
         return None
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], pattern)
+
+
+def _size(pattern: str) -> int:
+    """Instructions of a pattern's automaton."""
+    return int(re2.compile(_encoded(pattern), _options()).programsize)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _options() -> re2.Options:

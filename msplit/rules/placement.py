@@ -38,9 +38,7 @@ def place(branches: Branches, units: list[Unit], streams: int, wait_us: float) -
     the fork's stream or the join's costs a wait each.
 
     Args:
-        branches: The branches.
         units: Each branch is in one unit.
-        streams: Number of streams.
         wait_us: Cost of a wait between streams.
 
     Returns:

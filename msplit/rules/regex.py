@@ -79,7 +79,9 @@ class Regex:
         ]
         wrapped = [entry for entry, stream in zip(self.entries, streams, strict=True) if entry.stream != stream]
         if wrapped:
-            remarks.append(Remark(self.key, "wrapped", _wrapped(wrapped, context.streams), wrapped[0].where))
+            ids = ", ".join(map(str, sorted({entry.stream for entry in wrapped})))
+            text = f"stream ids {ids} of patterns were taken modulo {context.streams}"
+            remarks.append(Remark(self.key, "wrapped", text, wrapped[0].where))
         number, node = patterns.match(
             [entry.pattern for entry in self.entries], context.flat.graph.names, full=self.match == "full"
         )
@@ -111,10 +113,9 @@ class Regex:
             np.stack([winner[clash], number[clash]]), axis=1, return_index=True, return_counts=True
         )
         remarks = []
-        for pair, at, count in list(zip(pairs.T.tolist(), first.tolist(), counts.tolist(), strict=True))[
-            :_MAX_OVERLAPS
-        ]:
-            one, other = self.entries[pair[0]], self.entries[pair[1]]
+        told = slice(_MAX_OVERLAPS)
+        for pair, at, count in zip(pairs.T[told].tolist(), first[told].tolist(), counts[told].tolist(), strict=True):
+            one, other = (self.entries[number] for number in pair)
             text = (
                 f"patterns {shorten(one.pattern)!r} (stream {one.stream}) and {shorten(other.pattern)!r} (stream {other.stream}) "
                 f"both match {count} node{'s' * (count != 1)}, such as '{context.flat.graph.names[node[clash[at]]]}': the first one wins"
@@ -130,8 +131,3 @@ def _no_match(entry: Entry, hosts: int) -> Remark:
     if hosts:
         text = f"pattern {shorten(entry.pattern)!r} matches only host nodes ({hosts}), which have no stream"
     return Remark(Regex.key, "no-match", text, entry.where)
-
-
-def _wrapped(entries: list[Entry], streams: int) -> str:
-    ids = ", ".join(map(str, sorted({entry.stream for entry in entries})))
-    return f"stream ids {ids} of patterns were taken modulo {streams}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +12,26 @@ from msplit.errors import RulesError
 from msplit.formats import settings
 from msplit.formats.settings import Value, nearest
 from msplit.formats.text import read_text
+from msplit.rules.auto import Auto
 from msplit.rules.base import Rule
+from msplit.rules.branch import Branch
+from msplit.rules.colocation import Colocation
+from msplit.rules.embedding import Embedding
+from msplit.rules.manual import Manual
 from msplit.rules.options import RuleOptions, RulesReading
-from msplit.rules.registry import RULES
+from msplit.rules.propagate import Propagate
+from msplit.rules.regex import Regex
+
+RULES: dict[str, Callable[[RuleOptions], Rule]] = {
+    Manual.key: Manual.from_options,
+    Regex.key: Regex.from_options,
+    Embedding.key: Embedding.from_options,
+    Branch.key: Branch.from_options,
+    Colocation.key: Colocation.from_options,
+    Propagate.key: Propagate.from_options,
+    Auto.key: Auto.from_options,
+}
+"""The rules by their keys in YAML. Reads a rule's options, noting mistakes with `RuleOptions.problem`."""
 
 VERSION = 1
 """The version of the format that this code reads."""
@@ -36,7 +53,6 @@ class RuleSet:
     """What a rules file says.
 
     Attributes:
-        version: Version of its format.
         streams: Ids are 0..streams-1.
         rules: In order of precedence: the first rule that claims a node wins.
         default: Id of the nodes that no rule claims.

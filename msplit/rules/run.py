@@ -23,7 +23,6 @@ class Outcome:
     """What a rule set makes of a graph.
 
     Attributes:
-        assignment: Who decided what.
         remarks: What the user should know, in the order of the rules.
         streams: Ids are 0..streams-1.
         ids: Per node its stream id: the assignment's, and the default where no rule decided; 0 for host nodes without an id of their own.
@@ -48,9 +47,6 @@ def assign(
     """Apply the rules in order, the constraints among them once more at the end.
 
     Args:
-        flat: The graph.
-        costs: Cost of each node.
-        ruleset: The rules.
         streams: Number of streams, instead of what the rule set says.
         wrap: Take ids modulo `streams`, as the forks do, instead of refusing those out of range, also where the rule set does not say so.
         kernels: Chooses larger kernels for the rule `auto`; None: it does without.
@@ -79,7 +75,7 @@ def assign(
     # what is placed already, or they would undo its choice.
     sequence: list[Rule] = []
     for rule in ruleset.rules:
-        sequence += [*constraints, rule] if _settles(rule) else [rule]
+        sequence += [*constraints, rule] if getattr(rule, "settles", False) else [rule]
     for rule in (*sequence, *constraints):
         before = assignment
         with phase(f"rule {rule.key}"):
@@ -92,13 +88,9 @@ def assign(
 
 
 def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) -> None:
-    """Check what every rule promises: ids in range, a reason for each, claimed nodes untouched, host nodes left alone.
+    """Checks what every rule promises: ids in range, a reason for each, claimed nodes untouched, host nodes left alone.
 
-    Args:
-        before: What the rule got.
-        after: What it gave.
-        rule: The rule. A constraint may move claimed nodes.
-        context: Says which ids exist.
+    A constraint may move claimed nodes.
 
     Raises:
         AssignError: The rule broke a promise, which is a bug in the rule.
@@ -123,10 +115,6 @@ def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) 
 
 def _is_constraint(rule: Rule) -> bool:
     return bool(getattr(rule, "constraint", False))
-
-
-def _settles(rule: Rule) -> bool:
-    return bool(getattr(rule, "settles", False))
 
 
 def _broken(rule: Rule, what: str, node: int | None, context: Context) -> AssignError:

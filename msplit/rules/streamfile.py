@@ -27,8 +27,6 @@ class Entry:
     """One pattern.
 
     Attributes:
-        stream: The id that it gives.
-        pattern: The regular expression.
         where: ``file:line``.
     """
 
@@ -54,7 +52,6 @@ def parse(text: str, source: str) -> tuple[Entry, ...]:
     """Read a stream file.
 
     Args:
-        text: Its content.
         source: Its name, for messages.
 
     Returns:
@@ -120,7 +117,6 @@ def emit(names: Sequence[str], ids: Iterable[int]) -> str:
     engine, or by this module, accepts this name only.
 
     Args:
-        names: Node names.
         ids: Their stream ids; nodes with a negative one are left out.
 
     Returns:
@@ -135,7 +131,7 @@ def emit(names: Sequence[str], ids: Iterable[int]) -> str:
 
 def escape(name: str) -> str:
     """A pattern that fully matches one name only, without ``:`` and ``,``."""
-    return "".join(map(_escape, name)) if not _PLAIN.issuperset(name) else name
+    return name if _PLAIN.issuperset(name) else "".join(map(_escape, name))
 
 
 def _escape(char: str) -> str:

@@ -12,7 +12,7 @@ from msplit.cost import estimate, infer
 from msplit.errors import RulesError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.rules.registry import RULES
+from msplit.rules.ruleset import RULES
 from msplit.schedule.predict import predict
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
