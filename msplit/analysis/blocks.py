@@ -112,12 +112,12 @@ class Blocks:
     @cached_property
     def finish_us(self) -> Floats:
         """When each block could end if nothing but its producers held it back."""
-        return longest(self.time_us, np.arange(len(self)), *self.consumers)
+        return longest(self.time_us, np.arange(len(self), dtype=np.int32), *self.consumers)
 
     @cached_property
     def rank_us(self) -> Floats:
         """Longest path from each block to the end, its own time included."""
-        return longest(self.time_us, np.arange(len(self))[::-1], self.dag.start, self.dag.src)
+        return longest(self.time_us, np.arange(len(self), dtype=np.int32)[::-1], self.dag.start, self.dag.src)
 
     @cached_property
     def consumers(self) -> tuple[Ints, Ints]:

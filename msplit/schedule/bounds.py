@@ -57,7 +57,7 @@ class Bounds:
     path: Ints
 
     def gain_at_most(self, streams: int) -> float:
-        """What a number of streams could gain over one at most; see the function of this name.
+        """What a number of streams could gain over one at most: `max_gain`, and no more than their number. Waits cost nothing here.
 
         Raises:
             ValueError: `streams` is below 1.
@@ -68,12 +68,7 @@ class Bounds:
 
 
 def bounds(flat: FlatGraph, costs: Costs) -> Bounds:
-    """Lower bounds of a graph's kernels.
-
-    Args:
-        flat: The graph.
-        costs: Static or measured costs of its nodes; where shapes are unknown they are guesses, and so are the bounds.
-    """
+    """Lower bounds of a graph's kernels. Where shapes are unknown costs are guesses, and so are the bounds."""
     return memoize(flat, "bounds", (costs,), lambda: _bounds(flat, costs))
 
 
@@ -197,27 +192,6 @@ def step_bounds(dag: Dag, time_us: Floats, share: Floats, of: Bounds, *, measure
     )
 
 
-def gain_at_most(costs: Costs, flat: FlatGraph, streams: int) -> float:
-    """What a number of streams could gain over one at most, by a simple model.
-
-    The time on N streams is at least the critical path with loops kept whole, the SM time, the bytes at the bandwidth that kernels
-    reach, and the work over N (a stream runs one kernel at a time). The gain is the serial time over the largest of these. Waits cost
-    nothing in this model.
-
-    Args:
-        costs: Costs of the nodes.
-        flat: The graph.
-        streams: Number of streams, at least 1.
-
-    Returns:
-        At least 1.
-
-    Raises:
-        ValueError: `streams` is below 1.
-    """
-    return bounds(flat, costs).gain_at_most(streams)
-
-
 def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
     """Bytes that have to cross the memory bus if everything between inputs and outputs stays on the chip.
 
@@ -238,10 +212,13 @@ def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
     key = distinct(source[taken].astype(np.int64) * len(graph) + reader[taken])
     source, reader = key // max(len(graph), 1), key % max(len(graph), 1)
     read = np.bincount(source, weights=costs.bytes[reader], minlength=len(graph))
-    behind_handles = _read_behind_handles(flat, costs)
+    # Rows that gathers read through a handle: as many bytes as they write.
+    behind = ops_with("reads rows behind a handle")
+    gathers = [node for node, op in enumerate(graph.ops) if op in behind]
+    rows = float((costs.out_bytes[gathers] * (costs.time_us[gathers] > 0)).sum())
     results = np.unique(np.array([tensor.node for tensor in flat.outputs], dtype=np.int64))
     written = float(costs.out_bytes[results].sum()) if len(results) else 0.0
-    return float(np.minimum(read, costs.out_bytes).sum()) + behind_handles + written
+    return float(np.minimum(read, costs.out_bytes).sum()) + rows + written
 
 
 def _origins(flat: FlatGraph, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
@@ -260,11 +237,3 @@ def _origins(flat: FlatGraph, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
         elif ops[node] in passing and before[node] >= 0:
             origin[node] = origin[before[node]]
     return np.array(origin, dtype=np.int32)
-
-
-def _read_behind_handles(flat: FlatGraph, costs: Costs) -> float:
-    """Rows that gathers read through a handle: as many bytes as they write."""
-    behind = ops_with("reads rows behind a handle")
-    nodes = [node for node, op in enumerate(flat.graph.ops) if op in behind]
-    reads: Floats = costs.out_bytes[nodes] * (costs.time_us[nodes] > 0)
-    return float(reads.sum())

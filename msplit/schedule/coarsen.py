@@ -24,10 +24,6 @@ def coarsen(problem: Problem, gate_us: float) -> Ints:
     Source: edge zeroing as in Sarkar's clustering (1989), restricted to the two local patterns for which a merge keeps the graph
     acyclic, as in Herrmann et al., "Multilevel Algorithms for Acyclic Partitioning of Directed Acyclic Graphs", SIAM J. Sci. Comput. 2019.
 
-    Args:
-        problem: The blocks.
-        gate_us: Side branches up to this much time are merged.
-
     Returns:
         Per block its group, for `Problem.grouped`.
     """

@@ -59,7 +59,6 @@ def judge(of: Bounds, gain: float, streams: int, *, guessed: float = 0.0, worth:
     """Judges what streams gain.
 
     Args:
-        of: Bounds of the graph.
         gain: Simulated speed-up of some assignment over one stream.
         streams: Streams that its kernels use.
         guessed: Share of the kernels whose cost is a guess, since their shapes are not known.

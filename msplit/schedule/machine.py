@@ -62,7 +62,6 @@ class Machine:
         """From a data sheet. Its `wait_us` was measured over a fork and its join: two crossings.
 
         Args:
-            gpu: The data sheet.
             moved: Bytes that all kernels move in a step: where that is little, they move it in the L2 cache.
         """
         scale = gpu.wait_us / (2 * Machine.wait_us)
@@ -102,7 +101,6 @@ class Machine:
         For candidates that are built step by step. The simulator also counts how kernels delay each other's starts.
 
         Args:
-            running: How many run.
             sms: Sum of their shares of the SMs.
             bandwidth: Sum of their shares of the memory bandwidth.
             issue: Sum of their shares of the rate at which kernels start.

@@ -33,7 +33,6 @@ class Prediction:
         lanes: The ids that kernels have, ascending. The plan knows streams by their place in it.
         problem: The kernels as chains that do not cross streams; `Problem.block` says which chain a node is in.
         plan: What runs where, in which order, and the fewest waits; over the blocks of `problem`.
-        simulation: When each block runs.
         one_us: Simulated time of the same kernels on one stream.
         kernel_us: Per node the time of its kernel, 0 where it launches none.
         start: The kernels of block b, in the order in which they run, are ``node[start[b]:start[b + 1]]``.
@@ -73,19 +72,13 @@ class Prediction:
         return dict(zip(self.lanes.tolist(), sums.tolist(), strict=True))
 
 
-def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = None) -> Prediction:
-    """Plan and simulate given ids.
-
-    Args:
-        flat: The graph.
-        costs: Cost of each node; `costs.gpu` names the GPU that is simulated.
-        ids: Per node its stream id, 0 or more. Ids may have gaps.
-        order: The canonical order of the graph, if that is known already.
+def predict(flat: FlatGraph, costs: Costs, ids: Ints) -> Prediction:
+    """Plans and simulates given ids: per node 0 or more, perhaps with gaps. `costs.gpu` names the GPU that is simulated.
 
     Raises:
         MsplitError: Kernels have more than `MOST_STREAMS` different ids.
     """
-    order = canonical(flat, costs.time_us) if order is None else order
+    order = canonical(flat, costs.time_us)
     kernel_us = np.where(flat.host, 0.0, costs.time_us)
     on_gpu = kernel_us > 0
     lanes = distinct(ids[on_gpu])
@@ -98,10 +91,8 @@ def predict(flat: FlatGraph, costs: Costs, ids: Ints, *, order: Ints | None = No
     pin = np.where(on_gpu, np.searchsorted(lanes, ids), -1).astype(np.int32)
 
     def simulated() -> tuple[Evaluation, float | None]:
-        machine = Machine.of_costs(costs)
-        problem = Problem.from_flat(
-            flat, costs, tie=-1, pin=pin, same=copies(flat, costs.time_us), order=order, machine=machine
-        )
+        same, machine = copies(flat, costs.time_us), Machine.of_costs(costs)
+        problem = Problem.from_flat(flat, costs, tie=-1, pin=pin, same=same, order=order, machine=machine)
         found = evaluate(problem, problem.pin)
         if len(lanes) < 2:
             return found, None

@@ -36,7 +36,6 @@ class Problem:
         block: Per node of the graph it was made from its block, or -1 if the node launches nothing.
         tie: Per block a group that must be on one stream, or -1; every group has two blocks or more.
         pin: Per block a stream that was decided before, or -1.
-        machine: The GPU.
     """
 
     dag: Dag
@@ -68,6 +67,7 @@ class Problem:
         tie: ArrayLike = -1,
         pin: ArrayLike = -1,
         order: Ints | None = None,
+        kernels: tuple[Dag, Ints] | None = None,
         machine: Machine | None = None,
         contracted: bool = True,
     ) -> Problem:
@@ -82,44 +82,26 @@ class Problem:
             tie: Per node a group of nodes that must be on one stream, or -1.
             pin: Per node the stream it is on already, or -1.
             order: Topological order that numbers the blocks and so decides between equals; by default that of `topological_numbers`.
-            machine: The GPU.
+            kernels: Kernels and joints in that order, and the node of each, where they are known (`analysis.blocks.kernel_graph`).
             contracted: Whether chains become blocks. Without, every kernel is a block of its own, which is how published algorithms
                 see a graph.
 
         Raises:
             ValueError: The graph has a cycle, or a time is negative or not finite.
         """
-        times = _floats(time_us, len(dag))
-        on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (len(dag),))
-        order = contraction.topological_numbers(dag) if order is None else order
-        small, nodes = contraction.in_order(*contraction.bypass(dag, ~on_gpu, order), order)
-        return Problem._of_kernels(
-            small, nodes, on_gpu, times, share, bytes, tie=tie, pin=pin, machine=machine, contracted=contracted
-        )
-
-    @staticmethod
-    def _of_kernels(
-        small: Dag,
-        nodes: Ints,
-        on_gpu: NDArray[np.bool_],
-        time_us: ArrayLike,
-        share: ArrayLike,
-        bytes: ArrayLike,
-        *,
-        tie: ArrayLike,
-        pin: ArrayLike,
-        machine: Machine | None,
-        contracted: bool,
-    ) -> Problem:
-        """Likewise, of a graph of kernels and joints, given the node of each; the other arrays are over the nodes."""
-        count, left = len(on_gpu), len(nodes)
+        count = len(dag)
         times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
+        on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
+        if kernels is None:
+            order = contraction.topological_numbers(dag) if order is None else order
+            kernels = contraction.in_order(*contraction.bypass(dag, ~on_gpu, order), order)
+        small, nodes = kernels
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
         ties, pins = (_ints(column, count) for column in (tie, pin))
         # What launches nothing has no stream, and what is tied to nothing else that launches is free.
         tied, pinned, working = _several(np.where(on_gpu, ties, -1)[nodes]), pins[nodes], on_gpu[nodes]
-        head = np.arange(left, dtype=np.int32)
+        head = np.arange(len(nodes), dtype=np.int32)
         if contracted:
             # A chain is cut between two groups, not where one begins: what leads to a tied kernel goes where that goes.
             tied = contraction.along_chains(small, tied, _labels(pinned, working))
@@ -127,15 +109,11 @@ class Problem:
         heads, block_of_left = np.unique(head, return_inverse=True)
         blocks = len(heads)
         work = np.where(on_gpu, times, 0.0)[nodes]
-        total = _sum(block_of_left, work, blocks)
-        area = _sum(block_of_left, work * np.clip(shares, 1e-6, 1.0)[nodes], blocks)
         block = np.full(count, -1, np.int32)
         block[nodes] = np.where(on_gpu[nodes], block_of_left, -1)
         return Problem(
             dag=contraction.quotient(small, block_of_left.astype(np.int32), blocks),
-            time_us=total,
-            share=np.divide(area, total, out=np.full(blocks, 1e-6), where=total > 0),
-            bytes=_sum(block_of_left, moved[nodes], blocks),
+            **_together(block_of_left, blocks, work, np.clip(shares, 1e-6, 1.0)[nodes], moved[nodes]),
             kernels=np.bincount(block_of_left, on_gpu[nodes], blocks).astype(np.int32),
             block=block,
             tie=_several(tied[heads]),
@@ -153,7 +131,6 @@ class Problem:
         same: ArrayLike = -1,
         order: Ints | None = None,
         machine: Machine | None = None,
-        contracted: bool = True,
     ) -> Problem:
         """From a model: nodes that take time are kernels, regions stay together. The arguments are those of `of`, and one more.
 
@@ -164,27 +141,32 @@ class Problem:
                 scheduled, so that what follows each of them is not tied, too. They cost what all of them take.
         """
         launches = (costs.time_us > 0) & ~flat.host
-        columns = {"time_us": costs.time_us, "share": costs.share, "bytes": costs.bytes}
-        labels = {"tie": flat.region if tie is None else tie, "pin": pin}
+        tie = flat.region if tie is None else tie
         found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
             order = contraction.topological_numbers(dag) if order is None else order
-            small, node = kernel_graph(flat, costs, order)
-            return Problem._of_kernels(
-                small, node, launches, **columns, **labels, machine=machine, contracted=contracted
+            return Problem.of(
+                dag,
+                costs.time_us,
+                costs.share,
+                costs.bytes,
+                launches=launches,
+                tie=tie,
+                pin=pin,
+                kernels=kernel_graph(flat, costs, order),
+                machine=machine,
             )
         piece, small = contraction.pieces(dag, found)
         whole = Problem.of(
             small,
-            **_whole(piece, len(small), launches, columns, labels),
+            **_whole(piece, len(small), launches, costs, {"tie": tie, "pin": pin}),
             order=None if order is None else _order_of(piece, small, order),
             machine=machine,
-            contracted=contracted,
         )
         block = np.where(launches, whole.block[piece], -1).astype(np.int32)
-        kernels = np.bincount(block[block >= 0], minlength=len(whole)).astype(np.int32)
-        return replace(whole, block=block, kernels=kernels)
+        counts = np.bincount(block[block >= 0], minlength=len(whole)).astype(np.int32)
+        return replace(whole, block=block, kernels=counts)
 
     @cached_property
     def work_us(self) -> Floats:
@@ -247,15 +229,11 @@ class Problem:
             group: Per block its group, ``0..`` without gaps, numbered topologically; contracting the groups must leave no cycle.
         """
         count = int(group.max(initial=-1)) + 1
-        total = _sum(group, self.time_us, count)
-        area = _sum(group, self.time_us * self.share, count)
         first = np.full(count, len(self), np.int64)
         np.minimum.at(first, group, np.arange(len(self)))
         return Problem(
             dag=contraction.quotient(self.dag, group, count),
-            time_us=total,
-            share=np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
-            bytes=_sum(group, self.bytes, count),
+            **_together(group, count, self.time_us, self.share, self.bytes),
             kernels=np.bincount(group, self.kernels, count).astype(np.int32),
             block=self.spread(group),
             tie=_several(self.tie[first]),
@@ -301,8 +279,16 @@ def _ints(column: ArrayLike, count: int) -> Ints:
     return np.broadcast_to(np.asarray(column, dtype=np.int32), (count,))
 
 
-def _sum(group: NDArray[np.integer], values: Floats, count: int) -> Floats:
-    return np.bincount(group, values, count).astype(np.float64)
+def _together(
+    group: NDArray[np.integer], count: int, time_us: Floats, share: Floats, bytes: Floats
+) -> dict[str, Floats]:
+    """What the members of each group take: their times and bytes summed, and the mean of their shares by time."""
+    total, area, moved = (np.bincount(group, values, count) for values in (time_us, time_us * share, bytes))
+    return {
+        "time_us": total.astype(np.float64),
+        "share": np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
+        "bytes": moved.astype(np.float64),
+    }
 
 
 def _units(flat: FlatGraph, launches: NDArray[np.bool_], same: Ints, pin: Ints) -> Ints:
@@ -324,17 +310,13 @@ def _whole(
     piece: Ints,
     count: int,
     launches: NDArray[np.bool_],
-    columns: Mapping[str, NDArray[np.float64]],
+    costs: Costs,
     labels: Mapping[str, ArrayLike],
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Any]:
     """What pieces take, made of what their kernels do, and where these are."""
-    time_us = np.where(launches, columns["time_us"], 0.0)
-    total = _sum(piece, time_us, count)
-    area = _sum(piece, time_us * columns["share"], count)
-    found: dict[str, NDArray[Any]] = {
-        "time_us": total,
-        "share": np.divide(area, total, out=np.full(count, 1e-6), where=total > 0),
-        "bytes": _sum(piece, np.where(launches, columns["bytes"], 0.0), count),
+    time_us, moved = (np.where(launches, column, 0.0) for column in (costs.time_us, costs.bytes))
+    found: dict[str, Any] = {
+        **_together(piece, count, time_us, costs.share, moved),
         "launches": np.bincount(piece[launches], minlength=count) > 0,
     }
     said = launches | (np.bincount(piece, minlength=count)[piece] == 1)

@@ -1,9 +1,12 @@
 """Who comes before whom in a DAG: what everything passes through, what is connected; ancestors and transitive reduction.
 
-The last two are quadratic: only for graphs within a stated bound.
+Graphs are numbered topologically. The last two are quadratic: only for graphs within a stated bound.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +19,7 @@ LARGEST = 20_000
 
 
 def ancestors(dag: Dag) -> list[int]:
-    """Per node a bit set of all nodes that come before it. O(n·m / 64).
-
-    Args:
-        dag: Numbered topologically.
-    """
+    """Per node a bit set of all nodes that come before it. O(n·m / 64)."""
     start, src = dag.start.tolist(), dag.src.tolist()
     above: list[int] = []
     for node in range(len(dag)):
@@ -34,9 +33,7 @@ def ancestors(dag: Dag) -> list[int]:
 def transitive_reduction(dag: Dag, above: list[int]) -> Dag:
     """The smallest graph with the same ancestors (Aho, Garey and Ullman 1972). Nimble calls it the minimum equivalent graph.
 
-    Args:
-        dag: Numbered topologically, each edge once.
-        above: Its `ancestors`.
+    Each edge is in `dag` once, and `above` are its `ancestors`.
     """
     start, src = dag.start.tolist(), dag.src.tolist()
     kept: list[int] = []
@@ -59,9 +56,6 @@ def cuts(dag: Dag) -> NDArray[np.bool_]:
 
     In a topological numbering all nodes before v lead to v if and only if each of them has a consumer no later than v (walk on from
     consumer to consumer); all nodes after v depend on it if and only if each has a producer no earlier than v.
-
-    Args:
-        dag: Numbered topologically.
     """
     count = len(dag)
     first_consumer = np.full(count, count, np.int64)
@@ -75,6 +69,14 @@ def cuts(dag: Dag) -> NDArray[np.bool_]:
         np.concatenate([np.minimum.accumulate(last_producer[::-1])[::-1][1:], [count]]) if count else last_producer
     )
     return np.asarray((furthest <= number) & (nearest >= number))
+
+
+def between_cuts(dag: Dag) -> Iterator[tuple[int, int]]:
+    """Ranges (first, end) of the nodes that lie between two that everything passes through, where there are two or more of them."""
+    borders = [-1, *np.flatnonzero(cuts(dag)).tolist(), len(dag)]
+    for before, after in pairwise(borders):
+        if after - before > 2:
+            yield before + 1, after
 
 
 def components(count: int, src: Ints, dst: Ints) -> Ints:

@@ -30,25 +30,19 @@ class Simulation:
         makespan_us: Of a step: until all streams have joined, and what every step takes whatever it runs. 0 where nothing runs.
         start_us: Per block when its first kernel starts, from the start of the first; -1 for joints.
         end_us: Per block when its last kernel ends; -1 for joints.
-        busy_us: Time during which at least one kernel runs.
     """
 
     makespan_us: float
     start_us: Floats
     end_us: Floats
-    busy_us: float
 
 
 def plan_of(problem: Problem, stream: Ints, order: Ints | None = None) -> Plan:
-    """The plan of an assignment.
+    """The plan of an assignment, whatever stream it has for joints.
 
-    Args:
-        problem: What is scheduled.
-        stream: Per block its stream; what joints have is ignored.
-        order: Topological order of the blocks; by default the blocks with the longest path to the end come first.
+    `order` is a topological one of the blocks; by default those with the longest path to the end come first.
     """
-    if order is None:
-        order = problem.by_rank
+    order = problem.by_rank if order is None else order
     return make_plan(problem.dag, np.where(problem.joints, -1, stream).astype(np.int32), order)
 
 
@@ -56,7 +50,6 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     """Plays a plan. O(n log n) for n blocks and waits.
 
     Args:
-        problem: What is scheduled.
         plan: Over the blocks of the problem; joints have stream -1 in it.
         work_us: Per block the time that it takes, in place of the problem's `work_us`.
 
@@ -90,7 +83,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     ready = [0.0] * count  # the earliest start, over the predecessors that have ended
     upcoming: list[tuple[float, int]] = []  # (real time, block): may start then
     running: list[tuple[float, int]] = []  # (virtual time, block): ends then
-    now = virtual = busy = 0.0
+    now = virtual = 0.0
     used_sms = used_bandwidth = used_issue = 0.0
     crowd = machine.crowd_us / machine.issue_us if machine.issue_us > 0 else 0.0
     lanes_at_once, contention = machine.issue_lanes, machine.contention
@@ -124,11 +117,9 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
             if upcoming and upcoming[0][0] <= finish:
                 then, node = heappop(upcoming)
                 virtual += (then - now) / rate
-                busy += then - now
                 now = then
             else:
                 target, ended = heappop(running)
-                busy += finish - now
                 virtual, now = target, finish
                 end[ended] = now
                 left -= 1
@@ -167,7 +158,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     if left:
         raise ValueError("the streams of the plan wait for each other in a circle")
     makespan = now + machine.join_us * len(plan.join) + machine.step_us if placed else 0.0
-    return Simulation(makespan, np.asarray(start), np.asarray(end), busy)
+    return Simulation(makespan, np.asarray(start), np.asarray(end))
 
 
 SWITCHES: tuple[tuple[str, Mapping[str, float]], ...] = (
@@ -197,12 +188,7 @@ class Breakdown:
 
 
 def breakdown(problem: Problem, plan: Plan) -> Breakdown:
-    """Takes the simulated time of a plan apart.
-
-    Args:
-        problem: What is scheduled.
-        plan: Over its blocks.
-    """
+    """Takes the simulated time of a plan over the blocks of a problem apart."""
     whole = left = simulate(problem, plan).makespan_us
     parts = {}
     for name, off in SWITCHES:

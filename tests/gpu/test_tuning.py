@@ -89,7 +89,7 @@ def test_trials_are_cheap_and_agree_with_the_engine() -> None:
     arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
     arm = arms["plain"]
     device = measurement.GpuRunner(arms)
-    candidates, _ = all_candidates(arm.problem, "plain", 8)
+    candidates = all_candidates(arm.problem, "plain", 8, ())
     runners = [single(arm.problem, "plain"), *candidates[:5]]
     device.times(runners, 1)
     device.renew()

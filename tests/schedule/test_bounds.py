@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.cost import estimate, infer
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.schedule.bounds import bounds, gain_at_most
+from msplit.schedule.bounds import bounds
 from tests import graphs
 from tests.shapes.small import Builder
 from tests.strategies import graphs as plain_graphs
@@ -28,9 +28,9 @@ def priced(draw: st.DrawFn) -> tuple[FlatGraph, Costs]:
 def test_two_equal_branches_gain_two_and_a_chain_gains_nothing() -> None:
     fork, costs = graphs.parse("x:Placeholder; a:Op(x)@10us; b:Op(x)@10us; c:NoOp(^a,^b)")
     assert bounds(fork, costs).max_gain == 2
-    assert [gain_at_most(costs, fork, n) for n in (1, 2, 8)] == [1, 2, 2]
+    assert [bounds(fork, costs).gain_at_most(n) for n in (1, 2, 8)] == [1, 2, 2]
     chain, costs = graphs.parse("x:Placeholder; a:Op(x)@10us; b:Op(a)@10us")
-    assert gain_at_most(costs, chain, 8) == 1
+    assert bounds(chain, costs).gain_at_most(8) == 1
     assert bounds(chain, costs).path.tolist() == [0, 1, 2]
 
 
@@ -58,9 +58,9 @@ def test_bound_lies_between_nothing_and_the_serial_time_and_more_streams_never_g
     assert found.sm_time_us <= found.serial_us + 1e-9
     bound_by = (found.critical_path_us, found.bandwidth_us, found.flops_us, found.sm_time_us, found.whole_us)
     assert found.lower_bound_us == max(bound_by)
-    gain = gain_at_most(costs, view, streams)
+    gain = bounds(view, costs).gain_at_most(streams)
     assert 1 <= gain <= max(streams, 1)
-    assert gain <= gain_at_most(costs, view, streams + 1) + 1e-9
+    assert gain <= bounds(view, costs).gain_at_most(streams + 1) + 1e-9
     assert gain <= max(1.0, found.max_gain) + 1e-9
 
 
@@ -78,13 +78,13 @@ def test_scaling_all_times_scales_what_depends_on_them(case: tuple[FlatGraph, Co
 def test_graph_without_kernels_has_nothing_to_gain() -> None:
     view, costs = graphs.parse("x:Placeholder; y:Identity(x)")
     assert bounds(view, costs).max_gain == 1
-    assert gain_at_most(costs, view, 4) == 1
+    assert bounds(view, costs).gain_at_most(4) == 1
 
 
 def test_streams_are_counted_from_one() -> None:
     view, costs = graphs.parse("x:Placeholder")
     with pytest.raises(ValueError, match="at least one"):
-        gain_at_most(costs, view, 0)
+        bounds(view, costs).gain_at_most(0)
 
 
 def test_fused_bound_counts_weights_inputs_and_outputs_once_and_of_a_table_only_rows() -> None:

@@ -36,7 +36,6 @@ def test_no_plan_beats_the_bound_or_is_slower_than_everything_in_a_row(problem, 
     assert found.makespan_us >= problem.bound_us() * (1 - 1e-9)
     waiting = machine.step_us + plan.waits * max(machine.wait_us, machine.join_us) + len(plan.join) * machine.join_us
     assert found.makespan_us <= problem.work_us.sum() + waiting + 1e-6
-    assert found.busy_us <= found.makespan_us + 1e-6
 
 
 @settings(max_examples=200)

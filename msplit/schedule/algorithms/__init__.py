@@ -1,6 +1,26 @@
 """Ways to put blocks on streams. Each algorithm is a pure function from a problem to a stream per block."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msplit.schedule.algorithms import heuristics, list_schedule, path_cover, staged
 from msplit.schedule.algorithms.base import Algorithm, Skipped
-from msplit.schedule.algorithms.registry import ALGORITHMS, LIST, ONE
 
 __all__ = ["ALGORITHMS", "LIST", "ONE", "Algorithm", "Skipped"]
+
+ONE = "one"
+LIST = "list"
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {
+        ONE: heuristics.one_stream,
+        "tensorflow": heuristics.fan_out,
+        "torchsched": heuristics.round_robin,
+        "opara": path_cover.greedy_cover,
+        "nimble": path_cover.matching_cover,
+        "longest-first": heuristics.longest_first,
+        "ios": staged.staged,
+        LIST: list_schedule.list_schedule,
+    }
+)
+"""All of them, in the order in which they are tried and shown."""

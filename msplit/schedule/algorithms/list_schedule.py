@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from msplit.core.graph import Ints
+from msplit.schedule.plan.record_order import places
 from msplit.schedule.problem import Problem
 
 _FULL = 1 - 1e-9
@@ -40,11 +41,7 @@ class _Run:
         self.producers = [src[first:last] for first, last in pairwise(start)]
         self.out_start, self.out = (column.tolist() for column in problem.consumers)
         self.missing = np.diff(problem.dag.start).tolist()
-        # Blocks by rank, then by number: a heap of places in this order is faster than one of pairs.
-        by_rank = np.argsort(-problem.rank, kind="stable")
-        at = np.empty(len(problem), np.int64)
-        at[by_rank] = np.arange(len(problem))
-        self.place, self.node_at = at.tolist(), by_rank.tolist()
+        self.place, self.node_at = places(problem.rank)
         self.work = problem.work_us.tolist()
         self.sms, self.bandwidth, self.issue = (column.tolist() for column in problem.demand.T)
         self.joint = problem.joints.tolist()
@@ -57,9 +54,8 @@ class _Run:
         self.since = [-1.0] * streams  # since when a lane is idle; -1: never used
         self.idle = streams
         self.tie = problem.tie.tolist()
-        self.given: list[int] = np.where(
-            problem.pin < streams, problem.pin, -1
-        ).tolist()  # the lane that a block must be on, or -1
+        # The lane that a block must be on, or -1.
+        self.given: list[int] = np.where(problem.pin < streams, problem.pin, -1).tolist()
         self.lane_of_tie = {tie: lane for tie, lane in zip(self.tie, self.given, strict=True) if tie >= 0 and lane >= 0}
         self.parked: list[list[int]] = [[] for _ in range(streams)]  # places of blocks that wait for their lane
         self.now = self.virtual = 0.0
@@ -124,9 +120,8 @@ class _Run:
     def _dispatch(self) -> list[int]:
         """Starts ready blocks on idle lanes. Returns those that had better wait for a lane that is about to be free."""
         held: list[int] = []
-        awaited: set[int] = (
-            set()
-        )  # lanes; one block waits for each: behind a barrier thousands would wait for the one that ended last
+        # Lanes. One block waits for each: behind a barrier thousands would wait for the one that ended last.
+        awaited: set[int] = set()
         ready = self.ready
         while ready and self.idle and self.used_sms < _FULL and self.used_bandwidth < _FULL:
             batch = [self.node_at[heappop(ready)] for _ in range(min(self.idle, len(ready)))]
@@ -145,10 +140,8 @@ class _Run:
                 else:
                     homeless.append(node)
             for node in homeless:
-                if self._bound(node) >= 0:  # what it is tied to has just started
-                    heappush(ready, self.place[node])
-                    continue
-                if not self.idle or self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
+                just_bound = self._bound(node) >= 0  # what it is tied to has just started
+                if just_bound or not self.idle or self.used_sms >= _FULL or self.used_bandwidth >= _FULL:
                     heappush(ready, self.place[node])
                     continue
                 later = self._arrival(node, -1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.base import Skipped
+from msplit.schedule.plan.record_order import places
 from msplit.schedule.problem import Problem
 from msplit.schedule.reachability import LARGEST, ancestors, transitive_reduction
 
@@ -52,10 +53,7 @@ def matching_cover(problem: Problem, streams: int) -> Ints:
         raise Skipped(f"the transitive reduction is made for up to {LARGEST:,} blocks, there are {count:,}")
     above = ancestors(problem.dag)
     reduced = transitive_reduction(problem.dag, above)
-    urgency = np.argsort(
-        np.argsort(-problem.rank, kind="stable"), kind="stable"
-    ).tolist()  # 0 has the longest path to the end
-    by_urgency = np.argsort(urgency).tolist()
+    urgency, by_urgency = places(problem.rank)  # 0 has the longest path to the end
     rows = [0] * count
     for producer, consumer in zip(reduced.src.tolist(), reduced.dst().tolist(), strict=True):
         rows[producer] |= 1 << urgency[consumer]
@@ -86,9 +84,8 @@ def _paths(match: list[int]) -> tuple[list[int], list[int], list[int]]:
 def _successions(heads: list[int], tails: list[int], above: list[int], count: int) -> list[int]:
     """Per path those that can follow it on its stream, as a bit set: their first node comes after its last."""
     paths, width = len(heads), (count + 7) // 8
-    follows = np.zeros(
-        ((paths + 7) // 8, paths), np.uint8
-    )  # bit (later path, earlier path), eight later ones to a byte
+    # Bit (later path, earlier path), eight later ones to a byte.
+    follows = np.zeros(((paths + 7) // 8, paths), np.uint8)
     for low in range(0, paths, 1024):
         block = b"".join(above[head].to_bytes(width, "little") for head in heads[low : low + 1024])
         before = np.frombuffer(block, np.uint8).reshape(-1, width)

@@ -7,13 +7,12 @@ the gain of one drowns in noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import cuts
+from msplit.schedule.reachability import between_cuts
 
 ROUNDS = 4
 """Of telling blocks apart by their neighbours' neighbours."""
@@ -38,13 +37,11 @@ def sections(problem: Problem) -> list[Section]:
     Blocks are told apart by colour refinement (Weisfeiler and Leman 1968): by their kernels, then by the colours around them. Blocks
     that it can not tell apart correspond in the order of their numbers.
     """
-    borders = [-1, *np.flatnonzero(cuts(problem.dag)).tolist(), len(problem)]
     found = []
     kinds: dict[object, int] = {}
-    for before, after in pairwise(borders):
-        if after - before - 1 >= 2:
-            blocks, signature = _canonical(problem, before + 1, after)
-            found.append(Section(blocks, kinds.setdefault(signature, len(kinds))))
+    for low, high in between_cuts(problem.dag):
+        blocks, signature = _canonical(problem, low, high)
+        found.append(Section(blocks, kinds.setdefault(signature, len(kinds))))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from msplit.schedule.algorithms.base import Skipped
 from msplit.schedule.algorithms.list_schedule import list_schedule
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import cuts
+from msplit.schedule.reachability import between_cuts
 
 LARGEST_SECTION = 20
 """Blocks between two blocks that everything passes through."""
@@ -44,7 +43,7 @@ def staged(problem: Problem, streams: int) -> Ints:
     """
     if len(problem) > LARGEST:
         raise Skipped(f"sections are searched for in up to {LARGEST:,} blocks, there are {len(problem):,}")
-    sections = list(_sections(problem))
+    sections = [(low, high) for low, high in between_cuts(problem.dag) if high - low <= LARGEST_SECTION]
     if not sections:
         raise Skipped(f"no section of 2 to {LARGEST_SECTION} blocks in which anything is independent")
     stream = list_schedule(problem, streams)
@@ -63,14 +62,6 @@ def staged(problem: Problem, streams: int) -> Ints:
     if not solved:
         raise Skipped(f"every section asks for more than {MOST_STEPS:,} steps of search")
     return stream
-
-
-def _sections(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Ranges of block numbers between cuts, small enough and with more than one block."""
-    borders = [-1, *np.flatnonzero(cuts(problem.dag)).tolist(), len(problem)]
-    for before, after in pairwise(borders):
-        if 2 <= after - before - 1 <= LARGEST_SECTION:
-            yield before + 1, after
 
 
 @dataclass
@@ -146,11 +137,9 @@ class _Section:
                 continue
             stack.append((index + 1, chosen))
             node = nodes[index]
-            if not self.after[node] & left & ~chosen and self._fits(chosen | 1 << node, node):
-                stack.append((index + 1, chosen | 1 << node))
-
-    def _fits(self, chosen: int, node: int) -> bool:
-        return self._reach(chosen, node).bit_count() <= LONGEST_GROUP
+            wider = chosen | 1 << node
+            if not self.after[node] & left & ~chosen and self._reach(wider, node).bit_count() <= LONGEST_GROUP:
+                stack.append((index + 1, wider))
 
     def _reach(self, chosen: int, node: int) -> int:
         group = frontier = 1 << node

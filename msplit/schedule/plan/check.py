@@ -8,14 +8,17 @@ is right if and only if ``ended >= needs`` everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.schedule.plan.plan import Plan
+
+MOST = 20
+"""Violations that are told."""
 
 _LANES_AT_ONCE = 64
 """Columns of the matrices held at a time: bounds memory for plans with very many streams."""
@@ -28,7 +31,6 @@ class Violation:
     Attributes:
         producer: What must end first; -1 where the plan can not run at all.
         consumer: What must wait.
-        text: What is wrong.
     """
 
     producer: int
@@ -36,47 +38,55 @@ class Violation:
     text: str
 
 
-def check(plan: Plan, dag: Dag, *, also: Iterable[tuple[int, int]] = (), limit: int = 20) -> list[Violation]:
-    """Proves a plan, or says where it fails.
+def check(plan: Plan, dag: Dag) -> list[Violation]:
+    """Proves a plan, or says where it fails, up to `MOST` times.
 
     Args:
-        plan: The plan.
         dag: Data and control edges between all nodes, those without a stream included.
-        also: Further pairs (first, second) of nodes on streams that must not overlap: the last reader of a buffer, its next writer.
-        limit: How many violations to collect.
+
+    Raises:
+        ValueError: `dag` has a cycle.
     """
     rows = {int(node): row for row, node in enumerate(plan.order)}
     place, members = _places(plan)
     broken = _incomplete(plan, rows)
     if broken:
         return broken
-    happens = _topological(len(plan.order), _happens_before_edges(plan, rows))
-    if happens is None:
+    before = _happens_before_edges(plan, rows)
+    order = _topological(before)
+    if order is None:
         return [Violation(-1, int(plan.order[0]), "streams wait for each other in a circle: the plan can never end")]
-    found = _recorded_late(plan, rows, limit)
+    found = _recorded_late(plan, rows)
     if found:
         heard = np.asarray([rows[int(node)] for node in plan.wait_node]) > [rows[int(node)] for node in plan.wait_on]
         plan = replace(plan, wait_node=plan.wait_node[heard], wait_on=plan.wait_on[heard])
-        happens = _topological(len(plan.order), _happens_before_edges(plan, rows))
-        assert happens is not None  # what is left leads from earlier rows to later ones
-    order, before = happens
-    pairs = [(int(first), int(second)) for first, second in also]
+        before = _happens_before_edges(plan, rows)
+        order = list(range(len(before)))  # what is left leads from earlier rows to later ones
+    start, src, lane = dag.start.tolist(), dag.src.tolist(), plan.stream.tolist()
+    producers = [src[first:last] for first, last in pairwise(start)]
+    whole = _topological(producers)
+    if whole is None:
+        raise ValueError("the graph has a cycle")
+    nodes = plan.order.tolist()
+    lane_of_row, place_of_row = [lane[node] for node in nodes], [place[node] for node in nodes]
     for low in range(0, max(plan.streams, 1), _LANES_AT_ONCE):
         lanes = range(low, min(low + _LANES_AT_ONCE, plan.streams))
-        ended = _ended(order, before, plan, place, lanes)
-        found += _compare(plan, ended, _needs(dag, plan, place, lanes), members, lanes, limit - len(found))
-        for first, second in pairs:
-            lane = int(plan.stream[first])
-            if lane in lanes and ended[rows[second], lane - low] < place[first]:
-                found.append(Violation(first, second, "shares memory with a node that may still run"))
-        if len(found) >= limit:
+        ended = _reached(order, before, lane_of_row, place_of_row, lanes)
+        needs = _reached(whole, producers, lane, place, lanes)
+        for row, column in np.argwhere(ended < needs[plan.order])[: MOST - len(found)]:
+            consumer = nodes[row]
+            producer = members[low + int(column)][int(needs[consumer, column])]
+            text = f"may start before its input on stream {low + int(column)} has ended"
+            found.append(Violation(producer, consumer, text))
+        if len(found) >= MOST:
             break
-    return found[:limit]
+    return found
 
 
-def _places(plan: Plan) -> tuple[dict[int, int], list[list[int]]]:
+def _places(plan: Plan) -> tuple[list[int], list[list[int]]]:
+    """Per node its place in its stream, and per stream its nodes."""
     members: list[list[int]] = [[] for _ in range(plan.streams)]
-    place = {}
+    place = [-1] * len(plan.stream)
     for node in plan.order.tolist():
         lane = int(plan.stream[node])
         place[node] = len(members[lane])
@@ -93,7 +103,7 @@ def _incomplete(plan: Plan, rows: dict[int, int]) -> list[Violation]:
     ]
 
 
-def _recorded_late(plan: Plan, rows: dict[int, int], limit: int) -> list[Violation]:
+def _recorded_late(plan: Plan, rows: dict[int, int]) -> list[Violation]:
     """Waits that come before their event in the order of recording.
 
     A stream that waits for an event that nobody has recorded yet waits for nothing: the event is done, as CUDA sees it. So such a wait
@@ -101,7 +111,7 @@ def _recorded_late(plan: Plan, rows: dict[int, int], limit: int) -> list[Violati
     """
     found: list[Violation] = []
     for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
-        if rows[waiter] <= rows[event] and len(found) < limit:
+        if rows[waiter] <= rows[event] and len(found) < MOST:
             found.append(Violation(event, waiter, "waits for an event that is recorded after it, and so for nothing"))
     return found
 
@@ -120,11 +130,11 @@ def _happens_before_edges(plan: Plan, rows: dict[int, int]) -> list[list[int]]:
     return before
 
 
-def _topological(count: int, before: list[list[int]]) -> tuple[list[int], list[list[int]]] | None:
-    """Depth-first order on an explicit stack, None on a cycle. (`plan` and `order` use Kahn's algorithm.)"""
-    state = bytearray(count)
+def _topological(before: list[list[int]]) -> list[int] | None:
+    """Depth-first order on an explicit stack, None on a cycle. (`plan` and `record_order` use Kahn's algorithm.)"""
+    state = bytearray(len(before))
     order = []
-    for root in range(count):
+    for root in range(len(before)):
         if state[root]:
             continue
         stack = [(root, iter(before[root]))]
@@ -142,52 +152,17 @@ def _topological(count: int, before: list[list[int]]) -> tuple[list[int], list[l
                 state[row] = 2
                 order.append(row)
                 stack.pop()
-    return order, before
+    return order
 
 
-def _ended(order: list[int], before: list[list[int]], plan: Plan, place: dict[int, int], lanes: range) -> Ints:
-    ended = np.full((len(order), len(lanes)), -1, np.int32)
-    nodes = plan.order.tolist()
-    lane_of = plan.stream.tolist()
-    for row in order:
-        line = ended[row]
-        for producer in before[row]:
-            np.maximum(line, ended[producer], out=line)
-            lane = lane_of[nodes[producer]]
-            if lane in lanes:
-                column = lane - lanes.start
-                line[column] = max(line[column], place[nodes[producer]])
-    return ended
-
-
-def _needs(dag: Dag, plan: Plan, place: dict[int, int], lanes: range) -> Ints:
-    """Row per node of the graph, in the graph's numbering: how far its ancestors reach into each stream."""
-    count = len(dag)
-    needs = np.full((count, len(lanes)), -1, np.int32)
-    start, src, lane_of = dag.start.tolist(), dag.src.tolist(), plan.stream.tolist()
-    producers = [src[start[node] : start[node + 1]] for node in range(count)]
-    sorted_rows = _topological(count, producers)
-    if sorted_rows is None:
-        raise ValueError("the graph has a cycle")
-    for node in sorted_rows[0]:
-        line = needs[node]
-        for producer in producers[node]:
-            np.maximum(line, needs[producer], out=line)
-            lane = lane_of[producer]
-            if lane in lanes:
-                column = lane - lanes.start
+def _reached(order: list[int], before: list[list[int]], lane: list[int], place: list[int], lanes: range) -> Ints:
+    """Row per node: how far into each stream reaches what comes before it."""
+    reached = np.full((len(order), len(lanes)), -1, np.int32)
+    for node in order:
+        line = reached[node]
+        for producer in before[node]:
+            np.maximum(line, reached[producer], out=line)
+            if lane[producer] in lanes:
+                column = lane[producer] - lanes.start
                 line[column] = max(line[column], place[producer])
-    return needs
-
-
-def _compare(
-    plan: Plan, ended: Ints, needs: Ints, members: list[list[int]], lanes: range, limit: int
-) -> list[Violation]:
-    found = []
-    late = np.argwhere(ended < needs[plan.order])
-    for row, column in late[: max(limit, 0)]:
-        lane = lanes.start + int(column)
-        consumer = int(plan.order[row])
-        producer = members[lane][int(needs[consumer, column])]
-        found.append(Violation(producer, consumer, f"may start before its input on stream {lane} has ended"))
-    return found
+    return reached

@@ -30,7 +30,6 @@ class Plan:
         wait_on: Per wait the node whose event it waits for; it is on another stream.
         fork: Nodes, first of their stream, that wait for nothing else and so must wait for the start of the origin stream (stream 0).
         join: Last nodes of streams that the origin stream must wait for at the end.
-        streams: Number of streams.
         edges: Dependencies between streams before reduction, counted once per (producer, consumer).
         merged_waits: Waits left if each node waits at most once per source stream and skips what its stream waited for before
             (the effect of NVIDIA's TF_REDUCE_STREAM_WAIT), for comparison with ``len(wait_node)``.
@@ -67,8 +66,7 @@ def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
     """
     lanes = _Lanes.of(stream, order)
     keys = distinct(_crossing(dag, lanes))
-    waits, clocks = _waits(keys[_new(keys, lanes)], lanes)
-    wait_node, wait_on, merged = waits
+    (wait_node, wait_on, merged), clocks = _waits(keys[_new(keys, lanes)], lanes)
     return Plan(
         stream=stream,
         order=np.asarray(order[stream[order] >= 0], np.int32),
@@ -120,13 +118,6 @@ class _Lanes:
         length = max(len(self.stream), 1)
         pair, position = keys // length, keys % length
         return pair // max(self.count, 1), pair % max(self.count, 1), position
-
-    def tails(self) -> list[int]:
-        """Per stream its last node, -1 where it has none."""
-        filled = np.diff(self.first) > 0
-        tails = np.full(self.count, -1, np.int32)
-        tails[filled] = self.members[self.first[1:][filled] - 1]
-        return tails.tolist()
 
 
 def _crossing(dag: Dag, lanes: _Lanes) -> NDArray[np.int64]:
@@ -191,9 +182,7 @@ def _new(keys: NDArray[np.int64], lanes: _Lanes) -> NDArray[np.bool_]:
 def _waits(keys: NDArray[np.int64], lanes: _Lanes) -> tuple[tuple[Ints, Ints, int], list[list[int]]]:
     """Waits (consumers, producers, how many they were without clocks), and what each stream knows to be over in the end.
 
-    Args:
-        keys: Sorted, what is left of them by `_new`.
-        lanes: Where nodes are.
+    `keys` are sorted, and what `_new` leaves of them.
     """
     rank, other, position = lanes.split(keys)
     producer = lanes.members[lanes.first[other] + position]
@@ -242,10 +231,11 @@ def _joins(lanes: _Lanes, clocks: list[list[int]]) -> Ints:
     """Tails of the streams that the origin has not waited for, less those that another such tail waited for."""
     if not lanes.count:
         return np.empty(0, np.int32)
-    tails = [tail for tail in lanes.tails()[1:] if tail >= 0]
+    tails = lanes.members[lanes.first[1:][np.diff(lanes.first) > 0] - 1]
+    tails = tails[lanes.stream[tails] != 0]
     clock = clocks[0]
     join = []
-    for tail in sorted(tails, key=lanes.rank.__getitem__, reverse=True):
+    for tail in tails[np.argsort(-lanes.rank[tails])].tolist():
         lane, position = int(lanes.stream[tail]), int(lanes.position[tail])
         if position > clock[lane]:
             join.append(tail)

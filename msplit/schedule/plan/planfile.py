@@ -64,7 +64,6 @@ class KernelGroup:
     Attributes:
         kind: One of `KINDS`.
         nodes: Two or more.
-        stream: Where the kernel runs.
     """
 
     kind: str
@@ -74,18 +73,12 @@ class KernelGroup:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan as a file holds it.
+    """A plan as a file holds it. What is not said here is as in `Plan`.
 
     Attributes:
-        source: The file.
         graph_hash: `formats.graph_hash` of the model that it was made for, "" where the file does not say.
-        streams: Number of streams.
         order: (node, stream) in record order, each node once.
         waits: (node that waits, node whose event it waits for).
-        fork: See `Plan`.
-        join: See `Plan`.
-        edges: See `Plan`.
-        merged_waits: See `Plan`.
         kernels: The order in which the cuda engine records: (node, which of that node's kernels, stream). A kernel that does the work of
             several nodes belongs to the first of them. Empty where the plan does not say; then the engine orders for itself.
         groups: Nodes that share a kernel. Nothing runs by them: they say what the kernels do.
@@ -106,14 +99,7 @@ class PlanFile:
     made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, flat: FlatGraph) -> tuple[Plan, tuple[str, ...]]:
-        """The plan over the nodes of a graph.
-
-        Args:
-            flat: The graph that it is to order.
-
-        Returns:
-            The plan without what names no node of the graph, and the names that name none, in the order of the file.
-        """
+        """The plan over a graph, without what names none of its nodes; and the names that name none, in the order of the file."""
         index = flat.graph.index
         stream = np.full(len(flat), -1, np.int32)
         for name, lane in self.order:
@@ -159,7 +145,6 @@ def dump(
 
     Args:
         plan: Over the nodes of `flat`.
-        flat: The graph.
         kernels: See `PlanFile`, with numbers of nodes in place of names.
         groups: Kind, nodes and stream of each group. Host nodes have no stream, so they are left out.
         made_for: What else the plan depends on, such as the GPU and the batch; plain data.
@@ -205,11 +190,7 @@ def load(path: str | os.PathLike[str]) -> PlanFile:
 
 
 def parse(text: str, source: str) -> PlanFile:
-    """Reads the text of a plan file.
-
-    Args:
-        text: JSON.
-        source: Its name, for messages.
+    """Reads the JSON text of a plan file that messages call `source`.
 
     Raises:
         MsplitError: It is no plan.

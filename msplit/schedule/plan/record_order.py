@@ -10,42 +10,35 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
+from msplit.analysis.path import longest
 from msplit.core.contraction import topological_numbers
 from msplit.core.dag import Dag
-from msplit.core.graph import Ints
+from msplit.core.graph import Floats, Ints
 
 
-def upward_rank(dag: Dag, weights: NDArray[np.float64], order: Ints) -> NDArray[np.float64]:
-    """Length of the longest path from each node to a sink, its own weight included (HEFT's rank without communication).
+def upward_rank(dag: Dag, weights: Floats, order: Ints) -> Floats:
+    """Length of the longest path from each node to a sink, its own weight included. `order` is any topological one."""
+    return longest(weights, order[::-1], dag.start, dag.src)
 
-    Args:
-        dag: The graph.
-        weights: Cost of each node, any unit.
-        order: A topological order of it.
+
+def places(key: Floats) -> tuple[list[int], list[int]]:
+    """The place of each node by falling key, ties by number, and the node at each place.
+
+    A heap of places is faster than one of pairs of key and node.
     """
-    tail = [0.0] * len(dag)
-    start, src, weight = dag.start.tolist(), dag.src.tolist(), weights.tolist()
-    for node in reversed(order.tolist()):
-        rank = tail[node] + weight[node]
-        tail[node] = rank
-        for producer in src[start[node] : start[node + 1]]:
-            if tail[producer] < rank:
-                tail[producer] = rank
-    return np.asarray(tail)
+    by_key = np.argsort(-key, kind="stable")
+    place = np.empty(len(key), np.int64)
+    place[by_key] = np.arange(len(key))
+    return place.tolist(), by_key.tolist()
 
 
-def topological(dag: Dag, key: NDArray[np.float64] | None = None) -> Ints:
+def topological(dag: Dag, key: Floats | None = None) -> Ints:
     """A topological order: among ready nodes the one with the largest key first, ties by number (Kahn's algorithm with a heap)."""
     count = len(dag)
     out_start, out_dst = (column.tolist() for column in dag.consumers())
     waiting = np.diff(dag.start).tolist()
-    # Nodes by key, then by number: a heap of places in this order is faster than one of pairs.
-    by_key = np.arange(count) if key is None else np.argsort(-key, kind="stable")
-    at = np.empty(count, np.int64)
-    at[by_key] = np.arange(count)
-    place, node_at = at.tolist(), by_key.tolist()
+    place, node_at = places(np.zeros(count) if key is None else key)
     heap = [place[node] for node in range(count) if waiting[node] == 0]
     heapq.heapify(heap)
     result = []
@@ -59,7 +52,7 @@ def topological(dag: Dag, key: NDArray[np.float64] | None = None) -> Ints:
     return np.asarray(result, dtype=np.int32)
 
 
-def record_order(dag: Dag, weights: NDArray[np.float64]) -> Ints:
+def record_order(dag: Dag, weights: Floats) -> Ints:
     """Topological order by falling upward rank: the critical child first, side work breadth-first across branches."""
     # The rank is the same along any topological order.
     return topological(dag, upward_rank(dag, weights, topological_numbers(dag)))

@@ -7,14 +7,14 @@ otherwise the waiting stream moves into the other one's lane, and two streams ta
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan.record_order import places
 from msplit.schedule.problem import Problem
 
 
@@ -54,12 +54,12 @@ def keep_lanes(plan: Plan) -> Plan:
     waiting = [len(producers) for producers in before]
     welcome = [number for number in range(count) if waiting[number] == 0 and missing[number] == 0]
     deferred = [number for number in range(count) if waiting[number] == 0 and missing[number] > 0]
-    heapq.heapify(welcome)
-    heapq.heapify(deferred)
+    heapify(welcome)
+    heapify(deferred)
     recorded = [False] * count
     order = []
     while welcome or deferred:
-        number = heapq.heappop(welcome if welcome else deferred)
+        number = heappop(welcome if welcome else deferred)
         if recorded[number]:
             continue  # it was deferred once and became welcome later
         recorded[number] = True
@@ -67,29 +67,12 @@ def keep_lanes(plan: Plan) -> Plan:
         for event in hopes[number]:
             missing[event] -= 1
             if missing[event] == 0 and waiting[event] == 0 and not recorded[event]:
-                heapq.heappush(welcome, event)
+                heappush(welcome, event)
         for number_after in after[number]:
             waiting[number_after] -= 1
             if waiting[number_after] == 0:
-                heapq.heappush(deferred if missing[number_after] else welcome, number_after)
+                heappush(deferred if missing[number_after] else welcome, number_after)
     return replace(plan, order=plan.order[np.asarray(order, dtype=np.int64)] if count else plan.order)
-
-
-def lost_lanes(plan: Plan) -> int:
-    """Waits at which the waiting stream's previous node is recorded after the node that is waited for."""
-    place = {int(node): number for number, node in enumerate(plan.order)}
-    previous: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for node in plan.order.tolist():
-        lane = int(plan.stream[node])
-        if lane in last:
-            previous[node] = last[lane]
-        last[lane] = node
-    return sum(
-        place[previous[waiter]] > place[event]
-        for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True)
-        if waiter in previous
-    )
 
 
 def timed_order(problem: Problem, stream: Ints) -> Ints:
@@ -98,21 +81,13 @@ def timed_order(problem: Problem, stream: Ints) -> Ints:
     The order by rank alone lets an urgent block that is not ready yet hold up a less urgent one on its stream. This one plays the
     graph: when a stream is free it takes the block with the longest path to the end among those whose producers have ended. List
     scheduling with the machines given (Graham 1969); nothing slows down here. O(n log n + m).
-
-    Args:
-        problem: The blocks.
-        stream: Per block its stream; what joints have is ignored.
     """
     count = len(problem)
     out_start, out, hold = _edges(problem, stream)
     missing = np.diff(problem.dag.start).tolist()
     lanes, work = stream.tolist(), problem.work_us.tolist()
     joint, feeds_joint = problem.joints.tolist(), _feeds_joint(problem)
-    # Blocks by rank, then by number: a heap of places in this order is faster than one of pairs.
-    by_rank = np.argsort(-problem.rank, kind="stable")
-    at = np.empty(count, np.int64)
-    at[by_rank] = np.arange(count)
-    place, node_at = at.tolist(), by_rank.tolist()
+    place, node_at = places(problem.rank)
     arrival = [0.0] * count
     ready: dict[int, list[int]] = {lane: [] for lane in sorted(set(lanes))}  # places
     idle = dict.fromkeys(ready, True)

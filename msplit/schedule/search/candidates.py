@@ -10,17 +10,15 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms import LIST, ONE
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import Proposal, choose, constrain
+from msplit.schedule.search.choose import choose, constrain
 from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.search.neighbours import Schedule
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of streams that candidates are made for, up to the most that there may be."""
 
-
 POOL_EFFORT = 8_000
 """Blocks that may be simulated for one pool."""
-
 
 REFINING = 10_000
 """Blocks that may be simulated to refine the best candidate of each width: what is left to gain, measuring finds."""
@@ -32,11 +30,7 @@ class Candidate:
 
     Attributes:
         arm: Which kernels: a key of the problems that are searched.
-        name: For the report.
-        schedule: Streams and record order.
-        predicted_us: Its simulated time.
         waits: Waits of its plan, over blocks.
-        streams: Streams that it uses.
     """
 
     arm: str
@@ -59,9 +53,8 @@ def single(problem: Problem, arm: str) -> Candidate:
 def candidate_of(problem: Problem, arm: str, name: str, stream: Ints, order: Ints | None = None) -> Candidate:
     """A candidate of an assignment, in the better record order where none is given."""
     found = evaluate(problem, stream, order)
-    return simulated_candidate(
-        problem, arm, name, Schedule(stream, found.order), found.simulation.makespan_us, found.plan.waits
-    )
+    schedule = Schedule(stream, found.order)
+    return simulated_candidate(problem, arm, name, schedule, found.simulation.makespan_us, found.plan.waits)
 
 
 def simulated_candidate(
@@ -72,17 +65,11 @@ def simulated_candidate(
     return Candidate(arm, name, schedule, predicted, waits, max(len(used), 1))
 
 
-def candidates(
-    problem: Problem,
-    arm: str,
-    streams: int,
-    given: Sequence[tuple[str, Ints]] = (),
-    *,
-    widths: Sequence[int] = WIDTHS,
-) -> tuple[list[Candidate], list[Proposal]]:
-    """Different candidates for up to so many streams, those given first, and those that were skipped with the reason."""
+def candidates(problem: Problem, arm: str, streams: int, given: Sequence[tuple[str, Ints]]) -> list[Candidate]:
+    """Different candidates for two and up to so many streams, those given first."""
+    # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
+    widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
     found: dict[tuple[str, bytes], Candidate] = {}
-    skipped: dict[str, Proposal] = {}
 
     def add(candidate: Candidate) -> None:
         found.setdefault(candidate.key(), candidate)
@@ -92,12 +79,9 @@ def candidates(
     for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
         names = None if width == streams or len(problem) <= POOL_EFFORT else (LIST,)
         for proposal in choose(problem, width, names, refining=REFINING):
-            if proposal.skipped is not None:
-                skipped.setdefault(proposal.name, proposal)
-            elif proposal.name != ONE:
+            if proposal.skipped is None and proposal.name != ONE:
                 few = f" on {width}" if width < streams and proposal.streams >= width else ""
                 name = proposal.name if proposal.name.endswith(f"-{width}") else proposal.name + few
                 schedule = Schedule(proposal.stream, proposal.order)
                 add(simulated_candidate(problem, arm, name, schedule, proposal.makespan_us, proposal.waits))
-    several = [candidate for candidate in found.values() if candidate.streams > 1]
-    return several, list(skipped.values())
+    return [candidate for candidate in found.values() if candidate.streams > 1]

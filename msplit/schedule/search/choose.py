@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -58,9 +59,6 @@ class Proposal:
         name: The algorithm's name, for list scheduling with its number of streams and its grain; "refined ..." for the last.
         stream: Per block its stream, numbered without gaps; empty if it was skipped.
         order: Record order of the blocks that the figures hold for.
-        makespan_us: Simulated time.
-        waits: Waits of its plan.
-        streams: Streams that it uses.
         score_us: What is compared: see `Evaluation`.
         skipped: Why it was not tried, or None.
     """
@@ -81,7 +79,6 @@ def choose(
     """Simulates all candidates.
 
     Args:
-        problem: The blocks.
         streams: Most streams; what uses more is packed onto fewer.
         names: Keys of `ALGORITHMS` to try, or names of candidates such as ``list-8-coarse``; by default all. One stream is always tried.
         refining: Blocks that may be simulated to refine the best; see `refine`.
@@ -99,13 +96,11 @@ def choose(
         raise ValueError(f"no algorithm is called {unknown[0]!r}; there are: {', '.join(ALGORITHMS)}")
     effort, always = EFFORT, ALWAYS if problem.size <= HUGE else ALWAYS // 2
     known: dict[bytes, Evaluation] = {}
-    results: list[tuple[Proposal, Evaluation | None]] = []
-    variants = list(_variants(problem, streams, names))
+    candidates: list[Proposal] = []
+    variants = list(_variants(streams, names))
     for number, (name, algorithm, width) in enumerate(variants):
         if effort < problem.size and number >= always:
-            results.append(
-                (_skip(name, f"the graph is large and {EFFORT:,} blocks and edges were scheduled already"), None)
-            )
+            candidates.append(_skip(name, f"the graph is large and {EFFORT:,} blocks and edges were scheduled already"))
             continue
         effort -= problem.size
         with progress.phase(name):
@@ -113,16 +108,15 @@ def choose(
             try:
                 stream = constrain(problem, pack_streams(problem, algorithm(problem, width), streams), streams)
             except Skipped as reason:
-                results.append((_skip(name, str(reason)), None))
+                candidates.append(_skip(name, str(reason)))
                 continue
             key = stream.tobytes()
             if key not in known:
                 known[key] = evaluate(problem, stream)
-        results.append((_candidate(name, known[key]), known[key]))
-    winner = best([candidate for candidate, _ in results])
-    found = next(evaluation for candidate, evaluation in results if candidate is winner)
-    candidates = [candidate for candidate, _ in results]
-    if winner.name != ONE and found is not None:
+        candidates.append(_candidate(name, known[key]))
+    winner = best(candidates)
+    if winner.name != ONE:
+        found = known[winner.stream.tobytes()]
         with progress.phase(f"refining {winner.name}"):
             progress.done(len(variants) / (len(variants) + 1))
             candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams, refining)))
@@ -169,11 +163,10 @@ def constrain(problem: Problem, stream: Ints, streams: int) -> Ints:
 def _align(problem: Problem, stream: Ints, streams: int) -> Ints:
     pinned = np.flatnonzero(problem.pin >= 0)
     count = int(stream.max(initial=-1)) + 1
-    shared: dict[tuple[int, int], float] = {}
-    for lane, pin, work in zip(
-        stream[pinned].tolist(), problem.pin[pinned].tolist(), problem.work_us[pinned].tolist(), strict=True
-    ):
-        shared[lane, pin] = shared.get((lane, pin), 0.0) + work
+    shared: dict[tuple[int, int], float] = defaultdict(float)
+    columns = (stream, problem.pin, problem.work_us)
+    for lane, pin, work in zip(*(column[pinned].tolist() for column in columns), strict=True):
+        shared[lane, pin] += work
     new: dict[int, int] = {}
     for lane, pin in sorted(shared, key=lambda pair: (-shared[pair], pair)):
         if lane not in new and pin not in new.values():
@@ -185,7 +178,7 @@ def _align(problem: Problem, stream: Ints, streams: int) -> Ints:
     return np.asarray([new[lane] for lane in range(count)], np.int32)[stream]
 
 
-def _variants(problem: Problem, streams: int, names: Sequence[str] | None) -> Iterator[tuple[str, Algorithm, int]]:
+def _variants(streams: int, names: Sequence[str] | None) -> Iterator[tuple[str, Algorithm, int]]:
     """(name, algorithm, streams to ask it for), what promises most first: on huge graphs the effort does not last for all."""
     wanted = [name for name in ALGORITHMS if names is None or name in names or name == ONE]
     yield ONE, ALGORITHMS[ONE], streams
@@ -201,9 +194,7 @@ def _variants(problem: Problem, streams: int, names: Sequence[str] | None) -> It
         for width in (width for width in reversed(WIDTHS) if width < streams):
             for grain, algorithm in grains:
                 yield f"{LIST}-{width}{grain}", algorithm, width
-    tried = {
-        f"{LIST}-{width}" for width in (streams, *WIDTHS) if LIST in wanted and (width < streams or width == streams)
-    }
+    tried = {f"{LIST}-{width}" for width in (streams, *WIDTHS) if LIST in wanted and width <= streams}
     by_grain = {grain or None: algorithm for grain, algorithm in grains}
     for found in filter(None, map(_LISTED.fullmatch, names or ())):
         width = max(1, min(int(found[1]), streams))

@@ -43,11 +43,7 @@ class Evaluation:
     """An assignment, worked out.
 
     Attributes:
-        problem: The blocks.
-        stream: Per block its stream.
         order: Record order of the blocks, joints included.
-        plan: The plan.
-        simulation: What it does over time.
     """
 
     problem: Problem
@@ -72,25 +68,15 @@ class Evaluation:
 
 
 def evaluate(problem: Problem, stream: Ints, order: Ints | None = None) -> Evaluation:
-    """Plans and simulates an assignment.
-
-    Args:
-        problem: The blocks.
-        stream: Per block its stream.
-        order: The record order to use; by default the better of the order by rank and the timed order.
-    """
-    if order is not None:
-        orders = [order]
-    elif len(problem) <= BOTH_ORDERS:
-        orders = [problem.by_rank, timed_order(problem, stream)]
-    else:
-        orders = [timed_order(problem, stream)]
-    return min((_evaluate(problem, stream, order) for order in orders), key=lambda found: found.at_best_us)
-
-
-def _evaluate(problem: Problem, stream: Ints, order: Ints) -> Evaluation:
-    plan = plan_of(problem, stream, order)
-    return Evaluation(problem, stream, order, plan, simulate(problem, plan))
+    """Plans and simulates an assignment, in a record order or else in the better of the order by rank and the timed order."""
+    orders = [timed_order(problem, stream)] if order is None else [order]
+    if order is None and len(problem) <= BOTH_ORDERS:
+        orders.insert(0, problem.by_rank)
+    found = []
+    for one in orders:
+        plan = plan_of(problem, stream, one)
+        found.append(Evaluation(problem, stream, one, plan, simulate(problem, plan)))
+    return min(found, key=lambda evaluation: evaluation.at_best_us)
 
 
 def varied(problem: Problem) -> list[Floats]:
@@ -106,12 +92,9 @@ def varied(problem: Problem) -> list[Floats]:
 
 
 def node_order(problem: Problem, order: Ints, dag: Dag) -> Ints:
-    """The record order of the graph that a problem was made from: its nodes in the order of their blocks.
+    """The record order of the graph that a problem was made from, in its own numbering: its nodes in the order of their blocks.
 
-    Args:
-        problem: The blocks.
-        order: Their record order.
-        dag: The graph, in its own numbering. Nodes that launch nothing come as early as they can.
+    Nodes that launch nothing come as early as they can.
     """
     position = np.empty(len(problem), np.float64)
     position[order] = np.arange(len(order))

@@ -18,6 +18,7 @@ from msplit.schedule.plan.reorder import keep_lanes, timed_order
 from msplit.schedule.problem import Problem
 from msplit.schedule.reachability import components
 from msplit.schedule.search.choose import constrain
+from msplit.schedule.search.evaluate import node_order
 
 MOST_SECTIONED = 5_000
 """Blocks up to which sections are looked for, which takes milliseconds."""
@@ -42,25 +43,12 @@ class Schedule:
         return b"%d " % self.keep + self.stream.tobytes() + self.order.tobytes()
 
     def plan(self, problem: Problem, dag: Dag) -> Plan:
-        """The plan over the nodes that the problem was made from.
-
-        Args:
-            problem: The blocks.
-            dag: The graph behind them, in its own numbering.
-        """
+        """The plan over the nodes that the problem was made from: those of `dag`, in its own numbering."""
         lanes = problem.spread(self.stream)
-        position = np.empty(len(problem), np.float64)
-        position[self.order] = np.arange(len(self.order))
-        inside = problem.block >= 0
-        # Nodes that launch nothing come as early as they can.
-        key = np.where(inside, -position[np.maximum(problem.block, 0)], np.inf) if len(problem) else None
-        plan = make_plan(dag, _dense(lanes), topological(dag, key))
+        used = np.unique(lanes[lanes >= 0])
+        dense = np.where(lanes >= 0, np.searchsorted(used, lanes), -1).astype(np.int32)
+        plan = make_plan(dag, dense, node_order(problem, self.order, dag))
         return keep_lanes(plan) if self.keep else plan
-
-
-def _dense(lanes: Ints) -> Ints:
-    used = np.unique(lanes[lanes >= 0])
-    return np.where(lanes >= 0, np.searchsorted(used, lanes), -1).astype(np.int32)
 
 
 def neighbours(
@@ -71,10 +59,8 @@ def neighbours(
     What does not change anything is left out; ties are kept and streams numbered without gaps.
 
     Args:
-        problem: The blocks.
-        schedule: What to change.
         streams: Most streams.
-        chance: Draws.
+        chance: Draws all that is random.
         parents: Good schedules to take pieces from.
     """
     busy = np.flatnonzero(~problem.joints)
@@ -114,12 +100,13 @@ class _View:
     sections: Sequence[Section]
     parents: Sequence[Schedule]
 
-    def isomorphic(self) -> list[Section]:
-        """All sections of one kind: mostly of one that there are several of."""
+    def isomorphic(self, least: int = 2) -> list[Section]:
+        """All sections of one kind: mostly of one that there are several of. None where there are fewer than so many."""
         if not self.sections:
             return []
         kind = self.chance.choice(self.sections).kind
-        return [section for section in self.sections if section.kind == kind]
+        found = [section for section in self.sections if section.kind == kind]
+        return found if len(found) >= least else []
 
     def lane(self, but: int) -> int:
         """Another stream, a new one included where there may be more."""
@@ -135,6 +122,12 @@ class _View:
             number = int(self.part[self.chance.choice(self.busy)])
         return np.asarray(self.part == number)
 
+    def mask(self, blocks: Ints | list[int]) -> NDArray[np.bool_]:
+        """Which blocks are among some."""
+        found = np.zeros(len(self.problem), np.bool_)
+        found[blocks] = True
+        return found
+
     def moved(self, blocks: NDArray[np.bool_], lane: int) -> Schedule:
         """Some blocks on another stream. Half of the time the record order is worked out anew for it."""
         return self.ordered(np.where(blocks, lane, self.schedule.stream).astype(np.int32))
@@ -145,8 +138,9 @@ class _View:
             return replace(self.schedule, stream=stream)
         return replace(self.schedule, stream=stream, order=timed_order(self.problem, stream))
 
-    def reordered(self, blocks: NDArray[np.bool_], by: float) -> Schedule:
-        """Some blocks recorded earlier (`by` below 0) or later, as far as what they depend on allows."""
+    def reordered(self, blocks: NDArray[np.bool_], places: Sequence[int]) -> Schedule:
+        """Some blocks recorded earlier or later by one of some numbers of places, as far as what they depend on allows."""
+        by = self.chance.choice((-1, 1)) * self.chance.choice(places)
         position = np.empty(len(self.problem))
         position[self.schedule.order] = np.arange(len(self.schedule.order))
         # By half a place more, so that it lands behind what it jumps over and not in a tie with it.
@@ -170,8 +164,7 @@ def _move_part(view: _View) -> Schedule | None:
 
 def _move_block(view: _View) -> Schedule | None:
     block = view.chance.choice(view.busy)
-    blocks = np.arange(len(view.problem)) == block
-    return view.moved(blocks, view.lane(int(view.schedule.stream[block])))
+    return view.moved(view.mask([block]), view.lane(int(view.schedule.stream[block])))
 
 
 def _split_part(view: _View) -> Schedule | None:
@@ -180,8 +173,7 @@ def _split_part(view: _View) -> Schedule | None:
     inside = view.schedule.order[blocks[view.schedule.order]]
     if len(inside) < 2:
         return None
-    later = np.zeros(len(view.problem), np.bool_)
-    later[inside[view.chance.randrange(1, len(inside)) :]] = True
+    later = view.mask(inside[view.chance.randrange(1, len(inside)) :])
     return view.moved(later, view.lane(int(view.schedule.stream[inside[0]])))
 
 
@@ -217,49 +209,41 @@ def _split_stream(view: _View) -> Schedule | None:
 
 
 def _shift_block(view: _View) -> Schedule | None:
-    block = view.chance.choice(view.busy)
-    blocks = np.arange(len(view.problem)) == block
-    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
+    return view.reordered(view.mask([view.chance.choice(view.busy)]), (1, 2, 4, 8))
 
 
 def _shift_part(view: _View) -> Schedule | None:
-    blocks = view.random_part()
-    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((2, 5, 10, len(view.problem))))
+    return view.reordered(view.random_part(), (2, 5, 10, len(view.problem)))
 
 
 def _move_isomorphic(view: _View) -> Schedule | None:
     """The same block of all alike sections to the same stream, or all that the section has on one stream."""
     isomorphic = view.isomorphic()
-    if len(isomorphic) < 2:
+    if not isomorphic:
         return None
-    place = view.chance.randrange(len(isomorphic[0].blocks))
-    lane = view.lane(int(view.schedule.stream[isomorphic[0].blocks[place]]))
-    blocks = np.zeros(len(view.problem), np.bool_)
+    first = isomorphic[0].blocks
+    place = view.chance.randrange(len(first))
+    lane = view.lane(int(view.schedule.stream[first[place]]))
     if view.chance.random() < 0.5:
-        blocks[[int(section.blocks[place]) for section in isomorphic]] = True
+        same = np.array([place])
     else:
-        first = isomorphic[0].blocks
         same = np.flatnonzero(view.part[first] == view.part[first[place]])
-        for section in isomorphic:
-            blocks[section.blocks[same]] = True
-    return view.moved(blocks, lane)
+    return view.moved(view.mask(np.concatenate([section.blocks[same] for section in isomorphic])), lane)
 
 
 def _shift_isomorphic(view: _View) -> Schedule | None:
     """The same block of all alike sections is recorded earlier or later."""
     isomorphic = view.isomorphic()
-    if len(isomorphic) < 2:
+    if not isomorphic:
         return None
     place = view.chance.randrange(len(isomorphic[0].blocks))
-    blocks = np.zeros(len(view.problem), np.bool_)
-    blocks[[int(section.blocks[place]) for section in isomorphic]] = True
-    return view.reordered(blocks, view.chance.choice((-1, 1)) * view.chance.choice((1, 2, 4, 8)))
+    return view.reordered(view.mask([int(section.blocks[place]) for section in isomorphic]), (1, 2, 4, 8))
 
 
 def _copy_isomorphic(view: _View) -> Schedule | None:
     """One section's streams for all that are alike."""
     isomorphic = view.isomorphic()
-    if len(isomorphic) < 2:
+    if not isomorphic:
         return None
     model = view.chance.choice(isomorphic)
     stream = view.schedule.stream.copy()
@@ -270,7 +254,7 @@ def _copy_isomorphic(view: _View) -> Schedule | None:
 
 def _borrow(view: _View) -> Schedule | None:
     """One section, or all that are alike, with the streams of another schedule."""
-    isomorphic = view.isomorphic()
+    isomorphic = view.isomorphic(least=1)
     if not isomorphic or not view.parents:
         return None
     other = view.chance.choice(view.parents)

@@ -30,8 +30,6 @@ def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFO
     by itself (CANN calls this pass "OptimizeIneffectiveMultiStream"); what is left of `EFFORT` goes into moving single blocks anywhere.
 
     Args:
-        problem: The blocks.
-        found: What to refine.
         streams: Most streams.
         effort: Blocks that may be simulated for single moves.
     """

@@ -21,7 +21,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.progress import Progress
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.candidates import POOL_EFFORT, WIDTHS, Candidate, candidates, simulated_candidate, single
+from msplit.schedule.search.candidates import POOL_EFFORT, Candidate, candidates, simulated_candidate, single
 from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.search.neighbours import Schedule, neighbours
 
@@ -82,9 +82,7 @@ class Limits:
 
     Attributes:
         seconds: Time for all of it.
-        streams: Most streams.
         max_memory: Most memory, over one stream's.
-        seed: Of what is drawn.
     """
 
     seconds: float = 20.0
@@ -98,7 +96,6 @@ class Measurement:
     """What was found out about a candidate.
 
     Attributes:
-        candidate: What was measured.
         seconds: Median of its rounds, None if it was not measured.
         gain: How many times faster than one stream of the first arm, in the same rounds.
         memory: Over one stream's.
@@ -117,7 +114,6 @@ class Gain:
     """A change that made the best so far faster.
 
     Attributes:
-        change: What was done, in words.
         ratio: How many times faster, in paired rounds of two builds.
         at: Seconds since the start.
     """
@@ -133,13 +129,11 @@ class Found:
 
     Attributes:
         one: One stream of the first arm.
-        candidate: The fastest candidate.
+        candidate: The fastest candidate, before local search.
         winner: The fastest of all: to be confirmed against `one` and `candidate`, which it may be.
         measurements: Of the candidates, those that were measured first, fastest first.
         gains: What local search changed on the way to the winner, in order.
         tried: Neighbours that were measured.
-        seconds: How long it took.
-        stopped: Why it ended.
     """
 
     one: Candidate
@@ -178,9 +172,10 @@ class _Search:
         self.progress(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
 
     def fits(self, candidate: Candidate) -> bool:
-        return self.ratio(candidate) <= self.limits.max_memory + 1e-9
+        return self.memory_of(candidate) <= self.limits.max_memory + 1e-9
 
-    def ratio(self, candidate: Candidate) -> float:
+    def memory_of(self, candidate: Candidate) -> float:
+        """Over one stream's, asked for once."""
         key = candidate.key()
         if key not in self.memory:
             self.memory[key] = self.device.memory(candidate)
@@ -200,13 +195,11 @@ def search(
 
     Args:
         problems: Arm -> its blocks: the same model in different kernels. What the first holds on one stream is what all are compared with.
-        device: What measures.
-        limits: Time, streams, memory.
         given: Arm -> further candidates: a name, and a stream per block.
         now: Seconds on some clock.
         progress: Is called with what is being done and the share of the time that is spent.
     """
-    state = _Search(problems, device, limits, now, progress or _nothing, start=now())
+    state = _Search(problems, device, limits, now, progress or (lambda what, share: None), start=now())
     first = next(iter(problems))
     one = single(problems[first], first)
     candidates = [
@@ -223,7 +216,6 @@ def search(
         for measurement in measured[:PARENTS]
         if measurement.candidate.streams > 1
     ]
-    stopped = "no further change gains"
     ends: list[Candidate] = []
     gains: dict[tuple[str, bytes], tuple[Gain, ...]] = {}
     for number, start in enumerate(finalists):
@@ -235,8 +227,7 @@ def search(
         end = _climb(state, start, f"from {start.name}")
         ends.append(end)
         gains[end.key()] = tuple(state.gains[before:])
-    if state.left() <= 0:
-        stopped = "the time is up"
+    stopped = "the time is up" if state.left() <= 0 else "no further change gains"
     if any(end is not best for end in ends):
         best = _finals(state, one, [candidate, *ends])[0]
     kept = gains.get(best.key(), ())
@@ -249,11 +240,8 @@ def _candidates(
     state.say("simulating candidates" + (f" ({arm})" if len(state.problems) > 1 else ""))
     if not len(problem):
         return []
-    # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
-    widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
-    several, _ = candidates(problem, arm, state.limits.streams, given.get(arm, ()), widths=widths)
     alone = [] if arm == one.arm else [single(problem, arm)]
-    return [*alone, *several]
+    return [*alone, *candidates(problem, arm, state.limits.streams, given.get(arm, ()))]
 
 
 def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Measurement]:
@@ -261,16 +249,16 @@ def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -
     measurements = [Measurement(one, None, 1.0, 1.0)]
     fitting = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.predicted_us):
-        ratio = state.ratio(candidate)
-        if ratio > state.limits.max_memory + 1e-9:
-            measurements.append(Measurement(candidate, None, None, ratio, f"needs {ratio:.1f} times the memory"))
-        else:
+        if state.fits(candidate):
             fitting.append(candidate)
+        else:
+            ratio = state.memory_of(candidate)
+            measurements.append(Measurement(candidate, None, None, ratio, f"needs {ratio:.1f} times the memory"))
     chunks = [fitting[at : at + AT_ONCE] for at in range(0, len(fitting), AT_ONCE)] or [[]]
     for number, chunk in enumerate(chunks):
         if number and state.spent() > CANDIDATES_SHARE * state.limits.seconds:
             measurements += [
-                Measurement(candidate, None, None, state.ratio(candidate), "the time was up") for candidate in chunk
+                Measurement(candidate, None, None, state.memory_of(candidate), "the time was up") for candidate in chunk
             ]
             continue
         state.say(f"measuring candidates {number * AT_ONCE + 1} to {number * AT_ONCE + len(chunk)} of {len(fitting)}")
@@ -279,9 +267,8 @@ def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -
             measurements[0] = Measurement(one, median(times[0]), 1.0, 1.0)
         for candidate, rounds in zip(chunk, times[1:], strict=True):
             state.seen.add(candidate.key())
-            measurements.append(
-                Measurement(candidate, median(rounds), _ratio(times[0], rounds), state.ratio(candidate))
-            )
+            gain, memory = _ratio(times[0], rounds), state.memory_of(candidate)
+            measurements.append(Measurement(candidate, median(rounds), gain, memory))
         state.device.renew()
     return sorted(measurements, key=lambda measurement: (measurement.gain is None, -(measurement.gain or 0.0)))
 
@@ -355,15 +342,8 @@ def _pick(
         if key in state.seen:
             continue
         evaluation = evaluate(problem, schedule.stream, schedule.order)
-        candidate = simulated_candidate(
-            problem,
-            best.arm,
-            best.name.removesuffix(_TUNED) + _TUNED,
-            schedule,
-            evaluation.score_us,
-            evaluation.plan.waits,
-        )
-        found.append((change, candidate))
+        name, waits = best.name.removesuffix(_TUNED) + _TUNED, evaluation.plan.waits
+        found.append((change, simulated_candidate(problem, best.arm, name, schedule, evaluation.score_us, waits)))
         if len(found) >= pool:
             break
     found.sort(key=lambda entry: entry[1].predicted_us)
@@ -385,7 +365,3 @@ _TUNED = ", improved"
 def _ratio(old: Sequence[float], new: Sequence[float]) -> float:
     """How many times faster the new one is, in paired rounds."""
     return float(median(max(a, 1e-12) / max(b, 1e-12) for a, b in zip(old, new, strict=True)))
-
-
-def _nothing(what: str, share: float) -> None:
-    del what, share

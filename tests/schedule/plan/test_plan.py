@@ -122,13 +122,6 @@ def test_a_node_left_out_of_the_order_is_caught():
     assert "not in the plan" in check(replace(plan, order=plan.order[:1]), dag)[0].text
 
 
-def test_memory_pairs_are_checked():
-    dag = Dag.of(2, [], [])
-    plan = make_plan(dag, np.array([0, 1], np.int32), np.arange(2, dtype=np.int32))
-    assert check(plan, dag) == []
-    assert [v.producer for v in check(plan, dag, also=[(0, 1)])] == [0]
-
-
 def test_more_streams_than_fit_one_pass_are_checked():
     count = 150
     dag = Dag.of(count + 1, range(count), [count] * count)

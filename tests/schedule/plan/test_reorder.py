@@ -9,7 +9,7 @@ from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import make_plan
 from msplit.schedule.plan.record_order import record_order
-from msplit.schedule.plan.reorder import keep_lanes, lost_lanes
+from msplit.schedule.plan.reorder import keep_lanes
 from tests.schedule.plan.test_plan import assigned_dags, make
 
 
@@ -29,6 +29,23 @@ def test_streams_and_waits_stay_and_the_plan_still_holds(case):
     for node in better.order.tolist():
         assert waits.get(node, set()) <= recorded, "an event must be recorded before it is waited for"
         recorded.add(node)
+
+
+def lost_lanes(plan) -> int:
+    """Waits at which the waiting stream's previous node is recorded after the node that is waited for."""
+    place = {int(node): number for number, node in enumerate(plan.order)}
+    previous = {}
+    last = {}
+    for node in plan.order.tolist():
+        lane = int(plan.stream[node])
+        if lane in last:
+            previous[node] = last[lane]
+        last[lane] = node
+    return sum(
+        place[previous[waiter]] > place[event]
+        for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True)
+        if waiter in previous
+    )
 
 
 def test_a_wavefront_keeps_every_layer_on_its_lane():
