@@ -45,14 +45,15 @@ def groups(flat: FlatGraph, *, classes: bool = True, regions: bool = True, handl
     pairs = _classes(flat) if classes else []
     pairs += _regions(flat) if regions else []
     pairs += _handle_users(flat) if handles else []
-    sets = DisjointSets(len(flat))
+    tied = sorted({node for pair in pairs for node in pair})
+    place = {node: number for number, node in enumerate(tied)}
+    sets = DisjointSets(len(tied))
     for first, second in pairs:
-        sets.join(first, second)
+        sets.join(place[first], place[second])
+    leaders, number = np.unique([sets.find(node) for node in range(len(tied))], return_inverse=True)
     of = np.full(len(flat), -1, np.int32)
-    number: dict[int, int] = {}
-    for node in sorted({node for pair in pairs for node in pair}):
-        of[node] = number.setdefault(sets.find(node), len(number))
-    return Groups(of, len(number))
+    of[tied] = number
+    return Groups(of, len(leaders))
 
 
 def _classes(flat: FlatGraph) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from msplit.core.graph import Floats, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.record_order import topological
+from msplit.schedule.plan.record_order import topological, upward_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,13 +197,7 @@ class Problem:
     @cached_property
     def rank(self) -> Floats:
         """Longest path from each block to the end, its own work included (HEFT's upward rank without communication)."""
-        start, dst = (column.tolist() for column in self.consumers)
-        work = self.work_us.tolist()
-        rank = [0.0] * len(self)
-        of = rank.__getitem__
-        for node in range(len(self) - 1, -1, -1):
-            rank[node] = work[node] + max(map(of, dst[start[node] : start[node + 1]]), default=0.0)
-        return np.asarray(rank)
+        return upward_rank(self.dag, self.work_us, np.arange(len(self), dtype=np.int32))
 
     @cached_property
     def by_rank(self) -> Ints:
