@@ -100,45 +100,45 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
         ("plain",) if arguments.kernels == "plain" else tuple(KernelMode),
     )
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
-    arms = tuned.arms
-    arm = arms["plain"]
-    device = measurement.make_runner(arms)
+    variants = tuned.variants
+    variant = variants["plain"]
+    device = measurement.make_runner(variants)
     plain: list[tuple[str, Candidate]] = []
     skipped = {}
-    candidates = choose(arm.problem, arguments.streams)
+    candidates = choose(variant.problem, arguments.streams)
     winner = best(candidates)
     for candidate in candidates:
         if candidate.skipped is not None:
             skipped[candidate.name] = candidate.skipped
         elif candidate.name != ONE:
-            trial = candidate_of(arm.problem, "plain", candidate.name, candidate.stream, candidate.order)
-            plain.append((candidate.name, trial))
-    plain += [(label, candidate_of(arm.problem, "plain", label, arm.streams_of(ids))) for label, ids in rules]
-    plain.append(("tuned", tuned.trial))
-    one = single(arm.problem, "plain")
-    times = measure(device, one, [trial for _, trial in plain], arguments.builds)
-    bound = asdict(arm.bounds())
+            each = candidate_of(variant.problem, "plain", candidate.name, candidate.stream, candidate.order)
+            plain.append((candidate.name, each))
+    plain += [(label, candidate_of(variant.problem, "plain", label, variant.streams_of(ids))) for label, ids in rules]
+    plain.append(("tuned", tuned.taken))
+    one = single(variant.problem, "plain")
+    times = measure(device, one, [each for _, each in plain], arguments.builds)
+    bound = asdict(variant.bounds())
     one_bytes = device.peak_bytes(one)
     results = []
-    for (label, trial), (ours, theirs) in zip(plain, times, strict=True):
+    for (label, each), (ours, theirs) in zip(plain, times, strict=True):
         ratio = statistics.ratio(theirs, ours, over=ONE, clock="device")
         us = median(value for build in ours for value in build) * 1e6
-        needed = needed_bytes(arms[trial.arm].compiled.program, arms[trial.arm].plan(trial))
+        needed = needed_bytes(variants[each.mode].compiled.program, variants[each.mode].plan(each))
         results.append(
             {
                 "name": label,
-                "what": trial.name,
-                "kernels": trial.arm,
-                "streams": trial.streams,
-                "waits": arms[trial.arm].plan(trial).waits,
+                "what": each.name,
+                "kernels": each.mode,
+                "streams": each.streams,
+                "waits": variants[each.mode].plan(each).waits,
                 "us": us,
-                "predicted_us": trial.predicted_us,
+                "predicted_us": each.predicted_us,
                 "gain": ratio.value,
                 "low": ratio.low,
                 "high": ratio.high,
-                "memory": device.peak_bytes(trial) / max(one_bytes, 1),
-                "counts": device.memory(trial) > 1,
-                "peak_bytes": device.peak_bytes(trial),
+                "memory": device.peak_bytes(each) / max(one_bytes, 1),
+                "counts": device.memory(each) > 1,
+                "peak_bytes": device.peak_bytes(each),
                 "needed": None if needed is None else needed / max(one_bytes, 1),
                 "rounds": ours,
             }
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
         "model": name,
         "batch": batch,
         "rules": models.RULES[name],
-        "kernels": int(arm.problem.kernels.sum()),
+        "kernels": int(variant.problem.kernels.sum()),
         "one_us": one_us,
         "one_bytes": one_bytes,
         "bounds": bound,
@@ -171,19 +171,19 @@ Rounds = list[list[float]]
 
 
 def measure(device: Any, one: Candidate, runners: list[Candidate], builds: int) -> list[tuple[Rounds, Rounds]]:
-    """Per trial its rounds and those of one stream beside it, per build."""
-    distinct = list({trial.key(): trial for trial in runners}.values())
-    found: dict[Any, tuple[Rounds, Rounds]] = {trial.key(): ([], []) for trial in distinct}
+    """Per candidate its rounds and those of one stream beside it, per build."""
+    distinct = list({each.key(): each for each in runners}.values())
+    found: dict[Any, tuple[Rounds, Rounds]] = {each.key(): ([], []) for each in distinct}
     for _ in range(builds):
         for at in range(0, len(distinct), AT_ONCE):
-            heat = distinct[at : at + AT_ONCE]
+            together = distinct[at : at + AT_ONCE]
             device.renew()
-            times = device.times([one, *heat], ROUNDS)
-            for trial, rounds in zip(heat, times[1:], strict=True):
-                found[trial.key()][0].append(list(rounds))
-                found[trial.key()][1].append(list(times[0]))
+            times = device.times([one, *together], ROUNDS)
+            for each, rounds in zip(together, times[1:], strict=True):
+                found[each.key()][0].append(list(rounds))
+                found[each.key()][1].append(list(times[0]))
     device.renew()
-    return [found[trial.key()] for trial in runners]
+    return [found[each.key()] for each in runners]
 
 
 def line(row: dict[str, Any]) -> str:

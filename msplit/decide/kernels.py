@@ -79,11 +79,11 @@ class Chooser:
     Args:
         job: Makes the model, its inputs, its costs, and the engine's options, once that is asked for.
         batch: For the plan.
-        names: Ways to make kernels that may be tried, plain ones first.
+        names: Kernel modes that may be tried, plain ones first.
         tell: Told what is being done, in place of whoever listens to `msplit.progress`.
 
     Attributes:
-        ways: All that was tried; None before, and where nothing could be.
+        tried: All that was tried; None before, and where nothing could be.
         chosen: The best; None where that is plain kernels.
     """
 
@@ -96,7 +96,7 @@ class Chooser:
         tell: Progress | None = None,
     ) -> None:
         self._job, self._batch, self._names, self._tell = job, batch, names, tell
-        self.ways: SimulatedVariants | None = None
+        self.tried: SimulatedVariants | None = None
         self.chosen: Chosen | None = None
 
     def __call__(
@@ -108,7 +108,7 @@ class Chooser:
         wait_us: float | None = None,
     ) -> Placed | Remark:
         """See `rules.base.ChoosesKernels`."""
-        self.ways = self.chosen = None
+        self.tried = self.chosen = None
         if (missing := why_not()) is not None:
             return _not(missing)
         job = self._job()
@@ -127,18 +127,18 @@ class Chooser:
             return _not(error.what)
         if found is None:
             return _not("nothing launches a kernel")
-        self.ways = found
+        self.tried = found
         if found.dynamic:
             return _not("shapes depend on values, so the model can not be captured")
         taken = found.favourite
         plain = found.plain
         if taken is plain:
-            larger = [name for name in found.ways if name != PLAIN]
+            larger = [name for name in found.variants if name != PLAIN]
             better = (
                 f"in the simulator neither {' nor '.join(larger)} ones gain" if larger else "larger ones are the same"
             )
             return Remark(Auto.key, "kernels", f"kernels stay plain: {better}")
-        made = planned(taken.arm, taken.trial(), self._batch)
+        made = planned(taken.compiled, taken.candidate(), self._batch)
         if not job.options.on_gpu:
             made = _portable(made)
         self.chosen = Chosen(made, taken.best.name, taken.best.makespan_us, found.one_us, plain.best.makespan_us)
@@ -147,7 +147,7 @@ class Chooser:
 
 
 def describe(taken: SimulatedVariant, plain: SimulatedVariant) -> str:
-    """A sentence about the best way."""
+    """A sentence about what is taken, beside plain kernels."""
     best, other = taken.best, plain.best
     where = f"on {best.streams} streams" if best.streams > 1 else "on one stream"
     text = f"{taken.name} kernels {where} ('{best.name}') are fastest in the simulator: {best.makespan_us:.0f} µs"

@@ -70,30 +70,30 @@ class Planned:
         return replace(job, ids=self.ids, streams=self.streams, options=options)
 
 
-def planned(arm: CompiledVariant, trial: Candidate, batch: int | None = None) -> Planned:
-    """What a trial of an arm means for the graph.
+def planned(variant: CompiledVariant, candidate: Candidate, batch: int | None = None) -> Planned:
+    """What a schedule of compiled kernels means for the graph.
 
     Args:
-        arm: The kernels; its job has costs.
-        trial: Their schedule.
+        variant: The kernels; its job has costs.
+        candidate: Their schedule.
         batch: For the plan file.
 
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
-    job = arm.job
+    job = variant.job
     if job.costs is None:
         raise ValueError("a plan needs costs")
-    plan, stored, node_ids = arm.bind(trial)
+    plan, stored, node_ids = variant.bind(candidate)
     ids = fill_ids(job.flat, job.costs, node_ids)
     return Planned(
-        kernels=arm.job.options.mode,
+        kernels=job.options.mode,
         ids=ids,
         streams=plan.streams,
         waits=plan.waits,
         stored=stored,
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
-        made_for=made_for(job, batch, layout=arm.compiled.layout),
+        made_for=made_for(job, batch, layout=variant.compiled.layout),
         node_ids=node_ids,
     )
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msplit.core.graph import Ints
-from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
@@ -92,11 +91,11 @@ def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablati
     steps = [step for step in listed.steps if step.label not in larger]
     added: list[Variant] = []
     notes: list[str] = []
-    kernels = _kernels(one.job) if larger else ()
+    kernels = ENGINE.compile(one.job).kernels() if larger else ()
     for step in listed.steps[len(steps) :]:
         variant = larger[step.label]
         try:
-            its = _kernels(variant.job)
+            its = ENGINE.compile(variant.job).kernels()
         except EngineError as problem:
             notes.append(f"{step.name} is left out: {problem.what}")
             continue
@@ -106,7 +105,7 @@ def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablati
         kernels = its
         added.append(replace(variant, over=(steps[-1].label,)))
         steps.append(replace(step, before=steps[-1].label))
-    if added and _uses_streams(added[-1].job):
+    if added and ENGINE.compile(added[-1].job).streams(added[-1].job.ids) > 1:
         alone = replace(added[-1].job, ids=one.job.ids, streams=1)
         label = _label(1, steps[-1].name, suffix)
         added.append(Variant(label, one.engine, alone, one.label))
@@ -134,7 +133,7 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
     found = []
     for step in steps:
         job = jobs[step.label]
-        known = step.predicted_us is not None or not job.options.capture or _program(job).dynamic
+        known = step.predicted_us is not None or not job.options.capture or ENGINE.compile(job).dynamic
         found.append(step if known else replace(step, predicted_us=cuda.predicted_us(job)))
     return tuple(found)
 
@@ -147,12 +146,12 @@ def auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ab
         chooser: After the rule has asked it.
         variants: Those that are measured.
     """
-    chosen, ways = chooser.chosen, chooser.ways
-    if ways is None:
+    chosen, tried = chooser.chosen, chooser.tried
+    if tried is None:
         return Ablation()
-    best = ways.plain.best if chosen is None else ways.favourite.best
+    best = tried.plain.best if chosen is None else tried.favourite.best
     where = f"on {plural(best.streams, 'stream')}"
-    over = f"predicted {ways.one_us / best.makespan_us:.2f} times one stream of plain ones"
+    over = f"predicted {tried.one_us / best.makespan_us:.2f} times one stream of plain ones"
     said = (
         f"auto chooses among kernels, too: {'plain' if chosen is None else chosen.planned.kernels} ones {where}, {over}"
     )
@@ -172,17 +171,3 @@ def plural(count: int, unit: str) -> str:
 
 def _label(streams: int, name: str, suffix: str) -> str:
     return f"msplit, {plural(streams, 'stream')}, {name}{suffix}"
-
-
-def _kernels(job: Job) -> Sequence[Any]:
-    """What runs, to see whether two jobs run the same."""
-    return [(step.op.op, tuple(step.op.source_nodes)) for step in _program(job).steps]
-
-
-def _uses_streams(job: Job) -> bool:
-    """Whether there is anything left to spread over several streams."""
-    return bool(_program(job).lanes(job.ids)[1] > 1)
-
-
-def _program(job: Job) -> Any:
-    return ENGINE.compile(job).program

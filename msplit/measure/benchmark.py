@@ -148,9 +148,8 @@ def bench(
 
 def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limits | None:
     """What limits a job's kernels, and where the time of each variant that captures them as they are goes."""
-    arm = tuned.arms.get("plain") if tuned is not None else None
-    plain = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
-    return limits(job, arm=arm, ids=plain)
+    ids = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
+    return limits(job, plain=tuned.variants.get("plain") if tuned is not None else None, ids=ids)
 
 
 def _captures_plain(job: Job) -> bool:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
@@ -181,7 +180,7 @@ class _Sides:
         more = {f"{self.name(key)} (given)": (key, value) for key, value in given.items()}
         flat = replace(cut, inputs=(*cut.inputs, *(Tensor(name, *key) for name, (key, _) in more.items())))
         feeds = {**self._feeds, **{name: value for name, (_, value) in more.items()}}
-        executable = CudaEngine().build(self._job(flat, feeds, kernels))
+        executable = CUDA.build(self._job(flat, feeds, kernels))
         try:
             return executable.step(feeds)
         finally:
@@ -237,10 +236,9 @@ class _Sides:
 
     def _group(self, node: int, kernels: KernelMode) -> tuple[str, ...]:
         """The nodes that one step of the program does the work of together with a node."""
-        program = CudaEngine().compile(self._job(self._flat, self._feeds, kernels)).program
-        for step in program.steps:
-            if node in step.op.source_nodes and len(step.op.source_nodes) > 1:
-                return tuple(self._flat.graph.names[one] for one in step.op.source_nodes)
+        for _, nodes in CUDA.compile(self._job(self._flat, self._feeds, kernels)).kernels():
+            if node in nodes and len(nodes) > 1:
+                return tuple(self._flat.graph.names[one] for one in nodes)
         return ()
 
 

@@ -36,7 +36,7 @@ from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import Context
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.predict import predict
-from msplit.schedule.search.candidates import candidate_of, single
+from msplit.schedule.search.candidates import Candidate, candidate_of, single
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device
 
@@ -90,9 +90,9 @@ class Compared:
         bound_us: No schedule is faster, in the simulator's terms.
         device: What measured, "" if nothing did.
         why_not: Why nothing was measured, "" if it was.
-        kernels: Each way to make kernels on its best streams, plain ones first. They are simulated over the engine's steps, and gains are
+        kernels: Each kernel mode on its best streams, plain kernels first. They are simulated over the engine's steps, and gains are
             over plain kernels on one stream.
-        same: Ways to make kernels that change nothing.
+        same: Kernel modes that change nothing.
         no_kernels: Why there are none, "" if there are.
     """
 
@@ -174,7 +174,7 @@ def _kernels(
     device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
     tell: Progress | None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
-    """Rows for each way to make kernels, the ways that change nothing, and why there are no rows."""
+    """A row for each kernel mode, the modes that change nothing, and why there are no rows."""
     if not measure:
         return (), (), "only running the model once shows what kernels it becomes; leave --no-measure out"
     if (why := no_torch()) is not None:
@@ -191,20 +191,18 @@ def _kernels(
         if found.dynamic:
             return (), (), _NO_GRAPH
         rows = []
-        for way in found.ways.values():
-            best = way.best
-            name = f"{way.name}: {best.name}"
-            rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(way)))
-        arms = {name: way.arm for name, way in found.ways.items()}
-        runner = device(arms) if device is not None else cuda.make_runner(arms)
-        one = single(found.plain.arm.problem, found.plain.name)
-        trials = [way.trial() for way in found.ways.values()]
-        theirs, *ours = runner.times([one, *trials], ROUNDS)
-        for number, (trial, times) in enumerate(zip(trials, ours, strict=True)):
-            alone = trial.key() == one.key()
-            gain = None if alone else statistics.ratio([list(theirs)], [list(times)], over=ONE, clock="device")
-            memory = runner.memory(trial)
-            rows[number] = replace(rows[number], measured_us=median(times) * 1e6, gain=gain, memory=memory)
+        for variant in found.variants.values():
+            best = variant.best
+            name = f"{variant.name}: {best.name}"
+            rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(variant)))
+        runner = (device or cuda.make_runner)({name: variant.compiled for name, variant in found.variants.items()})
+        one = single(found.plain.compiled.problem, found.plain.name)
+        candidates = [variant.candidate() for variant in found.variants.values()]
+        theirs, *ours = runner.times([one, *candidates], ROUNDS)
+        rows = [
+            _with_times(row, runner, candidate, one, (theirs, times))
+            for row, candidate, times in zip(rows, candidates, ours, strict=True)
+        ]
         runner.renew()
     except (
         MsplitError
@@ -220,35 +218,44 @@ def _measured(
     device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
     tell: Progress | None,
 ) -> tuple[list[Row], str]:
-    """The rows with times: each in a heat of its own with one stream."""
-    arms = cuda.compile_variants(job, groups(job.flat).of, ("plain",))
-    arm = arms["plain"]
-    if arm.compiled.program.dynamic:
+    """The rows with times: some at a time, side by side with one stream."""
+    variants = cuda.compile_variants(job, groups(job.flat).of, (PLAIN,))
+    plain = variants[PLAIN]
+    if plain.compiled.dynamic:
         raise EngineError(_NO_GRAPH)
-    runner = device(arms) if device is not None else cuda.make_runner(arms)
-    one = single(arm.problem, "plain")
-    found = {
-        number: candidate_of(arm.problem, "plain", row.name, arm.streams_of(ids[number]))
-        for number, row in enumerate(rows)
-        if row.skipped is None
-    }
-    distinct = list({trial.key(): trial for trial in found.values() if trial.key() != one.key()}.values())
+    runner = (device or cuda.make_runner)(variants)
+    one = single(plain.problem, PLAIN)
+    found = [
+        None if row.skipped is not None else candidate_of(plain.problem, PLAIN, row.name, plain.streams_of(of_row))
+        for row, of_row in zip(rows, ids, strict=True)
+    ]
+    distinct = list({each.key(): each for each in found if each is not None and each.key() != one.key()}.values())
     times: dict[tuple[str, bytes], tuple[Sequence[float], Sequence[float]]] = {}
     for at in range(0, max(len(distinct), 1), AT_ONCE):
-        heat = distinct[at : at + AT_ONCE]
+        batch = distinct[at : at + AT_ONCE]
         if tell:
             tell("measuring", at / max(len(distinct), 1))
-        measured = runner.times([one, *heat], ROUNDS)
+        measured = runner.times([one, *batch], ROUNDS)
         times.setdefault(one.key(), (measured[0], measured[0]))
-        times |= {trial.key(): (measured[0], rounds) for trial, rounds in zip(heat, measured[1:], strict=True)}
+        times |= {each.key(): (measured[0], rounds) for each, rounds in zip(batch, measured[1:], strict=True)}
         runner.renew()
-    result = list(rows)
-    for number, trial in found.items():
-        theirs, ours = times[trial.key()]
-        gain = (
-            statistics.ratio([list(theirs)], [list(ours)], over=ONE, clock="device")
-            if trial.key() != one.key()
-            else None
-        )
-        result[number] = replace(rows[number], measured_us=median(ours) * 1e6, gain=gain, memory=runner.memory(trial))
+    result = [
+        row if candidate is None else _with_times(row, runner, candidate, one, times[candidate.key()])
+        for row, candidate in zip(rows, found, strict=True)
+    ]
     return result, runner.describe()
+
+
+def _with_times(
+    row: Row,
+    runner: Device,
+    candidate: Candidate,
+    one: Candidate,
+    times: tuple[Sequence[float], Sequence[float]],
+) -> Row:
+    """A row with what its candidate took, second of `times`, in the rounds in which one stream took the first."""
+    theirs, ours = times
+    gain = None
+    if candidate.key() != one.key():
+        gain = statistics.ratio([theirs], [ours], over=ONE, clock="device")
+    return replace(row, measured_us=median(ours) * 1e6, gain=gain, memory=runner.memory(candidate))

@@ -97,7 +97,7 @@ def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) 
     one = one_stream(variants)
     chooser = Chooser(lambda: one.job, batch=request.batch, names=modes, tell=progress)
     assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=chooser)
-    if chooser.ways is None or (assigned.kernels is None and chooser.chosen is not None):
+    if chooser.tried is None or (assigned.kernels is None and chooser.chosen is not None):
         said = (
             remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.measure.ablation import AblationStep, plural
 from msplit.measure.measure import Variant
@@ -71,11 +70,10 @@ def _runs(variant: Variant) -> tuple[Hashable, int]:
         streams = _numbered(job.ids[~job.flat.host])
         return (variant.engine.name, job.tensorflow, streams.tobytes()), int(streams.max(initial=0)) + 1
     compiled = CUDA.compile(job)
-    plan = cuda.plan_of_job(compiled.program, job)
-    kernels = tuple((step.op.op, tuple(step.op.source_nodes)) for step in compiled.program.steps)
+    plan = compiled.plan(job)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
     how = (job.options.capture, compiled.layout)
-    return (variant.engine.name, how, kernels, order), max(plan.streams, 1)
+    return (variant.engine.name, how, compiled.kernels(), order), max(plan.streams, 1)
 
 
 def _numbered(streams: Ints) -> Ints:

@@ -14,8 +14,7 @@ from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 from msplit.measure.results import VariantResult
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import Breakdown, breakdown
+from msplit.schedule.simulate import Breakdown
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant
@@ -58,7 +57,7 @@ class Limits:
 def limits(
     job: Job,
     *,
-    arm: CompiledVariant | None = None,
+    plain: CompiledVariant | None = None,
     seconds: float = MEASURE_SECONDS,
     ids: Mapping[str, Ints] | None = None,
 ) -> Limits | None:
@@ -66,7 +65,7 @@ def limits(
 
     Args:
         job: The model, as the cuda engine runs it on one stream.
-        arm: Its kernels, where tuning has timed them already.
+        plain: Its plain kernels, where tuning has timed them already.
         seconds: How long kernels may be timed.
         ids: By variant that runs the same kernels the streams of the graph's nodes.
 
@@ -75,27 +74,19 @@ def limits(
     """
     if job.costs is None:
         return None
-    if arm is None:
+    if plain is None:
         alone = np.full(len(job.flat), -1, np.int32)
         try:
-            arm = cuda.compile_variants(job, alone, ("plain",), seconds=seconds)["plain"]
+            plain = cuda.compile_variants(job, alone, ("plain",), seconds=seconds)["plain"]
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
-            arm = cuda.compile_variants(job, alone, ("plain",))["plain"]
-    if arm.compiled.program.dynamic:
+            plain = cuda.compile_variants(job, alone, ("plain",))["plain"]
+    if plain.compiled.dynamic:
         return None
     profiled = job.costs.constants is not None
-    found = arm.bounds()
+    found = plain.bounds()
     if profiled:
         found = replace(found, measured=found.steps)
     source = "the profile" if profiled else "measured" if found.measured else "the data sheet"
-    spent = {label: _spent(arm, streams) for label, streams in (ids or {}).items()}
+    spent = {label: plain.breakdown(streams) for label, streams in (ids or {}).items()}
     return Limits(bounds(job.flat, job.costs), found, source, spent)
-
-
-def _spent(arm: CompiledVariant, ids: Ints) -> Breakdown:
-    """Where the time of kernels on given streams goes."""
-    program = arm.compiled.program
-    lanes, _ = program.lanes(ids)
-    problem = arm.costs.problem(program, lanes, machine=arm.problem.machine)
-    return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)

@@ -108,13 +108,13 @@ def profile(
     compiled = ENGINE.compile(job)
     found = profile_kernels(job, compiled, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
-    if device.type == "cuda" and not compiled.program.dynamic:
+    if device.type == "cuda" and not compiled.dynamic:
         one_us = cuda.one_stream_seconds(job, compiled) * 1e6
     names = flat.graph.names
     steps = tuple(
-        Step(tuple(names[node] for node in step.op.source_nodes if node < len(flat)), kernel)
-        for step, kernel in zip(compiled.program.steps, found.kernel, strict=True)
-        if step.launches and step.op.source_nodes
+        Step(tuple(names[node] for node in nodes if node < len(flat)), kernel)
+        for nodes, kernel in zip(found.nodes, found.kernel, strict=True)
+        if nodes
     )
     made = Profile(
         graph_hash=structure_hash(flat.model),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msplit.analysis.colocation import groups
 from msplit.core.arguments import number, whole
@@ -72,25 +72,25 @@ class Tuned(Planned):
 
     Attributes:
         found: What was tried, and what it gave.
-        trial: What was taken.
+        taken: The candidate that it is.
         memory: Memory over one stream's.
         gain: Over one stream, plain kernels, in `BUILDS` fresh builds; None where the plan *is* that.
         over_one: Over one stream of the same kernels; `gain` where those are plain, None where the plan is one stream.
         over_candidate: Over the best candidate; None where it is that.
         why: Why it was taken, in a sentence.
-        arms: The kernels that were tried, by name: `Arm.bounds` tells what limits them.
+        variants: The kernels that were tried, by `KernelMode`.
         fallback: One stream, in case the plan turns out wrong or slower; None where it is that already.
     """
 
     found: Found = field(kw_only=True)
-    trial: Candidate = field(kw_only=True)
+    taken: Candidate = field(kw_only=True)
     memory: float = field(kw_only=True)
     gain: statistics.Ratio | None = field(kw_only=True)
     over_one: statistics.Ratio | None = field(kw_only=True)
     over_candidate: statistics.Ratio | None = field(kw_only=True)
     why: str = field(kw_only=True)
     fallback: Tuned | None = field(default=None, kw_only=True)
-    arms: Mapping[str, CompiledVariant] = field(default_factory=dict, kw_only=True)
+    variants: Mapping[str, CompiledVariant] = field(default_factory=dict, kw_only=True)
 
 
 def tune(
@@ -122,47 +122,46 @@ def tune(
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    arms = cuda.compile_variants(
-        job,
-        groups(job.flat).of,
-        settings.kernels,
-        seconds=PROFILE_SECONDS,
-        tell=tell,
-    )
-    _refuse_dynamic(next(iter(arms.values())).compiled.program)
-    device = device or cuda.make_runner(arms)
+    variants = cuda.compile_variants(job, groups(job.flat).of, settings.kernels, seconds=PROFILE_SECONDS, tell=tell)
+    if dynamic := next(iter(variants.values())).compiled.dynamic:
+        op, name = dynamic
+        raise EngineError(
+            f"the shape of what {op} ({name}) computes depends on values, so the model can not be captured, nor tuned",
+            fix="cut such ops off with --inputs and --outputs",
+        )
+    device = device or cuda.make_runner(variants)
     limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(
-        {name: arm.problem for name, arm in arms.items()},
+        {mode: variant.problem for mode, variant in variants.items()},
         device,
         limits,
-        given={name: [(label, arm.streams_of(ids)) for label, ids in given] for name, arm in arms.items()},
+        given={mode: [(label, variant.streams_of(ids)) for label, ids in given] for mode, variant in variants.items()},
         now=now,
         progress=tell,
     )
     if tell:
         tell("confirming", 1.0)
-    alone_of = {name: single(arms[name].problem, name) for name in {found.winner.arm, found.candidate.arm}}
-    trial, ratios, why = _decide(found, device, alone_of)
+    alone_of = {mode: single(variants[mode].problem, mode) for mode in {found.winner.mode, found.candidate.mode}}
+    taken, ratios, why = _decide(found, device, alone_of)
     device.renew()
 
-    def result(trial: Candidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
-        made = planned(arms[trial.arm], trial, batch)
+    def result(taken: Candidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
+        made = planned(variants[taken.mode], taken, batch)
         return Tuned(
             **{part.name: getattr(made, part.name) for part in fields(made)},
             found=found,
-            trial=trial,
-            memory=device.memory(trial),
+            taken=taken,
+            memory=device.memory(taken),
             gain=ratios.get("one"),
-            over_one=ratios.get("same kernels") or (ratios.get("one") if trial.arm == found.one.arm else None),
+            over_one=ratios.get("same kernels") or (ratios.get("one") if taken.mode == found.one.mode else None),
             over_candidate=ratios.get("candidate"),
             why=why,
             fallback=fallback,
-            arms=arms,
+            variants=variants,
         )
 
-    alone = None if trial.key() == found.one.key() else result(found.one, {}, "", None)
-    return result(trial, ratios, why, alone)
+    alone = None if taken.key() == found.one.key() else result(found.one, {}, "", None)
+    return result(taken, ratios, why, alone)
 
 
 def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
@@ -184,29 +183,20 @@ def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
     return replace(tuned.fallback, why=why)
 
 
-def _refuse_dynamic(program: Any) -> None:
-    if program.dynamic:
-        step = program.steps[program.dynamic[0]].op
-        raise EngineError(
-            f"the shape of what {step.op} ({step.name}) computes depends on values, so the model can not be captured, nor tuned",
-            fix="cut such ops off with --inputs and --outputs",
-        )
-
-
 def _decide(
     found: Found, device: Device, alone: Mapping[str, Candidate]
 ) -> tuple[Candidate, dict[str, statistics.Ratio], str]:
     """Measures the winner against the best candidate and one stream in fresh builds, and takes the simplest that nothing beats."""
     one, candidate, winner = found.one, found.candidate, found.winner
-    runners = list({trial.key(): trial for trial in (one, *alone.values(), candidate, winner)}.values())
+    runners = list({each.key(): each for each in (one, *alone.values(), candidate, winner)}.values())
     builds = []
     for _ in range(BUILDS):
         device.renew()
         builds.append(device.times(runners, CONFIRM_ROUNDS))
-    place = {trial.key(): number for number, trial in enumerate(runners)}
+    place = {each.key(): number for number, each in enumerate(runners)}
 
-    def ratio(trial: Candidate, over: Candidate, label: str) -> statistics.Ratio:
-        mine, theirs = place[trial.key()], place[over.key()]
+    def ratio(of: Candidate, over: Candidate, label: str) -> statistics.Ratio:
+        mine, theirs = place[of.key()], place[over.key()]
         return statistics.ratio([b[theirs] for b in builds], [b[mine] for b in builds], over=label, clock="device")
 
     taken = winner
@@ -220,9 +210,9 @@ def _decide(
     if taken.key() == one.key():
         return one, {}, "nothing is faster than one stream"
     ratios = {"one": gain}
-    same = alone[taken.arm]
+    same = alone[taken.mode]
     if same.key() not in (one.key(), taken.key()):
-        ratios["same kernels"] = ratio(taken, same, f"{ONE_STREAM}, {same.arm}")
+        ratios["same kernels"] = ratio(taken, same, f"{ONE_STREAM}, {same.mode}")
     if taken.key() != candidate.key():
         ratios["candidate"] = ratio(taken, candidate, candidate.name)
     return taken, ratios, why

@@ -39,7 +39,7 @@ def table(tuned: Tuned) -> Table:
 def _row(measurement: Measurement) -> tuple[str, ...]:
     candidate = measurement.candidate
     return (
-        candidate.name if candidate.arm == "plain" else f"{candidate.name}, {candidate.arm}",
+        candidate.name if candidate.mode == "plain" else f"{candidate.name}, {candidate.mode}",
         str(candidate.streams),
         str(candidate.waits),
         micros(candidate.predicted_us),
@@ -60,7 +60,7 @@ def notes(tuned: Tuned) -> list[str]:
     if tuned.gain is None:
         return [*lines, f"One stream is kept: {tuned.why}."]
     beside = "one stream" if tuned.kernels == "plain" else "one stream of plain kernels"
-    taken = f"Taken: {tuned.trial.name}, on {plural(tuned.streams, 'stream')} with {plural(tuned.waits, 'wait')}"
+    taken = f"Taken: {tuned.taken.name}, on {plural(tuned.streams, 'stream')} with {plural(tuned.waits, 'wait')}"
     if tuned.kernels != "plain":
         taken += f", {tuned.kernels} kernels"
     lines.append(
@@ -83,7 +83,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "streams": tuned.streams,
         "waits": tuned.waits,
         "kernels": tuned.kernels,
-        "name": tuned.trial.name,
+        "name": tuned.taken.name,
         "why": tuned.why,
         "memory": tuned.memory,
         "memory_ratio": tuned.memory,
@@ -107,7 +107,7 @@ def search_payload(found: Found) -> dict[str, Any]:
         "candidates": [
             {
                 "name": one.candidate.name,
-                "kernels": one.candidate.arm,
+                "kernels": one.candidate.mode,
                 "streams": one.candidate.streams,
                 "waits": one.candidate.waits,
                 "predicted_us": one.candidate.predicted_us,

@@ -1,4 +1,4 @@
-"""Tuning on a real GPU: what trials cost, what the tuned plan gains, and that it runs again as it was written."""
+"""Tuning on a real GPU: what candidates cost, what the tuned plan gains, and that it runs again as it was written."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
     assert (stored.facts["streams"], stored.facts["waits"]) == (tuned.streams, tuned.waits)
 
 
-def test_trials_are_cheap_and_agree_with_the_engine() -> None:
-    """A trial of a plan takes the time that the engine's own executable of it takes."""
+def test_candidates_are_cheap_and_agree_with_the_engine() -> None:
+    """A candidate takes the time that the engine's own executable of it takes."""
     job = job_of("mmoe_small.pb", batch=128)
-    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
-    arm = arms["plain"]
-    device = measurement.GpuRunner(arms)
-    candidates = all_candidates(arm.problem, "plain", 8, ())
-    runners = [single(arm.problem, "plain"), *candidates[:5]]
+    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
+    plain = variants["plain"]
+    device = measurement.GpuRunner(variants)
+    candidates = all_candidates(plain.problem, "plain", 8, ())
+    runners = [single(plain.problem, "plain"), *candidates[:5]]
     device.times(runners, 1)
     device.renew()
     start = time.perf_counter()

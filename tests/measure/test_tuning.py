@@ -101,14 +101,16 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
     name: str, kernels: str, kinds: set[str], tmp_path: Path
 ) -> None:
     job = job_of(name)
-    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
+    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
 
-    def truth(trial, simulated):
+    def truth(candidate, simulated):
         return (
-            simulated / (3 if trial.arm == kernels else 1) / (2 if trial.arm == kernels and trial.streams == 3 else 1)
+            simulated
+            / (3 if candidate.mode == kernels else 1)
+            / (2 if candidate.mode == kernels and candidate.streams == 3 else 1)
         )
 
-    device = measurement.SimulatedRunner(arms, truth)
+    device = measurement.SimulatedRunner(variants, truth)
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", kernels)), streams=3, batch=2, device=device, now=Clock())
     assert (tuned.kernels, tuned.streams) == (kernels, 3)
     model, plan = tmp_path / "model.pb", tmp_path / "plan.json"
@@ -148,7 +150,7 @@ def test_the_plan_file_proves_itself_and_a_wait_less_is_caught(tmp_path: Path) -
 
 
 def test_a_model_that_streams_only_slow_down_stays_on_one() -> None:
-    _, tuned = tuned_of("towers_small.pb", distort=lambda trial, simulated: 100.0 + trial.streams)
+    _, tuned = tuned_of("towers_small.pb", distort=lambda candidate, simulated: 100.0 + candidate.streams)
     assert tuned.streams == 1
     assert tuned.gain is None
     assert not tuned.ids.any()
@@ -157,7 +159,7 @@ def test_a_model_that_streams_only_slow_down_stays_on_one() -> None:
 
 def test_what_is_not_faster_for_certain_is_not_taken() -> None:
     draws = iter(np.random.default_rng(0).uniform(0.9, 1.1, 10**6))
-    _, tuned = tuned_of("towers_small.pb", distort=lambda trial, simulated: 100.0 * next(draws))
+    _, tuned = tuned_of("towers_small.pb", distort=lambda candidate, simulated: 100.0 * next(draws))
     assert tuned.streams == 1
 
 
@@ -295,13 +297,13 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
 
 def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_same_kernels() -> None:
     job = job_of("mmoe_small.pb")
-    arms = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
-    assert set(arms) == {"plain", "grouped"}
+    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
+    assert set(variants) == {"plain", "grouped"}
 
-    def truth(trial, simulated):
-        return (50.0 if trial.arm == "grouped" else 100.0) - 3 * trial.streams
+    def truth(candidate, simulated):
+        return (50.0 if candidate.mode == "grouped" else 100.0) - 3 * candidate.streams
 
-    device = measurement.SimulatedRunner(arms, truth)
+    device = measurement.SimulatedRunner(variants, truth)
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
     assert tuned.kernels is KernelMode.GROUPED
     assert tuned.made_for["options"] == {"group": True}

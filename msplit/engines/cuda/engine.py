@@ -15,7 +15,7 @@ from msplit.progress import Progress
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
     from msplit.engines.cuda.profiling.kernel_profile import Measured
-    from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds, plan_of_job
+    from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
     from msplit.engines.cuda.search.kernel_modes import (
         SimulatedVariant,
         SimulatedVariants,
@@ -35,7 +35,6 @@ __all__ = [
     "kernel_folder",
     "make_runner",
     "one_stream_seconds",
-    "plan_of_job",
     "predicted_us",
     "profile_kernels",
     "refused_folders",
@@ -52,7 +51,6 @@ _LATER = {
     "kernel_folder": "kernels.toolchain",
     "make_runner": "search.measurement",
     "one_stream_seconds": "runtime.executables",
-    "plan_of_job": "runtime.executables",
     "predicted_us": "search.kernel_modes",
     "refused_folders": "kernels.toolchain",
     "simulate_variants": "search.kernel_modes",
@@ -92,10 +90,10 @@ class CudaEngine:
         """
         if job.options.on_gpu and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        from msplit.engines.cuda.runtime.executables import executable_of, plan_of_job
+        from msplit.engines.cuda.runtime.executables import executable_of
 
         compiled = self.compile(job)
-        return executable_of(job, compiled, plan_of_job(compiled.program, job))
+        return executable_of(job, compiled, compiled.plan(job))
 
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""

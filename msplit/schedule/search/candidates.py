@@ -29,11 +29,11 @@ class Candidate:
     """Something to measure.
 
     Attributes:
-        arm: Which kernels: a key of the problems that are searched.
+        mode: Which kernels: a key of the problems that are searched.
         waits: Waits of its plan, over blocks.
     """
 
-    arm: str
+    mode: str
     name: str
     schedule: Schedule
     predicted_us: float
@@ -42,30 +42,30 @@ class Candidate:
 
     def key(self) -> tuple[str, bytes]:
         """Equal for candidates that run the same."""
-        return self.arm, self.schedule.key()
+        return self.mode, self.schedule.key()
 
 
-def single(problem: Problem, arm: str) -> Candidate:
+def single(problem: Problem, mode: str) -> Candidate:
     """Everything on one stream, as a candidate."""
-    return candidate_of(problem, arm, ONE, np.zeros(len(problem), np.int32))
+    return candidate_of(problem, mode, ONE, np.zeros(len(problem), np.int32))
 
 
-def candidate_of(problem: Problem, arm: str, name: str, stream: Ints, order: Ints | None = None) -> Candidate:
+def candidate_of(problem: Problem, mode: str, name: str, stream: Ints, order: Ints | None = None) -> Candidate:
     """A candidate of an assignment, in the better record order where none is given."""
     found = evaluate(problem, stream, order)
     schedule = Schedule(stream, found.order)
-    return simulated_candidate(problem, arm, name, schedule, found.simulation.makespan_us, found.plan.waits)
+    return simulated_candidate(problem, mode, name, schedule, found.simulation.makespan_us, found.plan.waits)
 
 
 def simulated_candidate(
-    problem: Problem, arm: str, name: str, schedule: Schedule, predicted: float, waits: int
+    problem: Problem, mode: str, name: str, schedule: Schedule, predicted: float, waits: int
 ) -> Candidate:
     """A candidate of a schedule that was simulated."""
     used = np.unique(schedule.stream[~problem.joints])
-    return Candidate(arm, name, schedule, predicted, waits, max(len(used), 1))
+    return Candidate(mode, name, schedule, predicted, waits, max(len(used), 1))
 
 
-def candidates(problem: Problem, arm: str, streams: int, given: Sequence[tuple[str, Ints]]) -> list[Candidate]:
+def candidates(problem: Problem, mode: str, streams: int, given: Sequence[tuple[str, Ints]]) -> list[Candidate]:
     """Different candidates for two and up to so many streams, those given first."""
     # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
     widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
@@ -75,7 +75,7 @@ def candidates(problem: Problem, arm: str, streams: int, given: Sequence[tuple[s
         found.setdefault(candidate.key(), candidate)
 
     for name, stream in given:
-        add(candidate_of(problem, arm, name, constrain(problem, stream, streams)))
+        add(candidate_of(problem, mode, name, constrain(problem, stream, streams)))
     for width in [streams, *(width for width in reversed(widths) if 1 < width < streams)]:
         names = None if width == streams or len(problem) <= POOL_EFFORT else (LIST,)
         for proposal in choose(problem, width, names, refining=REFINING):
@@ -83,5 +83,5 @@ def candidates(problem: Problem, arm: str, streams: int, given: Sequence[tuple[s
                 few = f" on {width}" if width < streams and proposal.streams >= width else ""
                 name = proposal.name if proposal.name.endswith(f"-{width}") else proposal.name + few
                 schedule = Schedule(proposal.stream, proposal.order)
-                add(simulated_candidate(problem, arm, name, schedule, proposal.makespan_us, proposal.waits))
+                add(simulated_candidate(problem, mode, name, schedule, proposal.makespan_us, proposal.waits))
     return [candidate for candidate in found.values() if candidate.streams > 1]

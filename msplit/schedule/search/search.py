@@ -97,7 +97,7 @@ class Measurement:
 
     Attributes:
         seconds: Median of its rounds, None if it was not measured.
-        gain: How many times faster than one stream of the first arm, in the same rounds.
+        gain: How many times faster than one stream of the first mode, in the same rounds.
         memory: Over one stream's.
         skipped: Why it was not measured, "" if it was.
     """
@@ -128,7 +128,7 @@ class Found:
     """What a search found.
 
     Attributes:
-        one: One stream of the first arm.
+        one: One stream of the first mode.
         candidate: The fastest candidate, before local search.
         winner: The fastest of all: to be confirmed against `one` and `candidate`, which it may be.
         measurements: Of the candidates, those that were measured first, fastest first.
@@ -194,8 +194,8 @@ def search(
     """Searches.
 
     Args:
-        problems: Arm -> its blocks: the same model in different kernels. What the first holds on one stream is what all are compared with.
-        given: Arm -> further candidates: a name, and a stream per block.
+        problems: Kernel mode -> its blocks: the same model in different kernels. All are compared with one stream of the first.
+        given: Kernel mode -> further candidates: a name, and a stream per block.
         now: Seconds on some clock.
         progress: Is called with what is being done and the share of the time that is spent.
     """
@@ -204,15 +204,15 @@ def search(
     one = single(problems[first], first)
     candidates = [
         candidate
-        for arm, problem in problems.items()
-        for candidate in _candidates(state, arm, problem, given or {}, one)
+        for mode, problem in problems.items()
+        for candidate in _candidates(state, mode, problem, given or {}, one)
     ]
     measurements = _measured(state, one, candidates)
     measured = [measurement for measurement in measurements if measurement.gain is not None]
     finalists = _finals(state, one, [measurement.candidate for measurement in measured[:FINALISTS]])
     candidate = best = finalists[0]
     state.parents = [
-        (measurement.candidate.arm, measurement.candidate.schedule)
+        (measurement.candidate.mode, measurement.candidate.schedule)
         for measurement in measured[:PARENTS]
         if measurement.candidate.streams > 1
     ]
@@ -235,13 +235,13 @@ def search(
 
 
 def _candidates(
-    state: _Search, arm: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Candidate
+    state: _Search, mode: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Candidate
 ) -> list[Candidate]:
-    state.say("simulating candidates" + (f" ({arm})" if len(state.problems) > 1 else ""))
+    state.say("simulating candidates" + (f" ({mode})" if len(state.problems) > 1 else ""))
     if not len(problem):
         return []
-    alone = [] if arm == one.arm else [single(problem, arm)]
-    return [*alone, *candidates(problem, arm, state.limits.streams, given.get(arm, ()))]
+    alone = [] if mode == one.mode else [single(problem, mode)]
+    return [*alone, *candidates(problem, mode, state.limits.streams, given.get(mode, ()))]
 
 
 def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Measurement]:
@@ -288,7 +288,7 @@ def _finals(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> 
 
 def _climb(state: _Search, start: Candidate, origin: str) -> Candidate:
     """Local search until `PATIENCE` batches of neighbours in a row gain nothing, or the time is up."""
-    problem = state.problems[start.arm]
+    problem = state.problems[start.mode]
     chance = random.Random(state.limits.seed)
     best, idle = start, 0
     pool = max(NEIGHBOURS, min(POOL, POOL_EFFORT // max(len(problem), 1)))
@@ -333,17 +333,17 @@ def _pick(
     """Some neighbours that have not been measured and fit into memory: those that the simulator likes best, and one at random."""
     found: list[tuple[str, Candidate]] = []
     looked = 0
-    others = [schedule for arm, schedule in state.parents if arm == best.arm]
+    others = [schedule for mode, schedule in state.parents if mode == best.mode]
     for change, schedule in neighbours(problem, best.schedule, state.limits.streams, chance, others):
         looked += 1
         if looked > 4 * pool:
             break
-        key = best.arm, schedule.key()
+        key = best.mode, schedule.key()
         if key in state.seen:
             continue
         evaluation = evaluate(problem, schedule.stream, schedule.order)
         name, waits = best.name.removesuffix(_TUNED) + _TUNED, evaluation.plan.waits
-        found.append((change, simulated_candidate(problem, best.arm, name, schedule, evaluation.score_us, waits)))
+        found.append((change, simulated_candidate(problem, best.mode, name, schedule, evaluation.score_us, waits)))
         if len(found) >= pool:
             break
     found.sort(key=lambda entry: entry[1].predicted_us)

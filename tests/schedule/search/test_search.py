@@ -42,7 +42,7 @@ class FakeDevice:
         return self.clock
 
     def true_us(self, candidate: Candidate) -> float:
-        problem = self.problems[candidate.arm]
+        problem = self.problems[candidate.mode]
         plan = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).plan
         return self.truth(candidate, simulate(problem, plan).makespan_us)
 
@@ -143,9 +143,9 @@ def test_kernels_that_are_faster_win():
     slow, fast = experts(6), Problem.of(experts(6).dag, experts(6).time_us * 0.7, 0.05)
     device = FakeDevice({"plain": slow, "fused": fast})
     found = search({"plain": slow, "fused": fast}, device, Limits(60.0, 4), now=device.now)
-    assert found.one.arm == "plain"
-    assert found.winner.arm == "fused"
-    assert {measurement.candidate.arm for measurement in found.measurements} == {"plain", "fused"}
+    assert found.one.mode == "plain"
+    assert found.winner.mode == "fused"
+    assert {measurement.candidate.mode for measurement in found.measurements} == {"plain", "fused"}
 
 
 def test_given_candidates_compete():

@@ -48,6 +48,7 @@ class Measured:
     Attributes:
         kernels: Each kind of step once.
         kernel: Per step of the program the index of its kind in `kernels`, or -1.
+        nodes: Per step the flat nodes that it does the work of; empty for one that launches nothing.
         constants: Of the device.
         unmeasured: Why -> number of steps that launch kernels and have no time.
         recorded: Whether grids were recorded; else why not.
@@ -55,6 +56,7 @@ class Measured:
 
     kernels: tuple[Kernel, ...]
     kernel: tuple[int, ...]
+    nodes: tuple[tuple[int, ...], ...]
     constants: Constants
     unmeasured: Mapping[str, int]
     recorded: str
@@ -102,7 +104,8 @@ def measure(
     if on_gpu and grids:
         tell("grids", 0.0)
         kernels, recorded = _with_grids(program, feeds, device, run.first, kernels)
-    return Measured(tuple(kernels), tuple(run.kernel), found, run.unmeasured, recorded)
+    nodes = tuple(tuple(step.op.source_nodes) if step.launches else () for step in program.steps)
+    return Measured(tuple(kernels), tuple(run.kernel), nodes, found, run.unmeasured, recorded)
 
 
 class _Steps:

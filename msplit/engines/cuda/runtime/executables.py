@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.device import Device
@@ -77,6 +78,28 @@ class Compiled:
     optimized: Optimized
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def dynamic(self) -> tuple[str, str] | None:
+        """Op and name of the first step whose shapes depend on values, so that no step can be captured; None where all can."""
+        if not self.program.dynamic:
+            return None
+        op = self.program.steps[self.program.dynamic[0]].op
+        return op.op, op.name
+
+    def kernels(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Op of each step and the flat nodes that it does the work of: the same for jobs that run the same."""
+        return tuple((step.op.op, tuple(step.op.source_nodes)) for step in self.program.steps)
+
+    def streams(self, ids: Ints) -> int:
+        """How many streams do something when the nodes of the flat graph have these ids."""
+        return self.program.lanes(ids)[1]
+
+    def plan(self, job: Job) -> Plan:
+        """The plan that the job brings, where it was made for this program; else one made for its ids."""
+        stored = job.options.plan
+        plan = restore(self.program, stored) if stored is not None else None
+        return plan_for(self.program, job.ids, job.costs) if plan is None else prove(plan, self.program)
+
 
 def executable_of(job: Job, compiled: Compiled, plan: Plan) -> Executable:
     """The executable, its host part in front of it where there is one."""
@@ -133,13 +156,6 @@ def one_stream_seconds(job: Job, compiled: Compiled) -> float:
         return float(np.median(times))
     finally:
         executable.close()
-
-
-def plan_of_job(program: Program, job: Job) -> Plan:
-    """The plan that the job brings, where it was made for this program; else one made for its ids."""
-    stored = job.options.plan
-    plan = restore(program, stored) if stored is not None else None
-    return plan_for(program, job.ids, job.costs) if plan is None else prove(plan, program)
 
 
 def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:

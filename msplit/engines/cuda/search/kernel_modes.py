@@ -17,7 +17,6 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
-from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants
 from msplit.progress import Progress
 from msplit.schedule.algorithms import ONE
@@ -34,17 +33,17 @@ class SimulatedVariant:
     """A model compiled in one kernel mode, with its schedules in the simulator.
 
     Attributes:
-        arm: Its kernels.
+        compiled: Its kernels.
         candidates: Ways to put them on streams, as `choose` gives them; empty where nothing launches.
     """
 
-    arm: CompiledVariant
+    compiled: CompiledVariant
     candidates: tuple[Proposal, ...]
 
     @property
     def name(self) -> str:
         """Its `KernelMode`."""
-        return self.arm.name
+        return self.compiled.name
 
     @property
     def fastest(self) -> Proposal:
@@ -58,18 +57,19 @@ class SimulatedVariant:
 
     def peak_bytes(self, candidate: Proposal) -> int:
         """Memory for values at its highest, of a candidate that was tried."""
-        trial = candidate_of(self.arm.problem, self.name, candidate.name, candidate.stream, candidate.order)
-        return arrange(self.arm.compiled.program, self.arm.plan(trial)).peak_bytes
+        return self.compiled.peak_bytes(self._runnable(candidate))
 
     @property
     def one(self) -> Proposal:
         """One stream."""
         return next(candidate for candidate in self.candidates if candidate.name == ONE)
 
-    def trial(self) -> Candidate:
+    def candidate(self) -> Candidate:
         """The best as something that runs."""
-        chosen = self.best
-        return candidate_of(self.arm.problem, self.name, chosen.name, chosen.stream, chosen.order)
+        return self._runnable(self.best)
+
+    def _runnable(self, found: Proposal) -> Candidate:
+        return candidate_of(self.compiled.problem, self.name, found.name, found.stream, found.order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,26 +77,26 @@ class SimulatedVariants:
     """All of them.
 
     Attributes:
-        ways: By name, plain kernels first. One that gives the same kernels as an earlier one, or can not be made, is not there.
+        variants: By name, plain kernels first. One that gives the same kernels as an earlier one, or can not be made, is not there.
         asked: The names that were to be tried.
     """
 
-    ways: Mapping[str, SimulatedVariant]
+    variants: Mapping[str, SimulatedVariant]
     asked: tuple[str, ...]
 
     @property
     def favourite(self) -> SimulatedVariant:
         """The fastest in the simulator. Larger kernels are taken only where they gain more than `TIE` over simpler ones."""
-        taken, *rest = self.ways.values()
-        for way in rest:
-            if way.fastest.score_us < taken.fastest.score_us * (1 - TIE):
-                taken = way
+        taken, *rest = self.variants.values()
+        for variant in rest:
+            if variant.fastest.score_us < taken.fastest.score_us * (1 - TIE):
+                taken = variant
         return taken
 
     @property
     def plain(self) -> SimulatedVariant:
         """The simplest, plain kernels as a rule."""
-        return next(iter(self.ways.values()))
+        return next(iter(self.variants.values()))
 
     @property
     def one_us(self) -> float:
@@ -106,16 +106,16 @@ class SimulatedVariants:
     @property
     def dynamic(self) -> bool:
         """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
-        return bool(self.plain.arm.compiled.program.dynamic)
+        return self.plain.compiled.compiled.dynamic is not None
 
-    def gain(self, way: SimulatedVariant) -> float:
-        """Of a way on its best streams, over plain kernels on one stream."""
-        return self.one_us / way.best.makespan_us
+    def gain(self, variant: SimulatedVariant) -> float:
+        """Of a variant on its best streams, over plain kernels on one stream."""
+        return self.one_us / variant.best.makespan_us
 
     @property
     def same(self) -> tuple[str, ...]:
-        """Ways that were asked for and change nothing."""
-        return tuple(name for name in self.asked if name not in self.ways)
+        """Kernel modes that were asked for and change nothing."""
+        return tuple(name for name in self.asked if name not in self.variants)
 
 
 def simulate_variants(
@@ -143,16 +143,16 @@ def simulate_variants(
         EngineError: The engine can not run the model.
     """
     made = compile_variants(job, groups, names, tell=tell)
-    if not all(len(arm.problem) for arm in made.values()):
+    if not all(len(variant.problem) for variant in made.values()):
         return None
     found = {}
-    for number, (name, arm) in enumerate(made.items()):
+    for number, (name, variant) in enumerate(made.items()):
         if tell:
             tell(f"simulating {name} kernels", number / len(made))
         if wait_us is not None:
-            slower = replace(arm.problem, machine=replace(arm.problem.machine, wait_us=wait_us))
-            arm = replace(arm, problem=slower)
-        found[name] = SimulatedVariant(arm, tuple(choose(arm.problem, streams, candidates)))
+            slower = replace(variant.problem, machine=replace(variant.problem.machine, wait_us=wait_us))
+            variant = replace(variant, problem=slower)
+        found[name] = SimulatedVariant(variant, tuple(choose(variant.problem, streams, candidates)))
     return SimulatedVariants(found, tuple(names))
 
 

@@ -26,7 +26,7 @@ from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import simulate
+from msplit.schedule.simulate import Breakdown, breakdown, simulate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.profiling.step_costs import StepCosts
@@ -62,6 +62,10 @@ class CompiledVariant:
         """The plan of a candidate over the program's steps."""
         return candidate.schedule.plan(self.problem, self.compiled.program.dag)
 
+    def peak_bytes(self, candidate: Candidate) -> int:
+        """Memory for values at its highest."""
+        return arrange(self.compiled.program, self.plan(candidate)).peak_bytes
+
     def bind(self, candidate: Candidate) -> tuple[Plan, StoredPlan, Ints]:
         """The plan of a candidate, proved; the same in terms of the flat graph; and the stream per node, -1 for one without a kernel."""
         program = self.compiled.program
@@ -79,6 +83,13 @@ class CompiledVariant:
         static = bounds(self.job.flat, self.job.costs)
         program, costs = self.compiled.program, self.costs
         return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
+
+    def breakdown(self, ids: Ints) -> Breakdown:
+        """Where the simulated time goes when the nodes of the flat graph run on these streams."""
+        program = self.compiled.program
+        lanes, _ = program.lanes(ids)
+        problem = self.costs.problem(program, lanes, machine=self.problem.machine)
+        return breakdown(problem, evaluate(problem, np.maximum(problem.pin, 0)).plan)
 
     def streams_of(self, ids: Ints) -> Ints:
         """Per block the stream that ids of the flat graph's nodes mean."""
@@ -154,20 +165,19 @@ def _machine(job: Job, costs: StepCosts) -> Machine:
 class _Memory:
     """Memory of candidates over one stream's."""
 
-    def __init__(self, arms: Mapping[str, CompiledVariant]) -> None:
-        self.arms = arms
+    def __init__(self, variants: Mapping[str, CompiledVariant]) -> None:
+        self.variants = variants
         self._one: dict[str, int] = {}
 
     def peak_bytes(self, candidate: Candidate) -> int:
         """Memory for values at its highest."""
-        arm = self.arms[candidate.arm]
-        return arrange(arm.compiled.program, arm.plan(candidate)).peak_bytes
+        return self.variants[candidate.mode].peak_bytes(candidate)
 
     def memory(self, candidate: Candidate) -> float:
         """See `schedule.search.search.Device`."""
-        if candidate.arm not in self._one:
-            self._one[candidate.arm] = self.peak_bytes(single(self.arms[candidate.arm].problem, candidate.arm))
-        peak, one = self.peak_bytes(candidate), self._one[candidate.arm]
+        if candidate.mode not in self._one:
+            self._one[candidate.mode] = self.peak_bytes(single(self.variants[candidate.mode].problem, candidate.mode))
+        peak, one = self.peak_bytes(candidate), self._one[candidate.mode]
         return peak / one if peak > MEMORY_FLOOR and one else 1.0
 
 
@@ -175,19 +185,19 @@ class GpuRunner(_Memory):
     """See `schedule.search.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
-        arms: What candidates name.
+        variants: By the kernel mode that candidates name.
         seed: Of the order in which candidates run.
         build: Makes what runs a plan, in place of the engine.
     """
 
     def __init__(
         self,
-        arms: Mapping[str, CompiledVariant],
+        variants: Mapping[str, CompiledVariant],
         seed: int = 0,
         build: Callable[[CompiledVariant, Plan], Executable] | None = None,
     ) -> None:
-        super().__init__(arms)
-        self._build = build or (lambda arm, plan: executable_for(arm.job, arm.compiled, plan, timing_only=True))
+        super().__init__(variants)
+        self._build = build or (lambda one, plan: executable_for(one.job, one.compiled, plan, timing_only=True))
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(seed)
 
@@ -214,9 +224,9 @@ class GpuRunner(_Memory):
     def _executable(self, candidate: Candidate) -> Executable:
         key = candidate.key()
         if key not in self._built:
-            arm = self.arms[candidate.arm]
-            plan = prove(arm.plan(candidate), arm.compiled.program)
-            self._built[key] = self._build(arm, plan)
+            variant = self.variants[candidate.mode]
+            plan = prove(variant.plan(candidate), variant.compiled.program)
+            self._built[key] = self._build(variant, plan)
         return self._built[key]
 
     def renew(self) -> None:
@@ -252,21 +262,21 @@ class SimulatedRunner(_Memory):
     """Runs candidates without a GPU: the simulator's times, for tests and for machines without one.
 
     Args:
-        arms: What candidates name.
+        variants: By the kernel mode that candidates name.
         distort: Makes the true time of a candidate, in µs, from the simulated one; by default it is the simulated one.
     """
 
     def __init__(
-        self, arms: Mapping[str, CompiledVariant], distort: Callable[[Candidate, float], float] | None = None
+        self, variants: Mapping[str, CompiledVariant], distort: Callable[[Candidate, float], float] | None = None
     ) -> None:
-        super().__init__(arms)
+        super().__init__(variants)
         self._distort = distort or (lambda candidate, simulated: simulated)
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """See `schedule.search.search.Device`."""
         found = []
         for candidate in candidates:
-            problem = self.arms[candidate.arm].problem
+            problem = self.variants[candidate.mode].problem
             plan = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).plan
             simulated = simulate(problem, plan).makespan_us
             found.append([self._distort(candidate, simulated) / 1e6 for _ in range(rounds)])
@@ -280,7 +290,7 @@ class SimulatedRunner(_Memory):
         return "the simulator"
 
 
-def make_runner(arms: Mapping[str, CompiledVariant]) -> GpuRunner | SimulatedRunner:
-    """What measures where the arms run. The CPU does not measure: it simulates."""
-    on_gpu = all(arm.job.options.on_gpu for arm in arms.values())
-    return GpuRunner(arms) if on_gpu else SimulatedRunner(arms)
+def make_runner(variants: Mapping[str, CompiledVariant]) -> GpuRunner | SimulatedRunner:
+    """What measures where the variants run. The CPU does not measure: it simulates."""
+    on_gpu = all(variant.job.options.on_gpu for variant in variants.values())
+    return GpuRunner(variants) if on_gpu else SimulatedRunner(variants)

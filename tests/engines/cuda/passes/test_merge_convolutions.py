@@ -12,7 +12,6 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
 from msplit.engines.cuda.passes import merge_convolutions, pipeline
 from msplit.engines.cuda.passes.merge_convolutions import Times, decide_on, find_siblings, merge_siblings
-from msplit.engines.cuda.runtime.executables import plan_of_job
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
@@ -131,7 +130,7 @@ def test_a_block_of_inception_begins_with_one_step(merges_everywhere):
     ids = scattered(flat, 3)
     group = next(
         group
-        for group in groups_of(merged.program, plan_of_job(merged.program, job(flat, feeds, ids, streams=3)))
+        for group in groups_of(merged.program, merged.plan(job(flat, feeds, ids, streams=3)))
         if group.kind == "grouped"
     )
     assert set(names) <= {flat.graph.names[node] for node in group.nodes}

@@ -1,4 +1,4 @@
-"""What each way to make kernels is predicted to take."""
+"""What each kernel mode is predicted to take."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def simulated(graph_def, feeds, streams=4, **options):
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_alike_branches_are_predicted_to_gain_as_one(count):
     found = simulated(*towers(count, pointwise=2))
-    plain, fused, grouped, both = (found.ways[name] for name in ("plain", "fused", "grouped", "fused and grouped"))
+    plain, fused, grouped, both = (found.variants[name] for name in ("plain", "fused", "grouped", "fused and grouped"))
     assert grouped.one.makespan_us < plain.one.makespan_us
     assert fused.one.makespan_us < plain.one.makespan_us
     assert both.best.makespan_us < min(plain.best.makespan_us, grouped.best.makespan_us)
@@ -80,12 +80,12 @@ def test_where_nothing_is_launched_there_is_nothing_to_choose():
 
 def test_dear_waits_leave_everything_on_one_stream():
     found = simulated(*towers(3), wait_us=1000.0)
-    assert {way.best.streams for way in found.ways.values()} == {1}
+    assert {variant.best.streams for variant in found.variants.values()} == {1}
 
 
-def kernels(way):
+def kernels(variant):
     """What launches, whatever it is called."""
-    steps = [step for step in way.arm.compiled.program.steps if step.launches]
+    steps = [step for step in variant.compiled.compiled.program.steps if step.launches]
     return tuple(sorted((step.op.op, step.op.batch, len(step.op.source_nodes), step.traffic) for step in steps))
 
 
@@ -101,14 +101,16 @@ def test_the_same_kernels_cost_the_same_in_whatever_order_the_file_has_them(case
         flat = flat_of(one, outputs=outputs)
         own = replace(job(flat, feeds), costs=estimate(flat, infer(flat)))
         found = simulate_variants(own, np.full(len(flat), -1, np.int32), streams=3, candidates=["list"])
-        times.append({} if found is None else {kernels(way): way.one.makespan_us for way in found.ways.values()})
+        times.append(
+            {} if found is None else {kernels(variant): variant.one.makespan_us for variant in found.variants.values()}
+        )
         if found is None:
             continue
-        assert found.favourite.best.score_us <= min(way.best.score_us for way in found.ways.values()) * 1.04
-        for way in found.ways.values():
-            assert way.best.makespan_us <= way.one.makespan_us
-            alone = predicted_us(replace(way.arm.job, ids=np.zeros(len(flat), np.int32)))
-            assert alone == pytest.approx(way.one.makespan_us)
+        assert found.favourite.best.score_us <= min(variant.best.score_us for variant in found.variants.values()) * 1.04
+        for variant in found.variants.values():
+            assert variant.best.makespan_us <= variant.one.makespan_us
+            alone = predicted_us(replace(variant.compiled.job, ids=np.zeros(len(flat), np.int32)))
+            assert alone == pytest.approx(variant.one.makespan_us)
     # Which ops are merged may depend on the order in which they are visited; what the same kernels cost may not.
     for same in times[0].keys() & times[1].keys():
         assert times[0][same] == pytest.approx(times[1][same])

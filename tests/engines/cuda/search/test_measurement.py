@@ -31,24 +31,24 @@ class FakeExecutable:
 
 
 @pytest.fixture(scope="module")
-def arms():
+def variants():
     flat = flatten(read(SAMPLES / "towers_small.pb"))
     costs = estimate(flat, infer(flat, batch=2))
     made = job(flat, make_inputs(flat, {}, batch=2))
     return measurement.compile_variants(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
 
 
-def runners(arms):
-    problem = arms["plain"].problem
+def runners(variants):
+    problem = variants["plain"].problem
     lanes = np.arange(len(problem)) % 3
     several = candidate_of(problem, "plain", "three", lanes.astype(np.int32))
     return single(problem, "plain"), several
 
 
-def test_trials_run_side_by_side_without_their_cold_first_step(arms):
+def test_candidates_run_side_by_side_without_their_cold_first_step(variants):
     log: list[tuple[str, float]] = []
-    device = measurement.GpuRunner(arms, build=lambda arm, plan: FakeExecutable(1e-4 / plan.streams, log))
-    one, several = runners(arms)
+    device = measurement.GpuRunner(variants, build=lambda variant, plan: FakeExecutable(1e-4 / plan.streams, log))
+    one, several = runners(variants)
     times = device.times([one, several], 5)
     assert times == [[1e-4] * 5, [1e-4 / 3] * 5]
     assert sum(what == "run" for what, _ in log) == 2 * (1 + 5)  # one for the length of the burst
@@ -57,16 +57,16 @@ def test_trials_run_side_by_side_without_their_cold_first_step(arms):
     assert not [what for what, _ in log if what == "close"]
 
 
-def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(arms):
+def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(variants):
     log: list[tuple[str, float]] = []
     builds: list[int] = []
 
-    def build(arm, plan):
+    def build(variant, plan):
         builds.append(plan.streams)
         return FakeExecutable(1e-4 / plan.streams, log)
 
-    device = measurement.GpuRunner(arms, build=build)
-    one, several = runners(arms)
+    device = measurement.GpuRunner(variants, build=build)
+    one, several = runners(variants)
     device.times([one, several], 1)
     device.times([one], 1)
     assert builds == [1, 3]
@@ -76,31 +76,31 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(arms):
     assert builds == [1, 3, 1]
 
 
-def test_small_memory_does_not_count(arms, monkeypatch):
-    one, several = runners(arms)
-    device = measurement.GpuRunner(arms, build=lambda arm, plan: FakeExecutable(1.0, []))
+def test_small_memory_does_not_count(variants, monkeypatch):
+    one, several = runners(variants)
+    device = measurement.GpuRunner(variants, build=lambda variant, plan: FakeExecutable(1.0, []))
     assert device.memory(several) == 1.0
     monkeypatch.setattr(measurement, "MEMORY_FLOOR", 0)
     assert device.memory(several) == device.peak_bytes(several) / device.peak_bytes(one) > 1
 
 
-def test_bounds_of_the_steps_bound_the_simulator(arms):
-    arm = arms["plain"]
-    limits = arm.bounds()
+def test_bounds_of_the_steps_bound_the_simulator(variants):
+    variant = variants["plain"]
+    limits = variant.bounds()
     assert limits.lower_us <= limits.serial_us
-    assert limits.serial_us == pytest.approx(arm.problem.work_us.sum())
+    assert limits.serial_us == pytest.approx(variant.problem.work_us.sum())
     assert limits.measured == 0
-    assert limits.steps == sum(step.launches for step in arm.compiled.program.steps)
+    assert limits.steps == sum(step.launches for step in variant.compiled.program.steps)
     assert limits.limit == "critical path"
 
 
-def test_ids_become_streams_of_blocks(arms):
-    arm = arms["plain"]
-    flat = arm.job.flat
+def test_ids_become_streams_of_blocks(variants):
+    variant = variants["plain"]
+    flat = variant.job.flat
     ids = (np.arange(len(flat)) % 4).astype(np.int32)
-    lanes, _ = arm.compiled.program.lanes(ids)
-    stream = arm.streams_of(ids)
-    for block in range(len(arm.problem)):
-        members = np.flatnonzero(arm.problem.block == block)
+    lanes, _ = variant.compiled.program.lanes(ids)
+    stream = variant.streams_of(ids)
+    for block in range(len(variant.problem)):
+        members = np.flatnonzero(variant.problem.block == block)
         if len(members):
             assert stream[block] == lanes[members[0]]
