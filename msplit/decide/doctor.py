@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 
+from msplit.decide.environment import nvidia_smi, version
 from msplit.engines.cuda import engine as cuda
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
 
 _NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
+
+_NUMBERS = "csv,noheader,nounits"
 
 _ASK_TENSORFLOW = """
 import json, os
@@ -57,36 +58,11 @@ def _python() -> Finding:
     return Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def _query(what: str, fields: str) -> list[list[str]] | None:
-    """Rows of `nvidia-smi --query-…`, None where there is no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, f"--query-{what}={fields}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-
-
 def _gpus() -> list[Finding]:
-    rows = _query("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu")
+    rows = nvidia_smi("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu", _NUMBERS)
     if rows is None:
-        return [
-            Finding(
-                "gpu",
-                MISSING,
-                "no NVIDIA driver answers",
-                "install the driver, or run where there is a GPU; only `profile` and the cuda engine of `bench` need one",
-            )
-        ]
+        fix = "install the driver, or run where there is a GPU; only `profile` and the cuda engine of `bench` need one"
+        return [Finding("gpu", MISSING, "no NVIDIA driver answers", fix)]
     if not rows:
         return [Finding("gpu", MISSING, "a driver, but no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     return [
@@ -96,18 +72,12 @@ def _gpus() -> list[Finding]:
 
 
 def _processes() -> list[Finding]:
-    rows = _query("compute-apps", "pid,process_name,used_memory")
+    rows = nvidia_smi("compute-apps", "pid,process_name,used_memory", _NUMBERS)
     if not rows:
         return []
     shown = "; ".join(f"{row[1]} (pid {row[0]}, {row[2]} MiB)" for row in rows[:5] if len(row) >= 3)
-    return [
-        Finding(
-            "other processes",
-            LIMITED,
-            f"{len(rows)} on the card: {shown}",
-            "stop them before you measure: they take time from what is measured",
-        )
-    ]
+    fix = "stop them before you measure: they take time from what is measured"
+    return [Finding("other processes", LIMITED, f"{len(rows)} on the card: {shown}", fix)]
 
 
 def _torch() -> Finding:
@@ -116,28 +86,19 @@ def _torch() -> Finding:
     import torch
 
     if torch.version.cuda is None:
-        return Finding(
-            "pytorch", LIMITED, f"PyTorch {torch.__version__}, a build without CUDA", "install a CUDA build of PyTorch"
-        )
+        text = f"PyTorch {torch.__version__}, a build without CUDA"
+        return Finding("pytorch", LIMITED, text, "install a CUDA build of PyTorch")
     if not torch.cuda.is_available():
-        return Finding(
-            "pytorch",
-            LIMITED,
-            f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} sees no device",
-            "check that the driver is new enough for this CUDA (nvidia-smi shows what it supports) and CUDA_VISIBLE_DEVICES",
-        )
+        text = f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} sees no device"
+        fix = "check that the driver is new enough for this CUDA (nvidia-smi shows what it supports) and CUDA_VISIBLE_DEVICES"
+        return Finding("pytorch", LIMITED, text, fix)
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    return Finding(
-        "pytorch", OK, f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, sees {names} (sm {capability})"
-    )
+    text = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, sees {names} (sm {capability})"
+    return Finding("pytorch", OK, text)
 
 
 def _tensorflow() -> Finding:
-    try:
-        version = metadata.version("tensorflow")
-    except metadata.PackageNotFoundError:
-        version = ""
     if importlib.util.find_spec("tensorflow") is None:
         return Finding("tensorflow", MISSING, _NO_TENSORFLOW, INSTALL_TENSORFLOW)
     try:
@@ -146,20 +107,13 @@ def _tensorflow() -> Finding:
     except (OSError, subprocess.TimeoutExpired, ValueError):
         known = None
     if known is None:
-        if version:
-            return Finding(
-                "tensorflow",
-                MISSING,
-                f"TensorFlow {version} is installed but does not start",
-                "python -c 'import tensorflow' says why",
-            )
+        if installed := version("tensorflow"):
+            text = f"TensorFlow {installed} is installed but does not start"
+            return Finding("tensorflow", MISSING, text, "python -c 'import tensorflow' says why")
         return Finding("tensorflow", MISSING, _NO_TENSORFLOW, INSTALL_TENSORFLOW)
     if known["gpus"]:
-        return Finding(
-            "tensorflow",
-            OK,
-            f"TensorFlow {known['version']} (built for CUDA {known['cuda']}) sees {known['gpus']} GPU(s)",
-        )
+        text = f"TensorFlow {known['version']} (built for CUDA {known['cuda']}) sees {known['gpus']} GPU(s)"
+        return Finding("tensorflow", OK, text)
     return Finding("tensorflow", OK, f"TensorFlow {known['version']} on the CPU: it verifies, and runs host ops")
 
 
@@ -169,7 +123,7 @@ def _compilers() -> list[Finding]:
     if importlib.util.find_spec("triton") is None:
         triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
     else:
-        triton = Finding("triton", OK, f"Triton {metadata.version('triton')} compiles fused kernels and msplit's own")
+        triton = Finding("triton", OK, f"Triton {version('triton')} compiles fused kernels and msplit's own")
     found = cuda.c_compiler()
     if found:
         compiler = Finding("c compiler", OK, f"{found}, for Triton's launchers")
@@ -189,14 +143,9 @@ def _kernels() -> list[Finding]:
         return [Finding("compiled kernels", LIMITED, said, fix)]
     path, writable = cuda.kernel_folder()
     if path is None or not writable:
-        return [
-            Finding(
-                "compiled kernels",
-                LIMITED,
-                f"{path or 'the home folder'} can not be written to: fused kernels are compiled anew in each run",
-                "name a folder that can be written to in XDG_CACHE_HOME",
-            )
-        ]
+        text = f"{path or 'the home folder'} can not be written to: fused kernels are compiled anew in each run"
+        fix = "name a folder that can be written to in XDG_CACHE_HOME"
+        return [Finding("compiled kernels", LIMITED, text, fix)]
     return [Finding("compiled kernels", OK, f"kept in {path}; it can be deleted at any time")]
 
 

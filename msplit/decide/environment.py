@@ -24,12 +24,12 @@ def environment(command: Sequence[str] = ()) -> dict[str, Any]:
     """
     return {
         "msplit": __version__,
-        "commit": _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "commit": _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD") or None,
         "command": list(command),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: found for name in _PACKAGES if (found := version(name)) is not None},
         "cpu": {"model": _cpu(), "cores": os.cpu_count(), "usable_cores": len(os.sched_getaffinity(0))},
         "gpus": gpus(),
         "variables": {
@@ -40,13 +40,20 @@ def environment(command: Sequence[str] = ()) -> dict[str, Any]:
 
 def gpus() -> list[dict[str, str]]:
     """Name, driver and memory of every NVIDIA GPU, as the driver tells."""
-    fields = ("name", "driver_version", "memory.total")
-    listed = _run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-    rows = [[cell.strip() for cell in line.split(",")] for line in (listed or "").splitlines()]
-    return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == len(fields)]
+    rows = nvidia_smi("gpu", "name,driver_version,memory.total") or ()
+    return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == 3]
 
 
-def _version(package: str) -> str | None:
+def nvidia_smi(what: str, fields: str, form: str = "csv,noheader") -> list[list[str]] | None:
+    """Rows of `nvidia-smi --query-WHAT=FIELDS`; None where no driver answers."""
+    listed = _run("nvidia-smi", f"--query-{what}={fields}", f"--format={form}")
+    if listed is None:
+        return None
+    return [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
+
+
+def version(package: str) -> str | None:
+    """Version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -65,7 +72,7 @@ def _cpu() -> str | None:
 
 def _run(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,10 +161,7 @@ def compared(profile: Profile, *, ieee: bool, layout: str = "auto") -> list[str]
 
 
 def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    return environment.version("torch") or "none"
 
 
 def _device(device: torch.device) -> Device:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -32,7 +34,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, replies: dict[str, str | int | Exce
         )
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -96,7 +98,7 @@ def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_driver_program_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, {"import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0})})
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert found()["gpu"].text == "no NVIDIA driver answers"
 
 
@@ -117,7 +119,7 @@ def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.Monke
     answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: {"triton": "3.6.0", "tensorflow": "2.21.0"}[name])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"triton": "3.6.0", "tensorflow": "2.21.0"}[name])
     for name in ("CC", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
@@ -136,7 +138,7 @@ def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.Monke
 
     monkeypatch.delenv("CC")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     seen = found()
@@ -154,9 +156,9 @@ def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch, protos: bool) -> No
     answers(monkeypatch, {"--query": 9, "import tensorflow": 1})
 
     def version(_: str) -> str:
-        raise doctor.metadata.PackageNotFoundError
+        raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     without(monkeypatch, "triton", "torch", *([] if protos else ["tensorflow"]))
     seen = found()
     assert (seen["tensorflow"].status, seen["tensorflow"].fix) == (doctor.MISSING, INSTALL_TENSORFLOW)
