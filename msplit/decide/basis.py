@@ -15,7 +15,7 @@ from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.record import AssignmentRecord, RecordedProfile
+from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules
 from msplit.rules import RuleSet
 
 GIVEN = "given"
@@ -60,7 +60,7 @@ class Basis:
         """The same for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
         workload, declared = self.workload, {end.name: end.shape for end in other.model.inputs}
         if self.origin.get("shapes") == RECORDED:
-            fitting = {n: s for n, s in workload.shapes.items() if n in declared and _agree(s, declared[n])}
+            fitting = {n: s for n, s in workload.shapes.items() if n in declared and agree(s, declared[n])}
             workload = replace(workload, shapes=fitting)
         if workload.profile is not None and self.origin.get("profile") == RECORDED:
             try:
@@ -75,12 +75,10 @@ class Given:
     """What the user says, by options or in settings; None or empty where nothing was said.
 
     Attributes:
-        rules: Rules that are loaded already.
         streams: Ids are 0..streams-1.
         batch: Size of unknown leading dimensions.
         shapes: Whole shapes by input name.
         gpu: Data sheet.
-        profile: Measured costs.
         origin: "rules" and so on -> who said so, where that is not `GIVEN`.
     """
 
@@ -98,18 +96,16 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
 
     Shapes that are recorded are those of the recorded batch, so a batch that is given sets them aside; so does a GPU that is given a
     recorded profile. The recorded number of streams goes with the recorded rules.
-
-    Args:
-        flat: The model, with its record if it has one that is its own.
-        given: What the user says.
     """
     given = given or Given()
     record = flat.model.record
     origin = {key: given.origin.get(key, GIVEN) for key in ON_RULES}
     ruleset, broken = given.rules, None
-    if record is not None and record.rules is not None and _same_rules(ruleset, record):
-        try:
-            again = rules_of(record, given.streams)
+    found = None if record is None else record.rules
+    if record is not None and found is not None and (ruleset is None or _same(ruleset, found)):
+        streams = given.streams or record.streams
+        try:  # nothing but the record is read
+            again = rules.parse(found.text, found.source, streams=streams, wrap=record.wrap, files=found.files)
         except RulesError as error:
             broken = f"the recorded rules can not be read by this version: {error.what}"
         else:
@@ -129,7 +125,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
         if not shapes and record.shapes:
             origin["shapes"] = RECORDED
         declared = {end.name: end.shape for end in flat.model.inputs}
-        if all(name in declared and _agree(shape, declared[name]) for name, shape in record.shapes.items()):
+        if all(name in declared and agree(shape, declared[name]) for name, shape in record.shapes.items()):
             shapes = {**record.shapes, **shapes}
         else:
             broken = broken or "the recorded shapes do not fit the model"
@@ -149,21 +145,8 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
     return Basis(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
 
 
-def _same_rules(ruleset: RuleSet | None, record: AssignmentRecord) -> bool:
-    """Whether rules that were given, if any were, are those of the record."""
-    assert record.rules is not None
-    return ruleset is None or (ruleset.text == record.rules.text and dict(ruleset.files) == dict(record.rules.files))
-
-
-def rules_of(record: AssignmentRecord, streams: int | None = None) -> RuleSet:
-    """The rules of a record. Nothing but the record is read.
-
-    Raises:
-        RulesError: They have mistakes.
-    """
-    found = record.rules
-    assert found is not None
-    return rules.parse(found.text, found.source, streams=streams or record.streams, wrap=record.wrap, files=found.files)
+def _same(ruleset: RuleSet, recorded: RecordedRules) -> bool:
+    return ruleset.text == recorded.text and dict(ruleset.files) == dict(recorded.files)
 
 
 def recorded_profile(recorded: RecordedProfile, model: Path) -> tuple[Profile | None, str | None]:
@@ -201,7 +184,8 @@ def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:
     return said
 
 
-def _agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> bool:
+def agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> bool:
+    """Whether a shape is one of those declared, where None stands for any size or any shape."""
     if declared is None:
         return True
     return len(shape) == len(declared) and all(d in (None, s) for s, d in zip(shape, declared, strict=True))

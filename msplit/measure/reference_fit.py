@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from msplit.decide.basis import agree
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
@@ -22,17 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def fit(
     flat: FlatGraph, reference: Reference, path: Path, *, batch: int | None, shapes: Shapes
 ) -> tuple[int | None, Shapes]:
-    """The batch and the shapes to run with.
-
-    Args:
-        flat: The model.
-        reference: What is in the file.
-        path: The file.
-        batch: The batch that was asked for, if one was.
-        shapes: Shapes that were asked for, by input.
-
-    Returns:
-        The batch and the shapes that were asked for or, where none were, those of the file.
+    """The batch and the shapes to run with: those that were asked for or, where none were, those of the reference, read from `path`.
 
     Raises:
         LoadError: The file is of another model, or of another batch than was asked for.
@@ -45,7 +36,7 @@ def fit(
     for spec in specs:
         has = reference.feeds[spec.name].shape
         wanted = shaped.get((spec.node, spec.port))
-        if wanted is None or spec.name in loose or _agree(has, wanted):
+        if wanted is None or spec.name in loose or agree(has, wanted):
             continue
         option = "--shape" if batch is None or spec.name in shapes else f"--batch {batch}"
         raise LoadError(
@@ -61,11 +52,8 @@ def _of_this_model(flat: FlatGraph, reference: Reference, path: Path) -> None:
     fix = "make one of this model: msplit bench MODEL --save-reference FILE.npz"
     has, wants = set(reference.feeds), {tensor.name for tensor in flat.inputs}
     if has != wants:
-        raise LoadError(
-            f"the reference is of another model: its inputs are {_listed(has)}, those of the model {_listed(wants)}",
-            where=str(path),
-            fix=fix,
-        )
+        what = f"its inputs are {_listed(has)}, those of the model {_listed(wants)}"
+        raise LoadError(f"the reference is of another model: {what}", where=str(path), fix=fix)
     try:
         specs, _ = input_specs(flat, 1, {name: value.shape for name, value in reference.feeds.items()})
     except MsplitError as error:
@@ -75,11 +63,8 @@ def _of_this_model(flat: FlatGraph, reference: Reference, path: Path) -> None:
         fits = there.kind == "O" if spec.dtype == "string" else there == numpy_dtype(spec.dtype)
         if not fits:
             name = "string" if there.kind == "O" else there.name
-            raise LoadError(
-                f"the reference is of another model: its input {spec.name!r} is {name}, that of the model {spec.dtype}",
-                where=str(path),
-                fix=fix,
-            )
+            what = f"its input {spec.name!r} is {name}, that of the model {spec.dtype}"
+            raise LoadError(f"the reference is of another model: {what}", where=str(path), fix=fix)
 
 
 def _of_file(flat: FlatGraph, reference: Reference) -> tuple[int | None, Shapes]:
@@ -99,10 +84,6 @@ def _of_file(flat: FlatGraph, reference: Reference) -> tuple[int | None, Shapes]
         if all(made[name].shape == shape for name, shape in found.items()):
             return (None, {}) if size == 1 else (size, {})
     return None, found
-
-
-def _agree(has: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(has) == len(wanted) and all(b is None or a == b for a, b in zip(has, wanted, strict=True))
 
 
 def _listed(names: set[str]) -> str:
