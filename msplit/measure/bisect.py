@@ -21,8 +21,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest, as_recorded
-from msplit.measure.rounding import computed_in
-from msplit.measure.verification import OutputComparison, compare
+from msplit.measure.verification import OutputComparison, compare, computed_in
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, ops_with
 from msplit.progress import Progress

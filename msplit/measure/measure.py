@@ -24,8 +24,7 @@ from msplit.inputs.reference import Reference
 from msplit.measure import statistics
 from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.results import BenchResult, Check, Settings, VariantResult
-from msplit.measure.rounding import computed_in
-from msplit.measure.verification import Comparison, compare
+from msplit.measure.verification import Comparison, compare, computed_in
 from msplit.progress import Progress
 
 _SLOW = 20.0

@@ -1,17 +1,18 @@
-"""Holds outputs against what they should be."""
+"""Holds outputs against what they should be, as closely as the types that they were computed in allow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit import escape
-
-Arrays = Mapping[str, NDArray[Any]]
+from msplit.engines.base import Arrays
+from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import ops_with
 
 _TIGHT = {"float64": 1e-9, "float32": 2e-4, "float16": 5e-3, "bfloat16": 4e-2, "complex64": 2e-4, "complex128": 1e-9}
 """Tolerances where products are made in the type itself.
@@ -142,7 +143,7 @@ def compare(
         expected: What they should be; an output that is only in one of the two fails.
         ieee: See `tolerance_of`.
         tolerance: In place of the type's own, for types that have one.
-        computed: Output -> a coarser type that it was computed in (see `rounding`): its tolerance is that type's, whatever the output
+        computed: Output -> a coarser type that it was computed in (see `computed_in`): its tolerance is that type's, whatever the output
             was cast to at the end.
     """
     results = []
@@ -174,23 +175,9 @@ def _compare_one(
 
 
 def _exact(name: str, got: NDArray[Any], expected: NDArray[Any]) -> OutputComparison:
-    wrong = np.asarray(got != expected)
-    count = int(wrong.sum())
-    worst = tuple(int(i) for i in np.argwhere(wrong)[0]) if count else None
-    return OutputComparison(
-        name=name,
-        passed=not count,
-        dtype=_kind(expected),
-        shape=expected.shape,
-        tolerance=0.0,
-        needed=np.inf if count else 0.0,
-        mismatches=count,
-        elements=expected.size,
-        worst=worst,
-        got=_element(got, worst),
-        expected=_element(expected, worst),
-        exact=True,
-    )
+    error = np.where(np.asarray(got != expected), np.inf, 0.0)
+    worst = int(np.argmax(error)) if error.any() else None
+    return replace(_compared(name, got, expected, error, 0.0, worst), exact=True)
 
 
 def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: float) -> OutputComparison:
@@ -204,21 +191,27 @@ def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: floa
         scale = max(float(np.sqrt(np.mean(known**2))) if known.size else 0.0, _SMALLEST_SCALE)
         error = np.abs(a - b) / (magnitude + scale)
     error = np.where(same, 0.0, np.where(finite, error, np.inf))
-    wrong = error > tolerance
-    count = int(wrong.sum())
-    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape)) if error.size else None
+    return _compared(name, got, expected, error, tolerance, int(np.argmax(error)) if error.size else None)
+
+
+def _compared(
+    name: str, got: NDArray[Any], expected: NDArray[Any], error: NDArray[Any], tolerance: float, worst: int | None
+) -> OutputComparison:
+    """The comparison by the error of each element; `worst` is the element to name."""
+    count = int(np.count_nonzero(error > tolerance))
+    place = None if worst is None else tuple(map(int, np.unravel_index(worst, error.shape)))
     return OutputComparison(
         name=name,
         passed=not count,
-        dtype=expected.dtype.name,
+        dtype=_kind(expected),
         shape=expected.shape,
         tolerance=tolerance,
         needed=float(error.max()) if error.size else 0.0,
         mismatches=count,
         elements=expected.size,
-        worst=worst,
-        got=_element(got, worst),
-        expected=_element(expected, worst),
+        worst=place,
+        got=_element(got, place),
+        expected=_element(expected, place),
     )
 
 
@@ -263,3 +256,35 @@ def _up(value: float) -> float:
         return 0.0
     digit = 10.0 ** (np.floor(np.log10(value)) - 1)
     return float(np.ceil(value / digit * (1 - 1e-12)) * digit)
+
+
+_NARROW = ("float16", "bfloat16")
+"""From the finer to the coarser."""
+
+_TYPES = ("T", "DstT", "Tout")
+"""Attributes that give the types that an op computes in. A loop has a list of them."""
+
+_STORED = ops_with("stored")
+
+
+def computed_in(flat: FlatGraph) -> Mapping[str, str]:
+    """Per output the coarsest narrow type that something it depends on was computed in; outputs without one are left out."""
+    graph = flat.graph
+    nodes, kind_of = graph.per_kind()
+    found: dict[str, str] = {}
+    for dtype in _NARROW:
+        of_kind = np.fromiter(
+            (_computes(graph.ops[node], graph.attrs[node], dtype) for node in nodes), bool, len(nodes)
+        )
+        rounding: NDArray[np.intp] = np.flatnonzero(of_kind[kind_of])
+        if len(rounding):
+            reached = graph.descendants(rounding.tolist())
+            found |= {output.name: dtype for output in flat.outputs if reached[output.node]}
+    return found
+
+
+def _computes(op: str, attrs: Mapping[str, Any], dtype: str) -> bool:
+    if op in _STORED:
+        return False
+    values = [attrs.get(name) for name in _TYPES]
+    return any(value == dtype or (isinstance(value, tuple) and dtype in value) for value in values)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.inputs.make import make_inputs
-from msplit.measure.rounding import computed_in
-from msplit.measure.verification import compare
+from msplit.measure.verification import compare, computed_in
 from tests.inputs.graphs import flat_of
 
 
