@@ -12,6 +12,10 @@ Progress = Callable[[str, float], None]
 """Is called with what is being done, and the share of it that is done."""
 
 
+def silent(what: str, share: float) -> None:
+    """Tells nobody."""
+
+
 class Listener(Protocol):
     """Who wants to know."""
 
@@ -43,11 +47,6 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
-
-
-def present() -> Listener | None:
-    """Who listens."""
-    return _listener.get()
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def wrote(path: Path) -> None:
 @contextmanager
 def telling() -> Iterator[Progress]:
     """For work that says itself what it does and how much of it is done: what it says is a phase until it says something else."""
-    listener = present()
+    listener = _listener.get()
     now: list[str] = []
 
     def tell(what: str, share: float) -> None:

@@ -21,12 +21,12 @@ from msplit.measure.ablation import AblationStep
 from msplit.measure.compilation import compiled
 from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
-from msplit.measure.measure import Variant
 from msplit.measure.measure import bench as measure
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, set_up
+from msplit.measure.verified import Variant
 from msplit.progress import Progress
 
 

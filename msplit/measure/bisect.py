@@ -24,7 +24,7 @@ from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.verification import OutputComparison, compare, computed_in
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, ops_with
-from msplit.progress import Progress
+from msplit.progress import Progress, silent
 
 Key = tuple[int, int]
 
@@ -105,7 +105,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     else:
         feeds = feeds_for(flat, request.workload, seed=request.seed)
     sides = _Sides(flat, feeds, request, device)
-    tell = progress or (lambda what, share: None)
+    tell = progress or silent
     keys = list(_values(flat))
     wrong: list[tuple[Key, OutputComparison]] = []
     for start in range(0, len(keys), AT_A_TIME):

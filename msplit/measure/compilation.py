@@ -14,10 +14,10 @@ from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import KernelMode
 from msplit.measure.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
 from msplit.measure.distinct import distinct
-from msplit.measure.measure import Variant
 from msplit.measure.request import BenchRequest
 from msplit.measure.tuning import TUNED, Tuned, tune
 from msplit.measure.variants import Setup, cuda_options, one_stream, suffix
+from msplit.measure.verified import Variant
 from msplit.progress import Progress
 from msplit.rules.auto import BEST, Auto
 

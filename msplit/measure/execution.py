@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
@@ -17,15 +17,14 @@ from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Arrays, Executable, HasBuffers, refuse
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.errors import MsplitError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.compilation import Compiled, compiled
-from msplit.measure.measure import Variant
-from msplit.measure.measure import prepare as make_ready
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
 from msplit.measure.variants import Setup, plan_label, set_up
-from msplit.progress import Progress
+from msplit.measure.verified import Running, Variant, Verification, verified
+from msplit.progress import Progress, silent
 
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
 
@@ -129,13 +128,11 @@ def prepare(
     chosen = _chosen(setup, made, variant)
     # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
     one = next(one for one in made.variants if one.engine is chosen.engine and one.against is None)
-    executable, checks = make_ready(
-        [chosen] if chosen is one else [one, replace(chosen, against=one.label)],
-        fresh=setup.fresh,
-        settings=request.settings,
-        reference=setup.reference,
-        progress=progress,
-    )
+    how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
+    with verified([chosen] if chosen is one else [one, replace(chosen, against=one.label)], how) as running:
+        _refuse_wrong(running)
+        ready = running.pop()  # what is still listed is closed
+    executable = ready.running
     notes = made.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
     CUDA.forget(flat)  # weights of other kernels, and in another precision
     return Runner(
@@ -145,11 +142,27 @@ def prepare(
         inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
         buffers=_buffers(executable, chosen.job.feeds),
         outputs=tuple(output.name for output in flat.outputs),
-        checks=checks,
+        checks=tuple(ready.checks),
         notes=(*notes, *setup.unverified),
         facts=executable.facts(),
         executable=executable,
     )
+
+
+def _refuse_wrong(running: Sequence[Running]) -> None:
+    """Raises what is wrong with outputs.
+
+    Raises:
+        EngineError: A variant gives other outputs than it must.
+    """
+    for one in running:
+        for check in one.checks:
+            if not check.passed:
+                raise EngineError(
+                    f"{one.variant.label} gives other outputs than {check.against} ({check.precision}):",
+                    details=check.comparison.describe().splitlines(),
+                    fix="see `msplit bench`, which compares every way to run the model",
+                )
 
 
 def _buffers(executable: Executable, feeds: Arrays) -> Arrays:

@@ -34,10 +34,10 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.fold_ids import fold_ids
-from msplit.measure.measure import Variant
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
+from msplit.measure.verified import Variant
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE
 from msplit.rules.auto import PLAIN

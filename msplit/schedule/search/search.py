@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.progress import Progress
+from msplit.progress import Progress, silent
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.candidates import POOL_EFFORT, Candidate, candidates, simulated_candidate, single
 from msplit.schedule.search.evaluate import evaluate
@@ -199,7 +199,7 @@ def search(
         now: Seconds on some clock.
         progress: Is called with what is being done and the share of the time that is spent.
     """
-    state = _Search(problems, device, limits, now, progress or (lambda what, share: None), start=now())
+    state = _Search(problems, device, limits, now, progress or silent, start=now())
     first = next(iter(problems))
     one = single(problems[first], first)
     candidates = [

@@ -15,9 +15,10 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference
-from msplit.measure.measure import Variant, bench
+from msplit.measure.measure import bench
 from msplit.measure.results import Settings
 from msplit.measure.verification import compare
+from msplit.measure.verified import Variant
 
 pytestmark = pytest.mark.tf
 

@@ -1,0 +1,292 @@
+"""Builds variants of one model and checks that they agree. One whose outputs are wrong is not measured at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
+from msplit.errors import EngineError
+from msplit.inputs.reference import Reference
+from msplit.measure.results import Check, Settings
+from msplit.measure.verification import Comparison, compare, computed_in
+from msplit.progress import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One way to run the model.
+
+    Attributes:
+        label: Its name in the report.
+        engine: What runs it.
+        job: What it runs; `job.feeds` are the measured inputs.
+        against: Label of the variant whose outputs it must give, and over which its gain is told; None for the first variant before
+            it of the same engine on one stream. Where there is none, outputs are held against the first variant.
+        optional: Whether an engine that can not run it is no error: it is then reported as skipped.
+        over: Labels of further variants over which its gain is told.
+        asked: What was asked for that it stands for, such as ``16 streams``.
+        used: How many streams do something; None where nobody has looked, and `job.streams` is taken for it.
+    """
+
+    label: str
+    engine: Engine
+    job: Job
+    against: str | None = None
+    optional: bool = False
+    over: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    used: int | None = None
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An executable whose steps change variables."""
+
+    def save_state(self) -> Mapping[str, NDArray[Any]]:
+        """The values of its variables."""
+        ...
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives its variables values."""
+        ...
+
+
+@runtime_checkable
+class NeedsStreams(Protocol):
+    """An engine that must know the largest number of streams before it builds anything."""
+
+    def prepare(self, streams: int) -> None:
+        """Tells it."""
+        ...
+
+
+@runtime_checkable
+class KnowsDevice(Protocol):
+    """An engine that tells where a job will run before it builds it."""
+
+    def device(self, job: Job) -> str:
+        """ "CPU" or "GPU", perhaps with more behind it."""
+        ...
+
+
+@dataclass(eq=False)
+class Running:
+    """A variant on its way.
+
+    Attributes:
+        partner: Label of the variant that it is held against.
+        burst: Steps that it runs in a round.
+        host: Seconds of each step, by build and round.
+        device: Likewise, by the device's clock.
+        launch: Seconds of each step without copies.
+    """
+
+    variant: Variant
+    partner: str | None
+    executable: Executable | None = None
+    checks: list[Check] = field(default_factory=list)
+    skipped: str = ""
+    burst: int = 1
+    host: list[list[list[float]]] = field(default_factory=list)
+    device: list[list[list[float]]] = field(default_factory=list)
+    launch: list[float] = field(default_factory=list)
+    timeline: Timeline | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether its outputs are right, as far as they were checked."""
+        return all(check.passed for check in self.checks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is built and right."""
+        return self.executable is not None and self.passed
+
+    @property
+    def running(self) -> Executable:
+        """What is built.
+
+        Raises:
+            EngineError: Nothing is.
+        """
+        if self.executable is None:
+            raise EngineError(f"variant {self.variant.label!r} is not built")
+        return self.executable
+
+    def build(self, job: Job) -> None:
+        """Builds it. Where an engine can not run what is optional, that is noted."""
+        try:
+            self.executable = self.variant.engine.build(job)
+        except EngineError as error:
+            if not self.variant.optional:
+                raise
+            self.skipped = error.what
+
+    def close(self) -> None:
+        """Closes what is built."""
+        if self.executable is not None:
+            self.executable.close()
+            self.executable = None
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """How variants are verified.
+
+    Attributes:
+        fresh: Makes a new set of inputs from a seed.
+        settings: How many sets, and how closely outputs must agree.
+        reference: Inputs with outputs that every variant must give, if there is one.
+        tell: Told how far it is.
+    """
+
+    fresh: Callable[[int], Arrays]
+    settings: Settings
+    reference: Reference | None
+    tell: Progress
+
+
+@contextmanager
+def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Running]]:
+    """Builds all and verifies them; what is wrong in IEEE precision is not built again. At the end, those still listed are closed.
+
+    Raises:
+        EngineError: An engine can not run a variant that is not optional.
+        ValueError: Labels are not unique, or one that is named is not there.
+    """
+    running = [Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
+    for engine in {id(variant.engine): variant.engine for variant in variants}.values():
+        if isinstance(engine, NeedsStreams):
+            engine.prepare(max(variant.job.streams for variant in variants if variant.engine is engine))
+    try:
+        _verify_in_ieee(running, how)
+        for number, one in enumerate(running):
+            how.tell(f"building {one.variant.label}", number / len(running))
+            if not one.skipped and one.passed:
+                one.build(one.variant.job)
+        _verify(running, how)
+        yield running
+    finally:
+        for one in running:
+            one.close()
+
+
+def rebuild(running: Sequence[Running], how: Verification) -> None:
+    """Builds what is still alive anew and checks once that it agrees."""
+    alive = [one for one in running if one.alive]
+    for one in alive:
+        one.close()
+    for number, one in enumerate(alive):
+        how.tell(f"building {one.variant.label} anew", number / len(alive))
+        one.build(one.variant.job)
+    before = [len(one.checks) for one in alive]
+    once = replace(how.settings, verify_inputs=min(1, how.settings.verify_inputs))
+    _verify(alive, replace(how, settings=once, reference=None))
+    for one, count in zip(alive, before, strict=True):
+        one.checks[count:] = [check for check in one.checks[count:] if not check.passed]
+
+
+def _partners(variants: Sequence[Variant]) -> list[str | None]:
+    """What each variant's outputs are held against: what it names, or its engine's first variant on one stream."""
+    labels = [variant.label for variant in variants]
+    if len(set(labels)) != len(labels) or not labels:
+        raise ValueError(f"variants need labels of their own, not {labels}")
+    partners: list[str | None] = []
+    for number, variant in enumerate(variants):
+        if variant.against is not None:
+            if variant.against not in labels:
+                raise ValueError(f"no variant is called {variant.against!r}")
+            partners.append(variant.against)
+            continue
+        earlier = [v for v in variants[:number] if v.engine.name == variant.engine.name and v.job.streams == 1]
+        partners.append(earlier[0].label if earlier else None)
+    return partners
+
+
+def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
+    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one."""
+    if all(_precise(one.variant) for one in running):
+        return
+    strict = [Running(replace(one.variant, job=replace(one.variant.job, ieee=True)), one.partner) for one in running]
+    try:
+        for number, one in enumerate(strict):
+            how.tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
+            one.build(one.variant.job)
+        _verify(strict, how)
+        for one, checked in zip(running, strict, strict=True):
+            one.checks += checked.checks
+            one.skipped = checked.skipped
+    finally:
+        for one in strict:
+            one.close()
+
+
+def _precise(variant: Variant) -> bool:
+    """Whether a variant has no TF32: it is not to, or will run on a CPU, as far as its engine tells before it is built."""
+    engine, job = variant.engine, variant.job
+    return job.ieee or (isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU"))
+
+
+def _verify(running: Sequence[Running], how: Verification) -> None:
+    """Steps all variants in lock-step on the same inputs and compares them."""
+    built = [one for one in running if one.executable is not None]
+    if not built:
+        return
+    settings, reference = how.settings, how.reference
+    state = built[0].running.save_state() if isinstance(built[0].running, HasState) else {}
+    if state:
+        for one in built[1:]:
+            if isinstance(one.running, HasState):
+                one.running.load_state(state)
+    computed = computed_in(built[0].variant.job.flat)
+    precise = {one: _precise(one.variant) for one in built}
+
+    def compared(got: Arrays, expected: Arrays, ieee: bool) -> Comparison:
+        return compare(got, expected, ieee=ieee, tolerance=settings.tolerance, computed=computed)
+
+    if reference is not None:
+        for number, one in enumerate(built):
+            how.tell(f"verifying {one.variant.label}", number / len(built))
+            comparison = compared(one.running.step(reference.feeds), reference.outputs, precise[one])
+            one.checks.append(Check(reference.source, _precision(precise[one]), 1, comparison))
+    outcomes: dict[Running, Comparison] = {}
+    partner_of = {one.variant.label: one for one in built}
+    # A variant without a partner that runs is held against the first that does, whatever its engine.
+    partners = [(one, partner_of.get(one.partner or "", built[0])) for one in built]
+    pairs = [(one, partner, precise[one] and precise[partner]) for one, partner in partners if one is not partner]
+    for number in range(settings.verify_inputs if pairs else 0):
+        how.tell("verifying", number / settings.verify_inputs)
+        feeds = how.fresh(settings.seed + 1 + number)
+        outputs = {one: one.running.step(feeds) for one in built}
+        for one, partner, ieee in pairs:
+            found = compared(outputs[one], outputs[partner], ieee)
+            if one not in outcomes or (outcomes[one].passed and not found.passed):
+                outcomes[one] = found
+    for one, partner, ieee in pairs:
+        if one in outcomes:
+            check = Check(partner.variant.label, _precision(ieee), settings.verify_inputs, outcomes[one])
+            one.checks.append(check)
+    if state:
+        _verify_state(pairs, settings)
+
+
+def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], settings: Settings) -> None:
+    """Compares what training made of the variables."""
+    for one, partner, ieee in pairs:
+        if isinstance(one.running, HasState) and isinstance(partner.running, HasState):
+            got, expected = one.running.save_state(), partner.running.save_state()
+            shared = {name: value for name, value in got.items() if name in expected}
+            wanted = {name: expected[name] for name in shared}
+            comparison = compare(shared, wanted, ieee=ieee, tolerance=settings.tolerance)
+            if not comparison.passed:
+                name = f"variables of {partner.variant.label}"
+                one.checks.append(Check(name, _precision(ieee), settings.verify_inputs, comparison))
+
+
+def _precision(ieee: bool) -> str:
+    return "ieee" if ieee else "tf32"
