@@ -24,6 +24,7 @@ from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import bench as measure
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
+from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, set_up
 from msplit.measure.verified import Variant
@@ -136,7 +137,7 @@ def bench(
         notes=(*said, *made.notes, *setup.unverified),
         tuned=None if tuned is None else confirmed(tuned, result, made.tuned_label),
         costs=setup.job.costs,
-        traced=_traced(result, variants, setup.decided),
+        traced=_traced(result, variants, setup.assignments),
         layers=made.steps,
         limits=limited,
         lookups=hits(flat, setup.job.feeds),
@@ -157,13 +158,12 @@ def _captures_plain(job: Job) -> bool:
     return job.options.capture and job.options.mode is KernelMode.PLAIN
 
 
-def _traced(
-    result: BenchResult, variants: Sequence[Variant], decided: Sequence[tuple[Ints, Assignment]]
-) -> tuple[Traced, ...]:
+def _traced(result: BenchResult, variants: Sequence[Variant], assignments: Sequence[StreamIds]) -> tuple[Traced, ...]:
     jobs = {variant.label: variant.job for variant in variants}
+    decided = {id(each.ids): each.assignment for each in assignments}
     found = []
     for one in result.variants:
         if one.timeline is not None:
             ids = jobs[one.label].ids
-            found.append(Traced(one.label, one.timeline, ids, next((a for given, a in decided if given is ids), None)))
+            found.append(Traced(one.label, one.timeline, ids, decided.get(id(ids))))
     return tuple(found)

@@ -64,7 +64,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
     tuned, found = None, list[Variant]()
     if request.tune is not None:
         base = replace(setup.job, options=cuda_options(request))
-        given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids in setup.assignments]
+        given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids, _ in setup.assignments]
         how = replace(request.tune, kernels=_modes(request, request.tune.kernels))
         most = max(request.streams, default=1)
         tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)

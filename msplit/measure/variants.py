@@ -9,15 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit import formats, rules
-from msplit.core.arguments import MAX_STREAMS
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit import formats
 from msplit.cost.costs import Costs
-from msplit.decide.assignment import assign, present_ids
-from msplit.decide.basis import anew
 from msplit.decide.export import check_places
-from msplit.decide.kernels import with_kernels
 from msplit.decide.model import price
 from msplit.decide.plans import stored_job
 from msplit.engines.base import Arrays, Engine, Job
@@ -33,14 +27,13 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
-from msplit.measure.fold_ids import fold_ids
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
+from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.measure.verified import Variant
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE
-from msplit.rules.auto import PLAIN
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
 
@@ -62,7 +55,7 @@ class Setup:
         why: Why this engine.
         job: The model on one stream.
         priced: Shapes of its tensors and costs of its nodes.
-        assignments: The numbers of streams above one, with their ids.
+        assignments: Ids for each number of streams above one.
         variants: What is compared, before larger kernels.
         ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
         planned: What runs the plan file, if there is one.
@@ -71,7 +64,6 @@ class Setup:
         notes: What was done to the assignment.
         unverified: What can not be verified.
         plan_notes: What does not fit the plan file.
-        decided: Ids that rules gave, with the rules that decided.
     """
 
     request: BenchRequest
@@ -79,7 +71,7 @@ class Setup:
     why: str
     job: Job
     priced: tuple[Shapes, Costs]
-    assignments: tuple[tuple[int, Ints], ...]
+    assignments: tuple[StreamIds, ...]
     variants: tuple[Variant, ...]
     ablation: Ablation
     planned: Variant | None
@@ -88,7 +80,6 @@ class Setup:
     notes: tuple[str, ...]
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
-    decided: tuple[tuple[Ints, Assignment], ...]
 
 
 def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
@@ -99,22 +90,14 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    wrong = [streams for streams in request.streams if not 1 <= streams <= MAX_STREAMS]
-    if wrong:
-        raise MsplitError(f"streams: {wrong[0]} is not in the range 1<=x<={MAX_STREAMS}", fix="choose another number")
+    from msplit.engines.cuda.coverage import needed_nodes
+
     engine, why = choose_engine(request, flat)
     _refuse(request, engine, why)
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
-    taken = ""
-    loaded = None if request.reference is None else load_reference(request.reference)
-    if loaded is not None and request.reference is not None:
-        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
-        taken = f"the batch is {batch}, as in {request.reference}" if batch != request.batch else ""
-        request = replace(request, batch=batch, shapes=shapes)
-    if request.profile is not None and request.batch is None:
-        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    request, loaded, notes = _sized(flat, request)
     sizes, costs = price(flat, request.workload)
 
     def feeds_of(seed: int) -> Arrays:
@@ -127,17 +110,9 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
     if request.save_reference is not None:
         outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
         save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"), force=request.force)
-    decided: list[tuple[Ints, Assignment]] = []
-    assignments, notes = assignments_for(flat, sizes, costs, request, decided)
-    if taken:
-        notes.insert(0, taken)
-    if left_out := formats.left_out_text(flat.model):
-        notes.append(left_out)
-    if engine is CUDA:
-        notes += cuda.refused_folders()
-    notes += _made_up_seeds(flat)
-    if request.profile is not None:
-        notes[:0] = compared(request.profile, ieee=request.ieee, layout=request.layout)
+    assignments, said = assignments_for(flat, sizes, costs, request)
+    refused = cuda.refused_folders() if engine is CUDA else ()
+    notes += filter(None, [*said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))])
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),
@@ -147,14 +122,13 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         op_libraries=request.op_libraries,
         costs=costs,
     )
-    variants = (
-        _tensorflow_variants(job, assignments)
-        if engine is TENSORFLOW
-        else _cuda_variants(job, assignments, request, engine)
-    )
-    planned, said = None, list[str]()
+    if engine is TENSORFLOW:
+        variants = _tensorflow_variants(job, assignments)
+    else:
+        variants = _cuda_variants(job, assignments, request)
+    planned, plan_notes = None, list[str]()
     if stored is not None and request.plan is not None:
-        own, said = stored_job(replace(job, options=cuda_options(request)), stored)
+        own, plan_notes = stored_job(replace(job, options=cuda_options(request)), stored)
         planned = Variant(plan_label(request.plan), engine, own, one_stream(variants).label)
     return Setup(
         request=request,
@@ -169,18 +143,26 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         reference=reference,
         fresh=feeds_of,
         notes=tuple(notes),
-        plan_notes=tuple(said),
+        plan_notes=tuple(plan_notes),
         unverified=(*unverified, *own_data(flat)),
-        decided=tuple(decided),
     )
 
 
-def _made_up_seeds(flat: FlatGraph) -> list[str]:
-    """What is to be said of the random ops that the outputs need."""
-    from msplit.engines.cuda.coverage import needed_nodes
-
-    said = remark(flat, needed_nodes(flat))
-    return [] if said is None else [said]
+def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Reference | None, list[str]]:
+    """The request with batch and shapes of its reference or its profile where it names none itself, that reference, and what to tell."""
+    notes: list[str] = []
+    loaded = None
+    if request.profile is not None:
+        notes += compared(request.profile, ieee=request.ieee, layout=request.layout)
+    if request.reference is not None:
+        loaded = load_reference(request.reference)
+        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        if batch != request.batch:
+            notes.append(f"the batch is {batch}, as in {request.reference}")
+        request = replace(request, batch=batch, shapes=shapes)
+    if request.profile is not None and request.batch is None:
+        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    return request, loaded, notes
 
 
 def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
@@ -230,58 +212,16 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
 
 
-def assignments_for(
-    flat: FlatGraph,
-    sizes: Shapes,
-    costs: Costs,
-    request: BenchRequest,
-    decided: list[tuple[Ints, Assignment]] | None = None,
-) -> tuple[list[tuple[int, Ints]], list[str]]:
-    """Ids for each number of streams asked for, 1 left out: (streams used, ids); and what to tell the user.
-
-    Where rules gave ids, `decided` gets those ids with the rules that decided.
-    """
-    wanted = sorted({streams for streams in request.streams if streams > 1})
-    notes: list[str] = []
-    found: list[tuple[int, Ints]] = []
-    if request.ruleset is None and flat.graph.nodes_with(formats.STREAM_ID):
-        ids = present_ids(flat)
-        highest = int(ids.max(initial=0)) + 1
-        used = plural(len(np.unique(ids)), "stream")
-        notes.append(f"the graph runs as it is annotated, on {used}; --rules assigns anew")
-        for streams in sorted({min(streams, highest) for streams in wanted} or {highest}):
-            folded = fold_ids(ids, costs.time_us, streams)
-            if folded.note:
-                notes.append(folded.note)
-            found.append((folded.streams, folded.ids))
-        return found, notes
-    name = request.ruleset or rules.STANDARD
-    annotated = bool(flat.graph.nodes_with(formats.STREAM_ID))
-    for streams in wanted:
-        ruleset = with_kernels(rules.load(name, streams=streams), PLAIN)
-        if annotated:
-            ruleset = anew(ruleset, flat)
-        assigned = assign(flat, ruleset, streams=streams, priced=(sizes, costs))
-        found.append((streams, assigned.ids))
-        if decided is not None:
-            decided.append((assigned.ids, assigned.outcome.assignment))
-    in_place = ", in place of the ids in the file" if annotated else ""
-    notes.append(f"streams are assigned by the rule set {name}{in_place}")
-    return found, notes
-
-
-def _tensorflow_variants(job: Job, assignments: Sequence[tuple[int, Ints]]) -> list[Variant]:
+def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds]) -> list[Variant]:
     variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
-    for streams, ids in assignments:
+    for streams, ids, _ in assignments:
         label = f"TensorFlow, {plural(streams, 'logical device')}"
         asked = (plural(streams, "stream"),)
         variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
     return variants
 
 
-def _cuda_variants(
-    job: Job, assignments: Sequence[tuple[int, Ints]], request: BenchRequest, engine: Engine
-) -> list[Variant]:
+def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest) -> list[Variant]:
     how = "CUDA graph" if request.capture else "eager"
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
@@ -293,20 +233,20 @@ def _cuda_variants(
     one = f"msplit, 1 stream, {how}"
     if request.capture and request.device == "cuda":
         eager = replace(job, options=replace(options, capture=False))
-        variants.append(Variant("msplit, 1 stream, eager", engine, eager, one))
-    variants.append(Variant(one, engine, replace(job, options=options)))
-    for streams, ids in assignments:
+        variants.append(Variant("msplit, 1 stream, eager", CUDA, eager, one))
+    variants.append(Variant(one, CUDA, replace(job, options=options)))
+    for streams, ids, _ in assignments:
         label, asked = f"msplit, {plural(streams, 'stream')}, {how}", (plural(streams, "stream"),)
         own = replace(job, ids=ids, streams=streams, options=options)
-        variants.append(Variant(label, engine, own, one, asked=asked))
+        variants.append(Variant(label, CUDA, own, one, asked=asked))
     return variants
 
 
-def _ablation(variants: Sequence[Variant], assignments: Sequence[tuple[int, Ints]], request: BenchRequest) -> Ablation:
+def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], request: BenchRequest) -> Ablation:
     """The steps above one stream, for the largest number of streams."""
     most = None
     if assignments:
-        streams, ids = max(assignments, key=lambda found: found[0])
+        streams, ids, _ = max(assignments, key=lambda found: found.streams)
         most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
     larger = [KernelMode.FUSED] if request.fuse else []
     if request.group:

@@ -13,7 +13,8 @@ import msplit
 from msplit import api, formats
 from msplit.decide.assignment import present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
-from msplit.measure.variants import assignments_for, choose_engine
+from msplit.measure.stream_ids import assignments_for
+from msplit.measure.variants import choose_engine
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
@@ -200,11 +201,11 @@ def test_assignments_of_a_bench() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     priced = api.price(flat)
     found, notes = assignments_for(flat, *priced, msplit.BenchRequest(streams=(4, 1, 2, 2)))
-    assert [streams for streams, _ in found] == [2, 4]
+    assert [one.streams for one in found] == [2, 4]
     assert notes == ["streams are assigned by the rule set auto"]
     flat = msplit.load(SAMPLES / "annotated.pb")
     found, notes = assignments_for(flat, *api.price(flat), msplit.BenchRequest(streams=(1,)))
-    assert [streams for streams, _ in found] == [3]
+    assert [one.streams for one in found] == [3]
     assert np.array_equal(found[0][1], present_ids(flat))
     found, notes = assignments_for(flat, *api.price(flat), msplit.BenchRequest(streams=(2,), ruleset="recsys"))
     assert notes == ["streams are assigned by the rule set recsys, in place of the ids in the file"]
