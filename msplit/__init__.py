@@ -41,26 +41,14 @@ if TYPE_CHECKING:
     from msplit.checks import CheckSettings, check
     from msplit.errors import MsplitError
 
-_HOME = {
-    "Analysis": "msplit.api",
-    "Assigned": "msplit.api",
-    "Bench": "msplit.api",
-    "BenchRequest": "msplit.api",
+_ELSEWHERE = {
     "CheckSettings": "msplit.checks",
     "MsplitError": "msplit.errors",
-    "Runner": "msplit.api",
-    "Settings": "msplit.api",
-    "analyze": "msplit.api",
-    "assign": "msplit.api",
-    "bench": "msplit.api",
     "check": "msplit.checks",
-    "emit": "msplit.api",
-    "load": "msplit.api",
-    "prepare": "msplit.api",
-    "save": "msplit.api",
     "stream": "msplit.annotate",
     "stream_group": "msplit.annotate",
 }
+"""Where names are that are not in `msplit.api`."""
 
 __all__ = [
     "Analysis",
@@ -86,11 +74,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'msplit' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "msplit.api")), name)
     globals()[name] = value
     return value
 

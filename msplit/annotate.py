@@ -31,6 +31,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from functools import WRAPPER_UPDATES, cache, wraps
 from types import TracebackType
@@ -77,10 +78,6 @@ class _Scope:
         """Stream of the ops of a graph, and how many streams follow it in a group."""
         raise NotImplementedError
 
-    def _again(self) -> _Scope:
-        """Another scope like it."""
-        raise NotImplementedError
-
     def __enter__(self) -> Self:
         import tensorflow as tf
 
@@ -122,12 +119,11 @@ class _Scope:
                 where=f"msplit.{type(self).__name__}",
                 fix="write `with` around the part of it that makes ops, or decorate a function that is called",
             )
-        scope = self  # its own for each call, so that threads do not share one
         taken = WRAPPER_UPDATES if inspect.isroutine(function) else ()
 
         @wraps(function, updated=taken)
         def on_stream(*args: Any, **kwargs: Any) -> Any:
-            with scope._again():
+            with copy(self):  # its own for each call, so that threads do not share one
                 return function(*args, **kwargs)
 
         return on_stream  # type: ignore[return-value]
@@ -164,9 +160,6 @@ class stream(_Scope):
             )
         return group.stream + self.stream_id, None
 
-    def _again(self) -> stream:
-        return stream(self.stream_id, self.include_grad)
-
 
 class stream_group(_Scope):
     """Scope with streams of its own: inside, ``stream(i)`` is stream ``group * size + i``.
@@ -191,9 +184,6 @@ class stream_group(_Scope):
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
         return self.group * self.size, self.size
-
-    def _again(self) -> stream_group:
-        return stream_group(self.group, size=self.size, include_grad=self.include_grad)
 
 
 def _integer(value: SupportsIndex, what: str, least: int, where: str) -> int:

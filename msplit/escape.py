@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import html as _html
 import re
+from collections.abc import Callable
 
 _INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
 """What Python calls printable and nobody sees: fillers and selectors of variants."""
@@ -69,14 +70,17 @@ def guarded(text: str) -> str:
 
 def visible(text: str) -> str:
     """A text with what can not be seen as in `line`; for what is not a line of its own."""
+    return _shown(text, _written)
+
+
+def _shown(text: str, written: Callable[[str], str]) -> str:
+    """A text with what can not be seen as a function writes it."""
     if text.isprintable() and (text.isascii() or _UNSEEN.search(text) is None):
         return text
-    return "".join(map(_written, text))
+    return "".join(char if char.isprintable() and _UNSEEN.match(char) is None else written(char) for char in text)
 
 
 def _written(char: str) -> str:
-    if char.isprintable() and _UNSEEN.match(char) is None:
-        return char
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is not UTF-8
         code -= 0xDC00
@@ -163,14 +167,8 @@ def json_document(text: str, *, ascii_only: bool = False) -> str:
     """
     if ascii_only and not text.isascii():
         text = "".join(char if char.isascii() else _json_written(char) for char in text)
-    text = "\n".join(map(_json_line, text.split("\n")))
+    text = "\n".join(_shown(line, _json_written) for line in text.split("\n"))
     return _COMMAND_INSIDE.sub(r"\\u0023", text)
-
-
-def _json_line(text: str) -> str:
-    if text.isprintable() and (text.isascii() or _UNSEEN.search(text) is None):
-        return text
-    return "".join(char if char.isprintable() and _UNSEEN.match(char) is None else _json_written(char) for char in text)
 
 
 def _json_written(char: str) -> str:

@@ -36,9 +36,6 @@ class Analysis(Shown):
     """What `analyze` finds. Times in µs, on the GPU that `costs` names.
 
     Attributes:
-        flat: The graph.
-        shapes: Shapes of its tensors.
-        costs: Cost of its nodes.
         ops: Nodes by op and side.
         functions: Functions of the library.
         parameters: Constants and variables.

@@ -63,13 +63,8 @@ class Assigned(Shown):
     """An assignment with what it means.
 
     Attributes:
-        flat: The graph.
-        shapes: Shapes of its tensors.
-        costs: Cost of its nodes.
-        ruleset: The rules.
         outcome: Ids, provenance and remarks.
         plan: Order and waits.
-        loads: Per stream.
         cross_edges: Tensors read on another stream than the one that made them, counted once per reading stream.
         cross_bytes: Their bytes, as far as they are known.
         cross_unknown: How many of them have no known size.

@@ -122,16 +122,7 @@ def save(
     force: bool = False,
     record: AssignmentRecord | None = None,
 ) -> tuple[WriteReport, tuple[Conflict, ...]]:
-    """Writes the model with ids on its nodes; see `api.save`.
-
-    Args:
-        flat: The graph: from `load`, or where the model is.
-        ids: Stream id per node.
-        out: File or folder to write; appears at once and whole, or not at all.
-        costs: Decides where call sites of one function want different ids for one node: the costlier wins.
-        force: Replace what is there.
-        record: What the ids were made with. Ids on the model that it does not say to be set by hand go.
-    """
+    """Writes the model with ids on its nodes; see `api.save`."""
     flat = opened(flat)
     present = with_ids(flat.model)
     kept = present if record is None else record.by_hand

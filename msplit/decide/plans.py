@@ -61,11 +61,7 @@ class Planned:
         return len(self.stored.groups)
 
     def on(self, job: Job) -> Job:
-        """What runs it.
-
-        Args:
-            job: The model on one stream.
-        """
+        """The job that runs it, made of the one that runs the model on one stream."""
         options = replace(job.options, mode=self.kernels, plan=self.stored)
         return replace(job, ids=self.ids, streams=self.streams, options=options)
 
@@ -99,13 +95,7 @@ def planned(variant: CompiledVariant, candidate: Candidate, batch: int | None = 
 
 
 def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
-    """Ids of all nodes from those of the kernels.
-
-    Args:
-        flat: The graph.
-        costs: Cost of its nodes.
-        ids: Stream per node, -1 for nodes without a kernel: they follow their inputs or their consumers.
-    """
+    """Ids of all nodes from those of the kernels; nodes without a kernel, which have -1, follow their inputs or their consumers."""
     streams = max(int(ids.max(initial=0)) + 1, 1)
     context = Context(flat, costs, streams)
     claimed = np.where(flat.host, -1, ids).astype(np.int32)
@@ -122,13 +112,9 @@ def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
 
 
 def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[int, int, int]]) -> Plan:
-    """The plan of the flat graph's nodes, in the order in which their kernels are recorded, as far as control edges allow that.
+    """The plan of the flat graph's nodes in the order of their kernels (see `StoredPlan`), as far as control edges allow that.
 
-    Args:
-        flat: The graph.
-        costs: Nodes that cost nothing launch nothing.
-        ids: Stream per node.
-        kernels: The engine's order; see `StoredPlan`.
+    Nodes that cost nothing launch nothing.
     """
     key = np.full(len(flat), np.inf)
     for place, (node, _, _) in enumerate(kernels):
@@ -177,11 +163,7 @@ def save_plan(flat: FlatGraph, found: Planned, path: Path, *, force: bool = Fals
 
 
 def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
-    """The job that runs a stored plan, and what does not fit.
-
-    Args:
-        job: The model on one stream.
-        plan: The plan.
+    """The job that runs a stored plan, made of the one that runs the model on one stream, and what does not fit.
 
     Raises:
         MsplitError: The plan is one of another graph.

@@ -80,12 +80,9 @@ def list_steps(
 
 
 def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablation:
-    """The steps that change what runs, and the last of them on one stream, too. The graph is compiled for each.
+    """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too.
 
-    Args:
-        one: The variant on one stream.
-        listed: What `list_steps` gave for it.
-        suffix: As there.
+    The graph is compiled for each.
     """
     larger = {variant.label: variant for variant in listed.variants}
     steps = [step for step in listed.steps if step.label not in larger]
@@ -121,14 +118,7 @@ _NOTHING = {
 
 
 def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tuple[AblationStep, ...]:
-    """The steps with simulated times; as they are where steps can not be captured, which the simulator knows nothing of.
-
-    Args:
-        steps: The steps.
-        variants: Those that they name, and perhaps more.
-    """
-    if not steps:
-        return ()
+    """The steps with simulated times; as they are where steps can not be captured, which the simulator knows nothing of."""
     jobs = {variant.label: variant.job for variant in variants}
     found = []
     for step in steps:
@@ -139,12 +129,9 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
 
 
 def auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
-    """What the rule `auto` likes best of all kernels on all streams. It may be measured anyway: see `distinct`.
+    """What the rule `auto` likes best of all kernels on all streams, once it has asked the chooser.
 
-    Args:
-        one: The variant on one stream.
-        chooser: After the rule has asked it.
-        variants: Those that are measured.
+    It may be among the variants that are measured anyway: see `distinct`.
     """
     chosen, tried = chooser.chosen, chooser.tried
     if tried is None:

@@ -22,7 +22,6 @@ class Timed:
 
     Attributes:
         batch: Batch, None where none was asked for.
-        label: The variant's name.
         asked: What was asked for that it stands for.
         clock: "device" or "host".
         median_us: The middle, µs.
@@ -54,12 +53,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Change:
-    """What has become of one variant.
-
-    Attributes:
-        then: Its times in the baseline.
-        now: Its times now.
-    """
+    """What has become of one variant: its times in the baseline, and now."""
 
     then: Timed
     now: Timed

@@ -36,8 +36,6 @@ class Traced:
     """One step of a variant as it ran.
 
     Attributes:
-        label: The variant's name.
-        timeline: When its parts ran.
         ids: Stream id per node of the flat graph.
         assignment: Which rule decided each; None where no rules did.
     """
@@ -53,8 +51,6 @@ class Bench(Shown):
     """A measured model.
 
     Attributes:
-        result: What was measured.
-        engine: Name of the engine.
         why: Why this engine.
         notes: What was done to the assignment, and what was not verified.
         tuned: What tuning found, if it was asked for.

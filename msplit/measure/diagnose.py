@@ -23,8 +23,8 @@ class Hints:
     """What the cost model says of a graph.
 
     Attributes:
-        work_us: Sum of all times, µs.
-        span_us: The critical path, with loops kept whole, µs.
+        work_us: Sum of all times.
+        span_us: The critical path, with loops kept whole.
         share: Share of the device that a kernel fills on average, weighted by time.
         heaviest: Node with the longest time, and its share of the work.
         most: No number of streams gains more, see `Bounds`.
@@ -65,11 +65,7 @@ def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> t
         about: What the cost model says of the graph, if it was asked.
     """
     measured = [variant for variant in variants if variant.host is not None]
-    found = [
-        *_devices(measured),
-        *_host_bound(measured),
-        *_gains(measured),
-    ]
+    found = [*_devices(measured), *_host_bound(measured), *_gains(measured)]
     several = [variant for variant in measured if variant.streams > 1 or variant.asked]
     if about is not None and about.work_us > 0 and (several or not measured):
         found += _structure(about)
@@ -77,34 +73,33 @@ def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> t
 
 
 def _devices(measured: Sequence[VariantResult]) -> list[str]:
-    if measured and all(str(variant.facts.get("device", "")).upper().startswith("CPU") for variant in measured):
+    if measured and all(map(_on_cpu, measured)):
         checked = "; only the outputs were checked" if any(variant.checks for variant in measured) else ""
         return [f"Every stream was a CPU device. Such timings say nothing about GPU streams{checked}."]
     return []
 
 
+def _on_cpu(variant: VariantResult) -> bool:
+    return str(variant.facts.get("device", "")).upper().startswith("CPU")
+
+
 def _host_bound(measured: Sequence[VariantResult]) -> list[str]:
+    alone = [(one.device.median, one.label) for one in measured if one.device is not None and one.streams == 1]
     found = []
     for variant in measured:
         if variant.host is None:
             continue
-        host = variant.host.median
         if variant.device is not None:
             device = variant.device.median
-            if host > _HOST_BOUND * device:
-                found.append(
-                    f"{variant.label} is host-bound: a step takes {host * 1e6:.0f} µs, of which the device works {device * 1e6:.0f} µs."
-                )
+            works = f", of which the device works {device * 1e6:.0f} µs."
+        elif alone and not _on_cpu(variant):
+            device, label = min(alone, key=lambda one: one[0])
+            works = f"; on one stream, {label} needs the device for {device * 1e6:.0f} µs."
+        else:
             continue
-        kernels = [v for v in measured if v.device is not None and v.streams == 1]
-        if not kernels or str(variant.facts.get("device", "")).upper().startswith("CPU"):
-            continue
-        least = min(kernels, key=lambda v: v.device.median if v.device else 0.0)
-        if least.device is not None and host > _HOST_BOUND * least.device.median:
-            found.append(
-                f"{variant.label} is host-bound: a step takes {host * 1e6:.0f} µs; on one stream, {least.label} needs the device "
-                f"for {least.device.median * 1e6:.0f} µs."
-            )
+        host = variant.host.median
+        if host > _HOST_BOUND * device:
+            found.append(f"{variant.label} is host-bound: a step takes {host * 1e6:.0f} µs{works}")
     return found
 
 

@@ -77,12 +77,8 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {
-            "against": self.against,
-            "precision": self.precision,
-            "inputs": self.inputs,
-            **self.comparison.to_dict(),
-        }
+        about = {"against": self.against, "precision": self.precision, "inputs": self.inputs}
+        return {**about, **self.comparison.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,6 @@ class VariantResult:
     """What is known of one variant.
 
     Attributes:
-        label: Its name.
-        engine: The engine's name.
         streams: Streams that do something.
         asked: What was asked for that it stands for, such as ``16 streams``: several requests may come to one plan.
         facts: What the engine tells.
@@ -102,9 +96,7 @@ class VariantResult:
         device: Back-to-back steps by the device's own clock, None where there is no such clock.
         ratios: How many times faster it is, and over what.
         timeline: One step as it ran, where that was asked for and the engine can tell.
-        host_times: Every measured step, seconds.
-        launch_times: Likewise.
-        device_times: Likewise.
+        host_times, launch_times, device_times: Every measured step, seconds.
     """
 
     label: str

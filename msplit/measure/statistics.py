@@ -212,12 +212,7 @@ def _sign_test_rank(count: int, confidence: float) -> int:
 
 
 def warnings(label: str, times: Sequence[float]) -> list[str]:
-    """What makes the times of a variant doubtful, in words.
-
-    Args:
-        label: The variant.
-        times: In the order they were taken.
-    """
+    """What makes the times of a variant doubtful, in words. They are in the order in which they were taken."""
     values = np.asarray(times, dtype=np.float64)
     if len(values) < 3:
         return [f"{label}: only {len(values)} steps were measured; a longer --duration would tell more"]
