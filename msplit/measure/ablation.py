@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msplit.core.graph import Ints
+from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
@@ -53,16 +54,13 @@ AUTO = "auto"
 """Name of the step that the rule `auto` would choose of all."""
 
 
-def list_steps(
-    one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence[KernelMode], *, suffix: str = ""
-) -> Ablation:
+def list_steps(one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence[KernelMode]) -> Ablation:
     """The steps above one stream that are asked for: more streams, then larger kernels, whether they change anything or not.
 
     Args:
         one: The variant on one stream.
         most: The largest number of streams that is measured, its ids, and its label.
         modes: The larger kernels, each with what those before it have.
-        suffix: Ends the labels of what is added.
     """
     steps = [AblationStep("1 stream", one.label, None)]
     job = one.job
@@ -73,13 +71,13 @@ def list_steps(
     added: list[Variant] = []
     for mode in modes:
         own = replace(job, options=replace(job.options, mode=mode))
-        label, asked = _label(job.streams, mode, suffix), (f"{plural(job.streams, 'stream')}, {mode}",)
+        label, asked = _label(own, mode), (f"{plural(job.streams, 'stream')}, {mode}",)
         added.append(Variant(label, one.engine, own, one.label, over=(steps[-1].label,), asked=asked))
         steps.append(AblationStep(mode, label, steps[-1].label))
     return Ablation(tuple(steps), tuple(added))
 
 
-def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablation:
+def compile_steps(one: Variant, listed: Ablation) -> Ablation:
     """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too.
 
     The graph is compiled for each.
@@ -104,7 +102,7 @@ def compile_steps(one: Variant, listed: Ablation, *, suffix: str = "") -> Ablati
         steps.append(replace(step, before=steps[-1].label))
     if added and ENGINE.compile(added[-1].job).streams(added[-1].job.ids) > 1:
         alone = replace(added[-1].job, ids=one.job.ids, streams=1)
-        label = _label(1, steps[-1].name, suffix)
+        label = _label(alone, steps[-1].name)
         added.append(Variant(label, one.engine, alone, one.label))
         steps.append(AblationStep("the same, 1 stream", label, None))
     return Ablation(tuple(steps), tuple(added), tuple(notes))
@@ -156,5 +154,5 @@ def plural(count: int, unit: str) -> str:
     return f"{count} {unit}{'s' * (count != 1)}"
 
 
-def _label(streams: int, name: str, suffix: str) -> str:
-    return f"msplit, {plural(streams, 'stream')}, {name}{suffix}"
+def _label(job: Job, name: str) -> str:
+    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.capture else ', eager'}"

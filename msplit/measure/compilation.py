@@ -16,7 +16,7 @@ from msplit.measure.ablation import Ablation, AblationStep, auto_step, compile_s
 from msplit.measure.distinct import distinct
 from msplit.measure.request import BenchRequest
 from msplit.measure.tuning import TUNED, Tuned, tune
-from msplit.measure.variants import Setup, cuda_options, one_stream, suffix
+from msplit.measure.variants import Setup, cuda_options, one_stream
 from msplit.measure.verified import Variant
 from msplit.progress import Progress
 from msplit.rules.auto import BEST, Auto
@@ -51,7 +51,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
     """
     request, variants, notes, steps = setup.request, list(setup.variants), list(setup.notes), tuple[AblationStep, ...]()
     if setup.ablation.steps:
-        shown = compile_steps(one_stream(variants), setup.ablation, suffix=suffix(request))
+        shown = compile_steps(one_stream(variants), setup.ablation)
         auto = _auto(setup, [*variants, *shown.variants], progress)
         variants += [*shown.variants, *auto.variants]
         steps = shown.steps + auto.steps

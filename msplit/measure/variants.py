@@ -251,12 +251,7 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
     larger = [KernelMode.FUSED] if request.fuse else []
     if request.group:
         larger.append(KernelMode.of(fuses=request.fuse, groups=True))
-    return list_steps(one_stream(variants), most, larger, suffix=suffix(request))
-
-
-def suffix(request: BenchRequest) -> str:
-    """Ends labels of variants that are no CUDA graph."""
-    return "" if request.capture else ", eager"
+    return list_steps(one_stream(variants), most, larger)
 
 
 def cuda_options(request: BenchRequest) -> EngineOptions:
