@@ -25,10 +25,8 @@ from msplit.decide.plans import fill_ids
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.make import feeds_for
 from msplit.measure import statistics
 from msplit.progress import Progress, phase
 from msplit.rules import RuleSet
@@ -148,6 +146,11 @@ def compare(
             Row(f"rules {name}", len(found.lanes), found.plan.waits, found.makespan_us, one / found.makespan_us)
         )
         ids.append(assigned.ids)
+
+    def job() -> Job:
+        found = job_of(flat, costs, workload)
+        return found if device is None else replace(found, options=replace(found.options, device="cpu"))
+
     why_not, where = "", ""
     if not measure:
         why_not = "measuring was not asked for"
@@ -156,14 +159,12 @@ def compare(
     elif not len(problem):
         why_not = "no node launches a kernel"
     else:
-        feeds = feeds_for(flat, workload)
-        options = EngineOptions("cuda" if device is None else "cpu")
-        job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=options)
+        made = job()
         try:
-            rows, where = _measured(job, rows, ids, device, tell)
+            rows, where = _measured(made, rows, ids, device, tell)
         except EngineError as error:
             why_not = error.what
-    kernels, same, no_kernels = _kernels(lambda: job_of(flat, costs, workload), most, measure, device, tell)
+    kernels, same, no_kernels = _kernels(job, most, measure, device, tell)
     return Compared(flat, costs, most, tuple(rows), auto, problem.bound_us(), where, why_not, kernels, same, no_kernels)
 
 
@@ -183,30 +184,24 @@ def _kernels(
         return (), (), f"only running the model on a GPU shows what kernels it becomes; {why}"
     try:
         made = job()
-        if device is not None:
-            made = replace(made, options=replace(made.options, device="cpu"))
         found = cuda.simulate_variants(made, groups(made.flat).of, streams=streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"
         if found.dynamic:
             return (), (), _NO_GRAPH
-        rows = []
-        for variant in found.variants.values():
-            best = variant.best
-            name = f"{variant.name}: {best.name}"
-            rows.append(Row(name, best.streams, best.waits, best.makespan_us, found.gain(variant)))
         runner = (device or cuda.make_runner)({name: variant.compiled for name, variant in found.variants.items()})
         one = single(found.plain.compiled.problem, found.plain.name)
         candidates = [variant.candidate() for variant in found.variants.values()]
         theirs, *ours = runner.times([one, *candidates], ROUNDS)
-        rows = [
-            _with_times(row, runner, candidate, one, (theirs, times))
-            for row, candidate, times in zip(rows, candidates, ours, strict=True)
-        ]
+        rows = []
+        for variant, candidate, times in zip(found.variants.values(), candidates, ours, strict=True):
+            best = variant.best
+            name = f"{variant.name}: {best.name}"
+            row = Row(name, best.streams, best.waits, best.makespan_us, found.gain(variant))
+            rows.append(_with_times(row, runner, candidate, one, (theirs, times)))
         runner.renew()
-    except (
-        MsplitError
-    ) as error:  # an input can not be made up, an op has no lowering: candidates are shown all the same
+    except MsplitError as error:
+        # An input can not be made up, an op has no lowering: candidates are shown all the same.
         return (), (), error.what
     return tuple(rows), found.same, ""
 

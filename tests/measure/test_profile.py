@@ -14,6 +14,7 @@ from msplit import api
 from msplit.api import BenchRequest, bench
 from msplit.cost import profile_file
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.search.measurement import SimulatedRunner
 from msplit.errors import EngineError
 from msplit.measure.profile import ProfileRequest, compared, profile
 from msplit.measure.results import Settings
@@ -164,3 +165,15 @@ def test_places_are_checked_first(tmp_path):
     assert "there.json" in done.err
     assert (tmp_path / "there.json").read_text() == "mine"
     assert "-o/--output is missing" in msplit("profile", MMOE).err
+
+
+def test_candidates_are_measured_in_the_shapes_that_were_profiled(path):
+    shapes = []
+
+    def device(variants):
+        shapes.append({name: value.shape for name, value in variants["plain"].job.feeds.items()})
+        return SimulatedRunner(variants)
+
+    found = profile_file.load(path)
+    api.compare(api.load(MMOE), streams=2, profile=found, device=device)
+    assert shapes == [found.shapes, found.shapes]
