@@ -123,7 +123,10 @@ def _compilers() -> list[Finding]:
     if importlib.util.find_spec("triton") is None:
         triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
     else:
-        triton = Finding("triton", OK, f"Triton {version('triton')} compiles fused kernels and msplit's own")
+        name = " ".join(
+            filter(None, ("Triton", version("triton")))
+        )  # what comes with some builds of PyTorch is called otherwise
+        triton = Finding("triton", OK, f"{name} compiles fused kernels and msplit's own")
     found = cuda.c_compiler()
     if found:
         compiler = Finding("c compiler", OK, f"{found}, for Triton's launchers")

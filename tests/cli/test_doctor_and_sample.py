@@ -151,6 +151,21 @@ def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.Monke
     assert "compiled anew in each run" in seen["compiled kernels"].text
 
 
+def test_a_triton_that_no_package_of_this_name_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some builds of PyTorch come with one in a package of another name."""
+    answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
+    real_spec, real_version = importlib.util.find_spec, importlib.metadata.version
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real_spec(name, *rest))
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise importlib.metadata.PackageNotFoundError
+        return real_version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert found()["triton"].text == "Triton compiles fused kernels and msplit's own"
+
+
 @pytest.mark.parametrize("protos", [True, False])
 def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch, protos: bool) -> None:
     answers(monkeypatch, {"--query": 9, "import tensorflow": 1})
