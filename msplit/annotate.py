@@ -49,7 +49,6 @@ class _Annotation:
     """The stream that new ops of a graph go to.
 
     Attributes:
-        stream: Its id.
         include_grad: Whether gradients of these ops follow them.
         graph: The graph; functions that are traced meanwhile are graphs of their own.
         scope: What made it, None for a gradient.

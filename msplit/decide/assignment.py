@@ -46,7 +46,6 @@ class StreamLoad:
     """One stream of an assignment.
 
     Attributes:
-        stream: Its id.
         nodes: Nodes on it, host nodes not counted.
         kernels: Those that launch a kernel.
         time_us: Their cost.

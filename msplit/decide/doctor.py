@@ -37,9 +37,7 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        subject: What it is about.
         status: "ok", "limited" or "missing".
-        text: What was found.
         fix: How to get more, "" where nothing is missing.
     """
 

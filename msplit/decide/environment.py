@@ -17,11 +17,7 @@ _PACKAGES = ("tensorflow", "torch", "numpy", "protobuf", "keras")
 
 
 def environment(command: Sequence[str] = ()) -> dict[str, Any]:
-    """Describes this machine and this process as plain data. Imports nothing heavy; what is not known is None or left out.
-
-    Args:
-        command: The command line that is being run.
-    """
+    """Describes this machine and this process as plain data. Imports nothing heavy; what is not known is None or left out."""
     return {
         "msplit": __version__,
         "commit": _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD") or None,

@@ -38,8 +38,6 @@ class Planned:
     Attributes:
         kernels: Which kernels are made.
         ids: Stream id per node of the flat graph. Nodes that share a kernel have the same.
-        streams: How many streams it uses.
-        waits: Waits between them.
         stored: The plan of the steps, for the engine.
         plan: Order and waits of the flat graph's nodes, for a plan file.
         made_for: GPU, driver, batch …: what a plan file says it was made for.

@@ -24,7 +24,6 @@ class Timed:
         batch: Batch, None where none was asked for.
         asked: What was asked for that it stands for.
         clock: "device" or "host".
-        median_us: The middle, µs.
         iqr_us: Distance of the quartiles, µs.
     """
 
@@ -41,7 +40,6 @@ class Baseline:
     """An earlier measurement.
 
     Attributes:
-        path: Its file.
         circumstances: What it was measured on and with, by what a person calls that.
         times: Of each variant and clock.
     """
@@ -78,7 +76,6 @@ class Compared:
     """A measurement beside its baseline.
 
     Attributes:
-        baseline: The earlier one.
         changes: Of each variant that both have, in the order of now.
         missing: Variants that only the baseline has.
         new: Variants that only the measurement has.
@@ -172,7 +169,6 @@ def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float 
     """Holds runs against a baseline. Variants are matched by batch and label; else by what was asked for, where that is one of each.
 
     Args:
-        baseline: The earlier measurement.
         runs: Payloads of `msplit bench`, one per batch.
         limit: The share of its time by which a variant may be slower.
     """

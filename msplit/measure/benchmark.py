@@ -54,7 +54,6 @@ class Bench(Shown):
         why: Why this engine.
         notes: What was done to the assignment, and what was not verified.
         tuned: What tuning found, if it was asked for.
-        costs: What each node should cost.
         traced: Timelines, where they were asked for, of the variants whose engine can tell.
         layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
         limits: What bounds the kernels, where a device told times.

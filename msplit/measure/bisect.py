@@ -41,7 +41,6 @@ class Suspect:
 
     Attributes:
         node: Name of the node that makes it.
-        op: Its op.
         found: How it compares in the run.
         inputs: How what the node reads compares; those of other types than numbers are left out.
         alone: How it compares where the node is given TensorFlow's own inputs; None where that was not tried.
@@ -85,9 +84,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     lowerings and rewrites, and not what a GPU's kernels do.
 
     Args:
-        flat: From `load`.
         request: As for `bench`: inputs, batch, shapes, seed, tolerance, reference (its inputs).
-        progress: Told what is being done and how much of it is done.
 
     Raises:
         EngineError: TensorFlow or PyTorch is not here, or the engine can not run the model.

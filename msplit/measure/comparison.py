@@ -54,9 +54,7 @@ class Row:
     Attributes:
         name: The algorithm, with its number of streams and its grain; or ``rules NAME``; with other kernels those in front, as in
             ``fused and grouped: list-8``.
-        streams: Streams that it uses.
         waits: Waits between them, before chains are lowered to the engine's steps.
-        predicted_us: Simulated time.
         predicted_gain: Over one stream, simulated.
         skipped: Why it was not tried, None if it was.
         measured_us: Time on the device, median; None where it was not measured.
@@ -80,8 +78,6 @@ class Compared:
     """All of them.
 
     Attributes:
-        flat: The graph.
-        costs: Cost of its nodes.
         streams: Most streams.
         rows: One stream first, then as they were tried, then the rules.
         auto: Name of the one that the rule ``auto`` takes.

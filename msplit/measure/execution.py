@@ -37,7 +37,6 @@ class Runner(Shown):
 
     Attributes:
         label: What it is called in a bench.
-        engine: Name of the engine.
         why: Why this engine.
         inputs: Type and shape of every input by name. Each step takes all of them.
         buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
@@ -46,7 +45,6 @@ class Runner(Shown):
         checks: What its outputs were held against.
         notes: What was done to the assignment, and what was not verified.
         facts: Streams, waits, kernels, bytes: whatever the engine tells.
-        executable: What runs.
     """
 
     label: str

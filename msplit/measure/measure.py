@@ -43,11 +43,9 @@ def bench(
     Args:
         variants: What to compare; ratios are over the first one.
         fresh: Makes a new set of inputs from a seed, for verification.
-        settings: How to measure.
         reference: Inputs with outputs that every variant must give, if there is one.
         about: What the cost model says, for the diagnosis.
         command: The command line, for the record.
-        progress: Told how far it is.
         timelines: Labels of variants of which one more step is run at the end and its parts are timed.
 
     Raises:

@@ -74,7 +74,6 @@ def profile(
     Args:
         flat: From `load`, or where the model is.
         request: What to measure; the defaults are those of `msplit profile`.
-        progress: Told what is being done and how much of it is done.
 
     Returns:
         The profile, and what the user should know of how it was made.
@@ -139,7 +138,6 @@ def compared(profile: Profile, *, ieee: bool, layout: str = "auto") -> list[str]
     """What costs a run goes by, and how this run differs from the one that they were measured in.
 
     Args:
-        profile: The costs.
         ieee: Whether the run is in IEEE float32.
         layout: Memory layout of its convolutions, "auto" if that is left open.
     """

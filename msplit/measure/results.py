@@ -155,8 +155,6 @@ class BenchResult:
     Attributes:
         variants: In the order they were given.
         baseline: Label of the variant that ratios are over.
-        settings: How it was measured.
-        environment: What it was measured on.
         warnings: What makes the measurement doubtful.
         diagnosis: Why it is as fast as it is, in words.
     """

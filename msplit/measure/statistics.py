@@ -32,12 +32,8 @@ class Summary:
     """What a set of times looks like. Times are in seconds.
 
     Attributes:
-        count: How many.
-        median: The middle.
-        mean: The average.
         p90: 90 % are no longer.
         p99: 99 % are no longer.
-        minimum: The shortest.
         iqr: Distance of the quartiles.
         cv: Standard deviation over mean, outliers left out.
         outliers: Times further from the median than 10 standard deviations (estimated by the median absolute deviation).
@@ -69,7 +65,6 @@ class Ratio:
         value: Median of the other over median of this one; above 1 is faster.
         low: Lower end of the interval; 0 where there are too few rounds to tell.
         high: Upper end; infinite where there are too few rounds to tell.
-        confidence: Of the interval.
         rounds: Rounds that it rests on.
         builds: How many times both were built anew. With 1 the interval does not cover what differs from one build to the next: the
             same graph built twice can differ by several per cent for as long as it lives.
@@ -159,7 +154,6 @@ def ratio(
         baseline: What is compared with: per build, one time per round.
         times: Likewise, of the same builds and rounds.
         over: Label for `Ratio.over`.
-        clock: For `Ratio.clock`.
         confidence: Of the interval; 0.95, 0.98 or 0.99 where there are several builds.
 
     Raises:

@@ -67,7 +67,6 @@ class Folded:
 
     Attributes:
         ids: Stream id per node.
-        streams: How many streams it uses.
         note: What was done, in words; "" where nothing was.
     """
 

@@ -47,10 +47,8 @@ def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, pro
     What one batch can not do, such as fit into memory, does not lose what the others gave.
 
     Args:
-        flat: From `load`.
         request: What to run. It can have no reference, no plan and no tuning: these are for one batch.
         batches: Sizes of unknown leading dimensions.
-        progress: Told what is being done and how much of it is done.
 
     Raises:
         MsplitError: The request does not go with several batches, or none of them could be run.

@@ -108,13 +108,10 @@ def tune(
 
     Args:
         job: The model, its inputs, its costs, and the engine's options; its ids do not matter.
-        settings: How to search.
-        streams: Most streams.
         given: Further candidates: a name, and ids of the flat graph's nodes.
         batch: For the plan file.
         device: What measures, in place of the one that the job runs on. The CPU does not measure: it simulates.
         now: Clock of the budget.
-        tell: Told what is being done and the share of it that is done.
 
     Raises:
         EngineError: The engine can not run or not capture the model.
@@ -168,8 +165,6 @@ def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
     """The tuned plan after a bench has verified and measured it; one stream in its place where the bench found it slower than that.
 
     Args:
-        tuned: The plan.
-        result: The bench.
         label: The variant that runs the plan; "" where it is one stream.
     """
     variant = next((variant for variant in result.variants if variant.label == label), None)

@@ -51,7 +51,6 @@ class Setup:
 
     Attributes:
         request: The request, with batch and shapes of the reference or the profile where it names none itself.
-        engine: What runs.
         why: Why this engine.
         job: The model on one stream.
         priced: Shapes of its tensors and costs of its nodes.

@@ -37,17 +37,14 @@ class OutputComparison:
     the expected output's finite values, so that a value near zero is held to the precision of the values it is made of.
 
     Attributes:
-        name: Of the output.
         passed: Whether every element does.
-        dtype: Type of what is expected.
-        shape: Shape of what is expected.
+        dtype, shape: Of what is expected.
         tolerance: What was allowed; 0 for types that must be equal.
         needed: The tolerance that would have passed; infinite where none would.
         mismatches: Elements that do not pass.
         elements: Elements in all.
         worst: Index of the worst element, None where there is none to name.
-        got: The worst element.
-        expected: What it should be.
+        got, expected: The worst element, and what it should be.
         note: What is wrong where it is not an element, such as a shape.
         exact: Whether the type leaves no room for a tolerance.
     """
@@ -139,7 +136,6 @@ def compare(
     NaN equals NaN and an infinity equals the same infinity.
 
     Args:
-        got: Outputs.
         expected: What they should be; an output that is only in one of the two fails.
         ieee: See `tolerance_of`.
         tolerance: In place of the type's own, for types that have one.

@@ -23,7 +23,6 @@ class Variant:
 
     Attributes:
         label: Its name in the report.
-        engine: What runs it.
         job: What it runs; `job.feeds` are the measured inputs.
         against: Label of the variant whose outputs it must give, and over which its gain is told; None for the first variant before
             it of the same engine on one stream. Where there is none, outputs are held against the first variant.
