@@ -37,30 +37,35 @@ def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) ->
         variants: Named after what was asked for.
         steps: What they show.
     """
-    first: dict[Hashable, int] = {}
-    stands: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    for number, variant in enumerate(variants):
+    alike: dict[Hashable, list[Variant]] = {}
+    used: dict[Hashable, int] = {}
+    for variant in variants:
         key, streams = _runs(variant)
-        kept = first.setdefault(key, number)
-        stands.setdefault(kept, []).append(number)
-        used[number] = streams
+        alike.setdefault(key, []).append(variant)
+        used.setdefault(key, streams)
     labels: dict[str, str] = {}
     notes: list[str] = []
     found: dict[str, Variant] = {}
-    for kept, members in stands.items():
-        variant = variants[kept]
-        label = _label(variant, used[kept], found)
-        labels |= {variants[member].label: label for member in members}
-        wishes = [wish for member in members for wish in variants[member].asked or _own_name(variants[member], variant)]
+    for key, members in alike.items():
+        variant = members[0]
+        label = _label(variant, used[key], found)
+        labels |= {member.label: label for member in members}
+        wishes = [wish for member in members for wish in member.asked or _own_name(member, variant)]
         asked = tuple(dict.fromkeys(wishes))
         others = [wish for wish in asked if wish not in label]
         if others:
             too = ", too" if len(others) < len(asked) or not variant.asked else ""
             notes.append(f"the row '{label}' is what runs for {_joined(others)}{too}")
-        found[label] = replace(variant, label=label, asked=asked, used=used[kept])
-    made = Distinct(tuple(_pointing(variant, labels) for variant in found.values()), (), labels, tuple(notes))
-    return replace(made, steps=_steps(steps, variants, made))
+        found[label] = replace(variant, label=label, asked=asked, used=used[key])
+    before = {variant.label: variant for variant in variants}
+    kept: dict[str, AblationStep] = {}
+    for step in steps:
+        label = labels[step.label]
+        name = _with_used(step.name, before[step.label], found[label].used or 1)
+        below = None if step.before is None else labels[step.before]
+        kept.setdefault(label, replace(step, name=name, label=label, before=below))
+    pointing = tuple(_pointing(variant, labels) for variant in found.values())
+    return Distinct(pointing, tuple(kept.values()), labels, tuple(notes))
 
 
 def _runs(variant: Variant) -> tuple[Hashable, int]:
@@ -109,19 +114,6 @@ def _pointing(variant: Variant, labels: Mapping[str, str]) -> Variant:
         against=None if against == variant.label else against,
         over=tuple(label for label in over if label not in (variant.label, against)),
     )
-
-
-def _steps(steps: Sequence[AblationStep], variants: Sequence[Variant], found: Distinct) -> tuple[AblationStep, ...]:
-    """The steps whose variant is measured, each variant in one step, with names that say what is used."""
-    before = {variant.label: variant for variant in variants}
-    now = {variant.label: variant for variant in found.variants}
-    kept: dict[str, AblationStep] = {}
-    for step in steps:
-        label = found.labels[step.label]
-        name = _with_used(step.name, before[step.label], now[label].used or 1)
-        below = None if step.before is None else found.labels[step.before]
-        kept.setdefault(label, replace(step, name=name, label=label, before=below))
-    return tuple(kept.values())
 
 
 def _joined(words: Sequence[str]) -> str:

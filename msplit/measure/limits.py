@@ -41,32 +41,26 @@ class Limits:
 
     def reached(self, variant: VariantResult) -> float | None:
         """The lower bound over the time of a variant that runs these steps; None for others, and where no device told the time."""
-        if variant.device is None or variant.engine != "cuda" or self.steps.lower_us <= 0:
-            return None
-        if variant.facts.get("kernels") != self.steps.steps:
-            return None
-        return self.steps.lower_us / (variant.device.median * 1e6)
+        same = variant.facts.get("kernels") == self.steps.steps
+        return _share(self.steps.lower_us, variant) if same else None
 
     def fused(self, variant: VariantResult) -> float | None:
         """The bound of larger kernels over the time of a variant, whatever its kernels."""
-        if variant.device is None or variant.engine != "cuda" or self.steps.fused_us <= 0:
-            return None
-        return self.steps.fused_us / (variant.device.median * 1e6)
+        return _share(self.steps.fused_us, variant)
 
 
-def limits(
-    job: Job,
-    *,
-    plain: CompiledVariant | None = None,
-    seconds: float = MEASURE_SECONDS,
-    ids: Mapping[str, Ints] | None = None,
-) -> Limits | None:
+def _share(bound_us: float, variant: VariantResult) -> float | None:
+    if variant.device is None or variant.engine != "cuda" or bound_us <= 0:
+        return None
+    return bound_us / (variant.device.median * 1e6)
+
+
+def limits(job: Job, *, plain: CompiledVariant | None = None, ids: Mapping[str, Ints] | None = None) -> Limits | None:
     """Works out what limits a job's kernels, timing them alone where it runs on a GPU and no profile did.
 
     Args:
         job: The model, as the cuda engine runs it on one stream.
         plain: Its plain kernels, where tuning has timed them already.
-        seconds: How long kernels may be timed.
         ids: By variant that runs the same kernels the streams of the graph's nodes.
 
     Returns:
@@ -77,7 +71,7 @@ def limits(
     if plain is None:
         alone = np.full(len(job.flat), -1, np.int32)
         try:
-            plain = cuda.compile_variants(job, alone, ("plain",), seconds=seconds)["plain"]
+            plain = cuda.compile_variants(job, alone, ("plain",), seconds=MEASURE_SECONDS)["plain"]
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
             plain = cuda.compile_variants(job, alone, ("plain",))["plain"]

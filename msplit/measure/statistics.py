@@ -140,7 +140,6 @@ def ratio(
     *,
     over: str,
     clock: str = "host",
-    confidence: float = CONFIDENCE,
 ) -> Ratio:
     """Compares two variants that were measured in the same rounds.
 
@@ -154,7 +153,6 @@ def ratio(
         baseline: What is compared with: per build, one time per round.
         times: Likewise, of the same builds and rounds.
         over: Label for `Ratio.over`.
-        confidence: Of the interval; 0.95, 0.98 or 0.99 where there are several builds.
 
     Raises:
         ValueError: The numbers of builds or rounds differ, or there are none.
@@ -165,41 +163,35 @@ def ratio(
     a, b = (np.concatenate([np.asarray(rounds, dtype=np.float64) for rounds in builds]) for builds in (baseline, times))
     value = float(np.median(a) / np.median(b))
     builds = len(shapes[0])
-    low, high = _within(a, b, confidence)
+    low, high = _within(a, b)
     if builds > 1:
         each = np.log([np.median(x) / np.median(y) for x, y in zip(baseline, times, strict=True)])
-        reach = (
-            _STUDENT[confidence][min(builds, len(_STUDENT[confidence]) + 1) - 2] * each.std(ddof=1) / math.sqrt(builds)
-        )
+        reach = _STUDENT[min(builds, len(_STUDENT) + 1) - 2] * each.std(ddof=1) / math.sqrt(builds)
         low, high = min(low, float(np.exp(each.mean() - reach))), max(high, float(np.exp(each.mean() + reach)))
-    return Ratio(over, clock, value, min(low, value), max(high, value), confidence, len(a), builds)
+    return Ratio(over, clock, value, min(low, value), max(high, value), CONFIDENCE, len(a), builds)
 
 
-_STUDENT = {
-    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262),
-    0.98: (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821),
-    0.99: (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250),
-}
-"""Two-sided quantiles of Student's distribution by confidence, for 1, 2, … degrees of freedom; more take the last."""
+_STUDENT = (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821)
+"""Two-sided quantiles of Student's distribution at `CONFIDENCE`, for 1, 2, … degrees of freedom; more take the last."""
 
 
-def _within(a: NDArray[np.float64], b: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+def _within(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
     """The interval by the sign test; 0 and infinity where there are too few rounds to tell."""
     blocks = min(_BLOCKS, len(a))
     bounds = np.linspace(0, len(a), blocks + 1).astype(int)
     ratios = np.sort([np.median(a[start:end]) / np.median(b[start:end]) for start, end in itertools.pairwise(bounds)])
-    rank = _sign_test_rank(blocks, confidence)
+    rank = _sign_test_rank(blocks)
     if rank < 0:
         return 0.0, math.inf
     return float(ratios[rank]), float(ratios[blocks - 1 - rank])
 
 
-def _sign_test_rank(count: int, confidence: float) -> int:
-    """Greatest k so that order statistics k and count-1-k (from 0) enclose the median with this confidence; -1 for none."""
+def _sign_test_rank(count: int) -> int:
+    """Greatest k so that order statistics k and count-1-k (from 0) enclose the median with `CONFIDENCE`; -1 for none."""
     rank, tail = -1, 0.0
     for k in range(count // 2):
         tail += math.comb(count, k) / 2**count
-        if 2 * tail > 1 - confidence:
+        if 2 * tail > 1 - CONFIDENCE:
             break
         rank = k
     return rank

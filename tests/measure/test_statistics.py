@@ -85,10 +85,10 @@ def test_too_few_rounds_tell_nothing():
 
 
 def test_the_rank_of_the_interval_is_that_of_the_sign_test():
-    """Against the binomial distribution summed by hand."""
-    assert statistics._sign_test_rank(7, 0.99) == -1
-    assert statistics._sign_test_rank(8, 0.99) == 0  # 2 / 2^8 = 0.0078
-    assert statistics._sign_test_rank(10, 0.95) == 1  # 2 * 11 / 2^10 = 0.021, with 45 more 0.109
+    """Against the binomial distribution summed by hand, at 98 %."""
+    assert statistics._sign_test_rank(6) == -1  # 2 / 2^6 = 0.031
+    assert statistics._sign_test_rank(7) == 0  # 2 / 2^7 = 0.016
+    assert statistics._sign_test_rank(11) == 1  # 2 * 12 / 2^11 = 0.012, with 55 more 0.065
 
 
 def test_rounds_must_pair():
