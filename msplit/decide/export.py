@@ -49,9 +49,12 @@ def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> N
     """Writes an assignment in another form.
 
     Args:
+        assigned: The assignment.
         kind: ``stream-file`` (NVIDIA's TF_STREAM_FROM_FILE format), ``placement`` (node -> ``/device:GPU:k`` for stock TensorFlow's
             logical devices, JSON), ``json`` or ``yaml`` (ids with the rule that decided each), ``plan`` (order and waits, JSON;
             where the rule `auto` chose kernels, too, also their order and the nodes that share one).
+        path: Where to.
+        force: Replace what is there.
 
     Raises:
         WriteError: It can not be written.
