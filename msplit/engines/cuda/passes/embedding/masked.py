@@ -29,14 +29,13 @@ _LONGEST = 16
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
     """What an op is that reads, or makes, rows that a condition keeps."""
-    known = facts.masks
     if op.op == "Where":
         return _where(facts, op)
     if not op.inputs or not any(
-        key in known.kept or key in known.places or key in known.counts or key in known.flags for key in op.inputs
+        key in facts.kept or key in facts.places or key in facts.counts or key in facts.flags for key in op.inputs
     ):
         return None
-    if op.op in _ELEMENTWISE and (op.op not in SELECT or op.inputs[0] in known.kept):
+    if op.op in _ELEMENTWISE and (op.op not in SELECT or op.inputs[0] in facts.kept):
         return _elementwise(facts, op)
     rule = _RULES.get(op.op)
     return rule(facts, op) if rule is not None else None
@@ -45,18 +44,18 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
 def _where(facts: KnownValues, op: Op) -> Proof | None:
     condition = op.inputs[0]
     shape = facts.shape(condition)
-    inner = facts.masks.kept.get(condition)
+    inner = facts.kept.get(condition)
     if inner is not None:
         both = facts.new("LogicalAnd", op, [inner.mask.key, inner.dense])
         mask = _narrowed(facts, inner.mask, inner.dense, (both.node, 0))
-        facts.masks.places[op.node, 0] = (inner.mask, mask)
+        facts.places[op.node, 0] = (inner.mask, mask)
         return Proof(ops=[both])
     if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
         return None
     view = facts.reshape(op, condition, (-1,))
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
     mask = _narrowed(facts, Mask((view.node, 0)), condition, (view.node, 0))
-    facts.masks.kept[op.node, 0] = Kept(grid, mask)
+    facts.kept[op.node, 0] = Kept(grid, mask)
     return Proof(ops=[view])
 
 
@@ -90,34 +89,34 @@ def root(facts: KnownValues, key: Key) -> Key:
 
 def _kept(facts: KnownValues, op: Op, dense: Op, mask: Mask) -> Proof:
     """What an op gives is the rows of a new dense op that a mask keeps."""
-    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), mask)
+    facts.kept[op.node, 0] = Kept((dense.node, 0), mask)
     return Proof(ops=[dense])
 
 
 def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
-    kept = [facts.masks.kept[key] for key in op.inputs if key in facts.masks.kept]
+    kept = [facts.kept[key] for key in op.inputs if key in facts.kept]
     if not kept or len({id(item.mask) for item in kept}) != 1:
         return None
-    if any(key not in facts.masks.kept and facts.shape(key) != () for key in op.inputs):
+    if any(key not in facts.kept and facts.shape(key) != () for key in op.inputs):
         return None
-    inputs = [facts.masks.kept[key].dense if key in facts.masks.kept else key for key in op.inputs]
+    inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
     return _kept(facts, op, dense, kept[0].mask)
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
-    known, key = facts.masks, op.inputs[0]
-    if key in known.flags:
-        known.flags[op.node, 0] = known.flags[key]
+    key = op.inputs[0]
+    if key in facts.flags:
+        facts.flags[op.node, 0] = facts.flags[key]
         return None
     sizes = facts.array(op.inputs[1]) if op.op == "Reshape" else None
     if sizes is None or not sizes.size or sizes.reshape(-1)[0] != -1:
         return None
     rest = tuple(int(size) for size in sizes.reshape(-1)[1:])
-    if key in known.places and not rest:
-        known.places[op.node, 0] = known.places[key]
+    if key in facts.places and not rest:
+        facts.places[op.node, 0] = facts.places[key]
         return None
-    kept = known.kept.get(key)
+    kept = facts.kept.get(key)
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
@@ -127,26 +126,26 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
 
 def _tile(facts: KnownValues, op: Op) -> Proof | None:
     """A truth value per row, repeated along the row."""
-    flag = facts.masks.flags.get(op.inputs[0])
+    flag = facts.flags.get(op.inputs[0])
     if flag is None:
         return None
     before, times = facts.shape(op.inputs[0]), facts.array(op.inputs[1])
     if before is None or times is None or not times.size == len(before) > 1 or times.reshape(-1)[0] != 1:
         return None
     if before[1:] == (1,) * (len(before) - 1):
-        facts.masks.flags[op.node, 0] = flag
+        facts.flags[op.node, 0] = flag
     return None
 
 
 def _shape(facts: KnownValues, op: Op) -> Proof | None:
-    kept = facts.masks.kept.get(op.inputs[0])
+    kept = facts.kept.get(op.inputs[0])
     if kept is not None and len(facts.shape(kept.dense) or ()) == 1:
-        facts.masks.counts[op.node, 0] = kept.mask
+        facts.counts[op.node, 0] = kept.mask
     return None
 
 
 def _fill(facts: KnownValues, op: Op) -> Proof | None:
-    mask = facts.masks.counts.get(op.inputs[0])
+    mask = facts.counts.get(op.inputs[0])
     shape = None if mask is None else facts.shape(mask.key)
     if mask is None or shape is None:
         return None
@@ -156,14 +155,14 @@ def _fill(facts: KnownValues, op: Op) -> Proof | None:
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows of which some are kept."""
-    kept, places = facts.masks.kept.get(op.inputs[0]), facts.masks.places.get(op.inputs[1])
+    kept, places = facts.kept.get(op.inputs[0]), facts.places.get(op.inputs[1])
     if kept is not None and places is not None and places[0] is kept.mask and takes_rows(op, facts.array):
-        facts.masks.kept[op.node, 0] = Kept(kept.dense, places[1])
+        facts.kept[op.node, 0] = Kept(kept.dense, places[1])
     return None
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
-    kept, shape = facts.masks.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
+    kept, shape = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
     indices = None if kept is None else facts.array(kept.dense)
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
@@ -172,16 +171,16 @@ def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
-    kept = facts.masks.kept.get(op.inputs[0])
+    kept = facts.kept.get(op.inputs[0])
     if kept is None or any(facts.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
         return None
     dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    facts.masks.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
+    facts.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
     return Proof({1: (dense.node, 1)}, [dense], stays=True)
 
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
-    kept = facts.masks.kept.get(op.inputs[0])
+    kept = facts.kept.get(op.inputs[0])
     strides = facts.array(op.inputs[3])
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
     other = int(op.attrs.get("ellipsis_mask", 0)) | int(op.attrs.get("new_axis_mask", 0))
@@ -194,8 +193,7 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Every row gets one place more, for the default, which is there where none of the others is."""
-    known = facts.masks
-    places, values = known.kept.get(op.inputs[0]), known.kept.get(op.inputs[1])
+    places, values = facts.kept.get(op.inputs[0]), facts.kept.get(op.inputs[1])
     shape = facts.array(op.inputs[2])
     indices = None if places is None else facts.array(places.dense)
     if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:
@@ -224,16 +222,16 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     grid = np.concatenate([indices.reshape(rows, length, -1), fillers], 1).reshape(-1, indices.shape[1])
     flat = constant([-1])
     mask = Mask(add("Reshape", [longer, flat]), occupied=rows)
-    known.kept[op.node, 0] = Kept(facts.constant(grid), mask)
-    known.kept[op.node, 1] = Kept(add("Reshape", [filled, flat]), mask)
-    known.filled[mask] = Lookup(values.mask, values.dense, rows, empty), known.kept[op.node, 1].dense
-    known.flags[empty] = empty
+    facts.kept[op.node, 0] = Kept(facts.constant(grid), mask)
+    facts.kept[op.node, 1] = Kept(add("Reshape", [filled, flat]), mask)
+    facts.filled[mask] = Lookup(values.mask, values.dense, rows, empty), facts.kept[op.node, 1].dense
+    facts.flags[empty] = empty
     return Proof({2: empty}, ops, stays=True)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows by row, every one of which has some."""
-    ids, segments = (facts.masks.kept.get(key) for key in op.inputs[1:3])
+    ids, segments = (facts.kept.get(key) for key in op.inputs[1:3])
     if ids is None or segments is None or ids.mask is not segments.mask or not ids.mask.occupied:
         return None
     numbers = facts.array(segments.dense)
@@ -242,10 +240,10 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied)
     if found is None:
         return None
-    before, filled = facts.masks.filled.get(ids.mask, (None, None))
+    before, filled = facts.filled.get(ids.mask, (None, None))
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None and ids.dense == filled:
-        facts.masks.lookups[found.ops[-1].node, 0] = (before, op)
+        facts.lookups[found.ops[-1].node, 0] = (before, op)
     return found
 
 
@@ -278,8 +276,8 @@ def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int) -> P
 
 def _select(facts: KnownValues, op: Op) -> Proof | None:
     """Zeros in the rows that had no ids: then what the default stands for plays no part."""
-    lookup = facts.masks.lookups.get(op.inputs[2])
-    if lookup is None or facts.masks.flags.get(op.inputs[0]) != lookup[0].empty or not facts.is_zero(op.inputs[1]):
+    lookup = facts.lookups.get(op.inputs[2])
+    if lookup is None or facts.flags.get(op.inputs[0]) != lookup[0].empty or not facts.is_zero(op.inputs[1]):
         return None
     if not facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]):
         return None
@@ -289,7 +287,7 @@ def _select(facts: KnownValues, op: Op) -> Proof | None:
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """What is there, and the default elsewhere."""
-    places, values = (facts.masks.kept.get(op.inputs[slot]) for slot in (0, 2))
+    places, values = (facts.kept.get(op.inputs[slot]) for slot in (0, 2))
     shape = facts.array(op.inputs[1])
     indices = None if places is None else facts.array(places.dense)
     if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:

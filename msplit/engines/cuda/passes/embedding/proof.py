@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import LARGEST_FOLDED
 from msplit.engines.cuda.passes.embedding import intervals
-
-_LARGEST = 1 << 28
-"""Bytes of a constant that is worth keeping, as in `interpret.LARGEST_FOLDED`."""
 
 
 @dataclass
@@ -94,19 +92,6 @@ class Lookup:
     empty: Key
 
 
-@dataclass
-class Masks:
-    """What is known of values whose shapes depend on values."""
-
-    kept: dict[Key, Kept] = field(default_factory=dict)
-    # Positions in kept rows -> the mask before, and after.
-    places: dict[Key, tuple[Mask, Mask]] = field(default_factory=dict)
-    counts: dict[Key, Mask] = field(default_factory=dict)  # shapes of kept vectors
-    filled: dict[Mask, tuple[Lookup, Key]] = field(default_factory=dict)  # with the ids, filled
-    lookups: dict[Key, tuple[Lookup, Op]] = field(default_factory=dict)
-    flags: dict[Key, Key] = field(default_factory=dict)  # values that repeat a truth value per row
-
-
 class KnownValues:
     """What one inference of shapes knows of values so far, and new ops and constants beside them.
 
@@ -116,16 +101,26 @@ class KnownValues:
         shapes: Of all other values; likewise.
 
     Attributes:
-        masks: What is known of values whose shapes depend on values.
         made: The ops that ran, by number.
+        kept: Values whose shapes depend on values: the rows that a mask keeps.
+        places: Positions in kept rows -> the mask before, and after.
+        counts: Shapes of kept vectors.
+        filled: Masks of rows none of which is empty any more -> what that was made of, and the ids.
+        lookups: Lookups by such ids -> likewise, and the op.
+        flags: Values that repeat a truth value per row.
     """
 
     def __init__(
         self, graph: OpGraph, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]
     ) -> None:
         self.graph, self._static, self._shapes = graph, static, shapes
-        self.masks = Masks()
         self.made: dict[int, Op] = {}
+        self.kept: dict[Key, Kept] = {}
+        self.places: dict[Key, tuple[Mask, Mask]] = {}
+        self.counts: dict[Key, Mask] = {}
+        self.filled: dict[Mask, tuple[Lookup, Key]] = {}
+        self.lookups: dict[Key, tuple[Lookup, Op]] = {}
+        self.flags: dict[Key, Key] = {}
         self._ranges: dict[Key, intervals.Range] = {}
 
     # Facts, see `intervals.Facts`
@@ -165,7 +160,7 @@ class KnownValues:
             return None
         self._ranges[key] = found
         shape = self.shape(key)
-        if found[0] != found[1] or shape is None or math.prod(shape) * dtype.itemsize > _LARGEST:
+        if found[0] != found[1] or shape is None or math.prod(shape) * dtype.itemsize > LARGEST_FOLDED:
             return None
         return np.full(shape, found[0], dtype)
 

@@ -108,20 +108,20 @@ class Builder:
         """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
         if all(key in self.graph.constants for key in keys):
             return self.weights.copy(keys)
-        parts = self.parts(keys)
-        if len(parts) == 1 and parts[0].start >= 0:
-            return self.range(parts[0], like)
+        ranges = self.ranges(keys)
+        if len(ranges) == 1 and ranges[0].start >= 0:
+            return self.range(ranges[0], like)
         made = ("stack", tuple(keys))
         if made not in self._cache:
             member = self.graph.shapes[keys[0]]
             shape = (len(keys), *member)
-            if all(part.start < 0 for part in parts):
+            if all(part.start < 0 for part in ranges):
                 self._cache[made] = self.helper(like, "Pack", list(keys), shape, axis=0)
             else:
                 axis = self.constant(np.asarray(0, np.int32))
                 inputs = [
                     self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like)
-                    for part in parts
+                    for part in ranges
                 ]
                 self._cache[made] = self.helper(like, "ConcatV2", [*inputs, axis], shape)
         return self._cache[made]
@@ -136,32 +136,25 @@ class Builder:
             self._cache[made] = self.helper(like, "Reshape", [key, sizes], shape)
         return self._cache[made]
 
-    def parts(self, keys: Sequence[Key]) -> list[StackRange]:
+    def ranges(self, keys: Sequence[Key]) -> list[StackRange]:
         """Values as runs of stacks, in order."""
-        parts: list[StackRange] = []
+        ranges: list[StackRange] = []
         for key in keys:
             place = self.places.get(key)
-            if place is None:
-                parts.append(StackRange(key, -1, 1))
-                continue
-            last = parts[-1] if parts else None
-            if (
-                last is not None
-                and last.key == place.stack
-                and last.start + last.count == place.index
-                and last.start >= 0
-            ):
-                parts[-1] = StackRange(last.key, last.start, last.count + 1)
+            one = StackRange(key, -1, 1) if place is None else StackRange(place.stack, place.index, 1)
+            last = ranges[-1] if ranges else None
+            if last is not None and last.start >= 0 and (last.key, last.start + last.count) == (one.key, one.start):
+                ranges[-1] = StackRange(last.key, last.start, last.count + 1)
             else:
-                parts.append(StackRange(place.stack, place.index, 1))
-        return parts
+                ranges.append(one)
+        return ranges
 
     def copies(self, keys: Sequence[Key]) -> bool:
         """Whether stacking these values takes a kernel."""
         if len(set(keys)) == 1 or all(key in self.graph.constants for key in keys):
             return False
-        parts = self.parts(keys)
-        return len(parts) > 1 or parts[0].start < 0
+        ranges = self.ranges(keys)
+        return len(ranges) > 1 or ranges[0].start < 0
 
 
 class Batch:

@@ -18,11 +18,11 @@ def join(builder: Builder, op: Op) -> bool:
     data = op.inputs[:-1] if op.op == "ConcatV2" else op.inputs
     if op.op not in JOINS or len(data) < 2 or (op.node, 0) not in builder.graph.shapes:
         return False
-    parts = builder.parts(data)
-    if len(parts) != 1 or parts[0].start < 0:
+    ranges = builder.ranges(data)
+    if len(ranges) != 1 or ranges[0].start < 0:
         return False
     rank = len(builder.graph.shapes[data[0]])
-    stack = builder.range(parts[0], op)
+    stack = builder.range(ranges[0], op)
     if op.op == "AddN":
         if len(data) <= _CHAIN_OF_ADDITIONS:
             return False  # a chain of additions, which rounds in another order

@@ -48,8 +48,8 @@ class Signatures:
         return self._numbers.setdefault(what, len(self._numbers))
 
     def _own(self, op: Op) -> tuple[Any, ...] | None:
-        kind = BATCH_RULES.get(op.op)
-        if kind is None or (op.node, 0) not in self._graph.shapes:
+        rule = BATCH_RULES.get(op.op)
+        if rule is None or (op.node, 0) not in self._graph.shapes:
             return None
         shapes, types = self._graph.shapes, self.dtypes
         static = static_slots(op)
@@ -63,7 +63,7 @@ class Signatures:
                 slots.append(value_key(value))
             elif key not in shapes or types.get(key) is None:
                 return None
-            elif slot == weights and kind.lookup:
+            elif slot == weights and rule.lookup:
                 slots.append((shapes[key][1:], types[key], "table"))  # tables may differ in their rows
             else:
                 slots.append((shapes[key], types[key], slot == weights))

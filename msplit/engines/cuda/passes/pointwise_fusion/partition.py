@@ -118,15 +118,12 @@ class _Finder:
         if self.strict and kind in (Role.REDUCTION, Role.JOIN):
             kind = None
         keys = [self._base(key) for key in (device_inputs(op) if kind else op.inputs)]
-        if kind is Role.VIEW:
-            unit = self._unit_of(keys[0])
-            if unit is None or not self.units[unit].members:
-                self.views |= dict.fromkeys(self._values(op), keys[0])
-                return
+        if kind is not Role.VIEW:
+            self._create(op, kind, keys, self._joinable(op, keys) if kind else [], place)
+        elif (unit := self._unit_of(keys[0])) is not None and self.units[unit].members:
             self._add_view(op, unit, place)
-            return
-        joined = self._joinable(op, keys) if kind else []
-        self._create(op, kind, keys, joined, place)
+        else:
+            self.views |= dict.fromkeys(self._values(op), keys[0])
 
     def _base(self, key: Key) -> Key:
         while key in self.views:
@@ -166,11 +163,9 @@ class _Finder:
         unit.members.append(op.node)
         unit.last = place
         unit.open += self._readers(op) - 1
-        rounded = any(key in unit.rounded for key in op.inputs)
-        values = self._values(op)
-        self.made_in |= dict.fromkeys(values, index)
-        if rounded:
-            unit.rounded.update(values)
+        self.made_in |= dict.fromkeys(self._values(op), index)
+        if not unit.rounded.isdisjoint(op.inputs):
+            unit.rounded.update(self._values(op))
 
     def _joinable(self, op: Op, keys: list[Key]) -> list[int]:
         """The groups that an op joins."""
@@ -262,8 +257,7 @@ class _Finder:
 
     def _absorb(self, index: int, other: int, joined: list[int]) -> None:
         unit, old = self.units[index], self.units[other]
-        inside = sum(times for reader in joined for read, times in self._reads(reader).items() if read == other)
-        unit.open += old.open - inside
+        unit.open += old.open - sum(self._reads(reader)[other] for reader in joined)
         unit.members += old.members
         unit.launching += old.launching
         unit.size = max(unit.size, old.size)

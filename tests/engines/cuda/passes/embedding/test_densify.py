@@ -72,14 +72,17 @@ def test_ids_with_gaps_are_one_masked_lookup():
     assert kernels(program_of(flat, feeds_of(flat, {"x": ("int64", 3)}, 5, 0, 6))) == ["_Columns"]
 
 
+def equal(executable, flat, feeds):
+    found = compare(executable.step(feeds), reference(flat, feeds))
+    assert found.passed, found.describe()
+
+
 def refused(flat, feeds, *ops):
     """Not captured, by name; eagerly it is right."""
     with pytest.raises(EngineError, match="can not be captured") as caught:
         ENGINE.build(job(flat, feeds))
     assert any(op in str(caught.value) for op in ops), caught.value
-    executable = ENGINE.build(job(flat, feeds, capture=False))
-    found = compare(executable.step(feeds), reference(flat, feeds))
-    assert found.passed, found.describe()
+    equal(ENGINE.build(job(flat, feeds, capture=False)), flat, feeds)
 
 
 def test_weights_that_may_be_zero_prove_nothing():
@@ -113,8 +116,7 @@ def test_a_default_id_stands_where_a_row_has_none(combiner, default):
     flat = graph_of(build, outputs=["out"])
     feeds = {flat.inputs[0].name: np.array([[1, -1, 2], [-1, -1, -1], [-2, 5, 5], [0, 0, 0]])}
     assert program_of(flat, feeds).dynamic == ()
-    found = compare(ENGINE.build(job(flat, feeds)).step(feeds), reference(flat, feeds))
-    assert found.passed, found.describe()
+    equal(ENGINE.build(job(flat, feeds)), flat, feeds)
 
 
 @pytest.mark.parametrize("missing", [-1, 0, 3])
@@ -129,8 +131,7 @@ def test_any_number_may_say_that_there_is_no_id(missing, offset):
     flat = graph_of(build, outputs=["out"])
     feeds = {flat.inputs[0].name: np.array([[0, 1], [3, -1], [-1, -1], [3, 3], [2, 4], [0, 0]])}
     assert program_of(flat, feeds).dynamic == ()
-    found = compare(ENGINE.build(job(flat, feeds)).step(feeds), reference(flat, feeds))
-    assert found.passed, found.describe()
+    equal(ENGINE.build(job(flat, feeds)), flat, feeds)
 
 
 @given(
@@ -171,8 +172,7 @@ def test_any_condition_and_any_way_from_values_to_ids(
     feeds = {"x": chance.integers(-3, 3, (batch, count)).astype(np.int32)}
     executable = ENGINE.build(job(flat, feeds))  # captured: nothing of it depends on values
     for _ in range(3):
-        found = compare(executable.step(feeds), reference(flat, feeds))
-        assert found.passed, found.describe()
+        equal(executable, flat, feeds)
         feeds = {"x": chance.integers(-3, 3, (batch, count)).astype(np.int32)}
 
 
@@ -231,8 +231,7 @@ def test_constant_partitions_and_segments_with_gaps_are_known():
     flat = graph_of(build, outputs=["rows", "sums", "means", "roots"])
     feeds = {"x": np.arange(10, dtype=np.float32).reshape(5, 2)}
     assert program_of(flat, feeds).dynamic == ()
-    found = compare(ENGINE.build(job(flat, feeds)).step(feeds), reference(flat, feeds))
-    assert found.passed, found.describe()
+    equal(ENGINE.build(job(flat, feeds)), flat, feeds)
 
 
 def test_a_model_of_many_kinds_of_columns_next_to_each_other():
@@ -252,6 +251,4 @@ def test_a_model_of_many_kinds_of_columns_next_to_each_other():
     feeds = feeds_of(flat, features, 9, 0, 6)
     program = CudaEngine().compile(job(flat, feeds, group=True)).program
     assert kernels(program) == ["_Columns"]
-    outputs = ENGINE.build(job(flat, feeds, group=True)).step(feeds)
-    found = compare(outputs, reference(flat, feeds))
-    assert found.passed, found.describe()
+    equal(ENGINE.build(job(flat, feeds, group=True)), flat, feeds)
