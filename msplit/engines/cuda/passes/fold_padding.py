@@ -9,8 +9,6 @@ Connected CRFs", 2016.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
@@ -91,39 +89,24 @@ def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, axis: int | None) ->
 _PLAIN = (1, 1, 1, 1)
 
 
-@dataclass(frozen=True)
-class _Spelled:
-    """One dilated convolution as it is spelled.
-
-    Attributes:
-        split: SpaceToBatchND.
-        views: What adds an axis before the convolution and takes it away behind, where the data have only one spatial axis.
-        convolution: Between them.
-        join: BatchToSpaceND.
-        axis: The added axis, if there is one.
-    """
-
-    split: Op
-    views: tuple[Op, ...]
-    convolution: Op
-    join: Op
-    axis: int | None
-
-
 def fold_dilation(graph: OpGraph) -> bool:
     """Lets such convolutions skip pixels by themselves."""
     readers = Readers(graph)
     names: dict[Key, Key] = {}
     changed = False
     for split in list(graph.ops.values()):
-        spelled = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
-        changed |= spelled is not None and _respell(graph, spelled, names)
+        found = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
+        changed |= found is not None and _respell(graph, *found, names)
     graph.rename(names)
     return changed
 
 
-def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
-    """What reads a SpaceToBatchND, up to the BatchToSpaceND, if nothing else reads anything on the way."""
+def _follow(graph: OpGraph, readers: Readers, split: Op) -> tuple[list[Op], int | None] | None:
+    """A SpaceToBatchND and what reads it, up to the BatchToSpaceND, if nothing else reads anything on the way.
+
+    In the middle is the convolution. Data with only one spatial axis get another one by a view before it and lose that by one behind: the
+    axis comes along.
+    """
     chain = [split]
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
         key = (chain[-1].node, 0)
@@ -146,7 +129,7 @@ def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
     if not plain or convolution.attrs.get("padding") != "VALID" or not channels_last(convolution):
         return None
     if len(chain) == 3:
-        return _Spelled(split, (), convolution, chain[-1], None)
+        return chain, None
     before, after = (graph.shapes.get((op.node, 0)) for op in (split, chain[1]))
     result, narrow = (graph.shapes.get((op.node, 0)) for op in (convolution, chain[3]))
     kernel = graph.shape(convolution.inputs[1])
@@ -155,12 +138,13 @@ def _follow(graph: OpGraph, readers: Readers, split: Op) -> _Spelled | None:
     axis = inserted_axis(before, after, kernel)
     if axis is None or narrow != result[:axis] + result[axis + 1 :]:
         return None
-    return _Spelled(split, (chain[1], chain[3]), convolution, chain[-1], axis)
+    return chain, axis
 
 
-def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
+def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key, Key]) -> bool:
     """Puts one convolution in the place of all, if what is cut off at the end is no more than what was put around before."""
-    split, convolution, join, axis = spelled.split, spelled.convolution, spelled.join, spelled.axis
+    split, convolution, join = chain[0], chain[len(chain) // 2], chain[-1]
+    views = [op for op in chain[1:-1] if op is not convolution]
     blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
     pads, crops = (graph.constants.get(op.inputs[2]) for op in (split, join))
     data, whole = graph.shape(split.inputs[0]), graph.shapes.get((join.node, 0))
@@ -189,7 +173,7 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
         "padding": "EXPLICIT",
         "explicit_paddings": tuple(size for pair in sides for size in pair),
     }
-    convolution.source_nodes = [node for op in (convolution, split, join, *spelled.views) for node in op.source_nodes]
+    convolution.source_nodes = [node for op in (convolution, split, join, *views) for node in op.source_nodes]
     graph.shapes[convolution.node, 0] = result
     if axis is None:
         convolution.inputs = [split.inputs[0], *convolution.inputs[1:]]
@@ -199,7 +183,7 @@ def _respell(graph: OpGraph, spelled: _Spelled, names: dict[Key, Key]) -> bool:
         view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
         convolution.inputs = [(view.node, 0), *convolution.inputs[1:]]
         become_reshape(graph, join, (convolution.node, 0))
-        for one in spelled.views:
+        for one in views:
             del graph.ops[one.node]
     del graph.ops[split.node]
     return True
