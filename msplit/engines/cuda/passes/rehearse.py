@@ -40,11 +40,8 @@ def rehearse(
 ) -> tuple[list[MsplitError], bool]:
     """Builds what of a graph runs on the device as far as that goes without one.
 
-    Args:
-        raised: The graph.
-        partition: Who runs what.
-        sizes: Shapes of the graph as it was.
-        most: Ops that loops are followed for; what is longer is not looked at to its end. None: as many as the engine takes.
+    `sizes` are the shapes of the graph as it was. Loops that are longer than `most` ops (None: than the engine takes) are not followed
+    to their ends.
 
     Returns:
         What the engine refuses, in the order of the graph; what follows from another refusal is left out. And whether loops were followed
@@ -105,7 +102,6 @@ class Rehearsal(Tracer):
             except (Unsupported, RuntimeError):
                 self._unknown.add(key[0])
                 continue
-            self.base[key] = -1
             self.shapes[key] = value.shape
 
     def skips(self, op: Op) -> bool:

@@ -46,7 +46,7 @@ class Tracer:
         self.constants: dict[Key, torch.Tensor] = {}
         self.varying: set[Key] = set()  # values whose shape changes from run to run
         self.shapes: dict[Key, tuple[int, ...]] = {}  # of all others
-        self.base: dict[Key, int] = {}  # step in whose memory a value lies, -1 for constants and inputs
+        self.base: dict[Key, int] = {}  # step in whose memory a value lies, or -1; constants and inputs have none
         self.steps: list[KernelCall] = []
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
@@ -62,7 +62,6 @@ class Tracer:
             if name not in feeds:
                 raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
             self.values[key] = to_torch(np.array(feeds[name]), self.device)
-            self.base[key] = -1
             self.shapes[key] = feeds[name].shape
 
     def skips(self, op: Op) -> bool:
@@ -77,10 +76,8 @@ class Tracer:
 
     def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
         """Shares constants that are on the device; filters only a convolution itself lays out."""
-        for key, tensor in constants.items():
-            if key in self.static and key not in self.filters:
-                self.constants[key] = tensor
-                self.base[key] = -1
+        shared = self.static.keys() - self.filters.keys()
+        self.constants |= {key: tensor for key, tensor in constants.items() if key in shared}
 
     def constant(self, key: Key) -> torch.Tensor:
         """A known value on the device; filters of convolutions laid out as the convolution wants them."""
@@ -94,7 +91,6 @@ class Tracer:
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
                 tensor = FILTERS[op.op](tensor, channels_last)
             self.constants[key] = tensor
-            self.base[key] = -1
         return tensor
 
     def run(self, op: Op) -> bool:
@@ -205,9 +201,8 @@ class Tracer:
         self, keys: tuple[Key, ...], arguments: list[torch.Tensor], results: tuple[torch.Tensor, ...], number: int
     ) -> tuple[list[int], int]:
         """In whose memory each result lies, and how many bytes are new."""
-        memory = {
-            argument.untyped_storage().data_ptr(): self.base[key] for argument, key in zip(arguments, keys, strict=True)
-        }
+        pairs = zip(arguments, keys, strict=True)
+        memory = {argument.untyped_storage().data_ptr(): self.base.get(key, -1) for argument, key in pairs}
         fresh: dict[int, int] = {}
         bases = []
         for result in results:

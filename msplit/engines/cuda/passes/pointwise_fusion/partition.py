@@ -82,13 +82,10 @@ class _Unit:
 def find_groups(
     graph: OpGraph, dtypes: Mapping[Key, str], *, among: Container[int] | None = None, strict: bool = False
 ) -> list[FusionGroup]:
-    """Groups of at least two ops that compute something.
+    """Groups of at least two ops that compute something, of some ops or, where `among` is None, of all.
 
-    Args:
-        graph: Its ops, in topological order, with shapes.
-        dtypes: Dtype name of each value that an op reads.
-        among: Ops that may be members; all if None.
-        strict: Only ops that compute equally many elements share a group, no reductions and no joins.
+    `dtypes` has a name for each value that an op reads. Strict: only ops that compute equally many elements share a group, no reductions
+    and no joins.
     """
     return _Finder(graph, dict(dtypes), among, strict).run()
 
