@@ -30,7 +30,7 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield _finding("runs inference only, and these are run for their effect: ", covered.effects)
     for why, names in covered.refused.items():
         yield _finding("refuses ", names, f": {why}")
-    for op, names in sorted(covered.unplaceable.items()):
+    for op, names in sorted(covered.stuck.items()):
         what = f"runs {op} on the host, but it needs results of the GPU, and work for the GPU needs it: "
         yield _finding(what, names)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,6 @@ _FEW = 5
 """Rows of a table in the summary, so that the verdict below it stays on the screen."""
 
 _FEW_OPS = 8
-
-_KEYS = {"post_nodes": "behind", "unplaceable": "stuck"}
-"""Keys of JSON that are not called as the fields of a `Coverage` are."""
 
 
 def document(
@@ -237,10 +234,10 @@ def _coverage(coverage: Coverage) -> Table:
     ]
     rows += [(op, count(len(names)), f"no (such as {names[0]})") for op, names in sorted(coverage.missing.items())]
     rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
-    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.post_nodes.items())]
+    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
     rows += [
         (op, count(len(names)), f"no: host, in the middle (such as {names[0]})")
-        for op, names in sorted(coverage.unplaceable.items())
+        for op, names in sorted(coverage.stuck.items())
     ]
     for why, places in coverage.refused.items():
         op, _, said = why.partition(": ")
@@ -374,7 +371,7 @@ def payload(
             for node in range(len(flat))
         ]
     if coverage is not None:
-        result["coverage"] = {_KEYS.get(one.name, one.name): getattr(coverage, one.name) for one in fields(coverage)}
+        result["coverage"] = asdict(coverage)
     return result
 
 

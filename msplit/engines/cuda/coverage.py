@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
 from msplit.engines.cuda.frontend.partition import Partition, by_op, effects_of, missing_by_op, partition_graph, wanted
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import FUNCTIONAL
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.engines.cuda.ir.reachable import reachable
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes import Shapes, infer
@@ -20,14 +19,11 @@ from msplit.shapes import Shapes, infer
 OPS_TOLD = 8
 """Ops that a sentence lists."""
 
-
 MOST_BUILT = 10_000
 """Nodes of a graph that is built where nobody has asked for it: a millisecond each."""
 
-
 MOST_FOLLOWED = 3_000
 """Ops that its loops may become there."""
-
 
 LEAST_ADDRESS_SPACE = 1 << 33
 """Bytes: PyTorch maps several GB where it is loaded, and may end the process where it can not."""
@@ -42,8 +38,8 @@ class Coverage:
         missing: Op -> names of its nodes, for ops without a lowering.
         dynamic: Op -> names of its nodes, for ops whose output shape depends on values: they run eagerly, not captured.
         host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
-        post_nodes: Op -> names of its nodes, for nodes that run there behind the device part.
-        unplaceable: Op -> names of its nodes, for host nodes between work for the device.
+        behind: Op -> names of its nodes, for nodes that run there behind the device part.
+        stuck: Op -> names of its nodes, for host nodes between work for the device.
         effects: Names of nodes that are run for their effect.
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
@@ -53,8 +49,8 @@ class Coverage:
     missing: dict[str, list[str]]
     dynamic: dict[str, list[str]]
     host: dict[str, list[str]] = field(default_factory=dict)
-    post_nodes: dict[str, list[str]] = field(default_factory=dict)
-    unplaceable: dict[str, list[str]] = field(default_factory=dict)
+    behind: dict[str, list[str]] = field(default_factory=dict)
+    stuck: dict[str, list[str]] = field(default_factory=dict)
     effects: list[str] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)
     unbuilt: str = ""
@@ -69,9 +65,9 @@ class Coverage:
             )
         if self.missing:
             found.append(f"there is no lowering for {_some(self.missing)}")
-        if self.unplaceable:
+        if self.stuck:
             found.append(
-                f"work for the device needs {_some(self.unplaceable)}, which the host runs and which needs the device"
+                f"work for the device needs {_some(self.stuck)}, which the host runs and which needs the device"
             )
         found += [f"{why} ({_some_of(places)})" for why, places in self.refused.items()]
         return found
@@ -105,10 +101,9 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     refused: dict[str, list[str]] = {}
     unbuilt = ""
     if build is False:
-        unbuilt = "nobody asked for it" if controlled else ""
+        unbuilt = "nobody asked for it"
     elif controlled or build:
         problems, unbuilt = _built(raised, partition, sizes or infer(whole), bool(build))
-        unbuilt = unbuilt if controlled else ""
         for problem in problems:
             refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
     unable = {*partition.missing, *partition.unplaceable}
@@ -129,7 +124,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         by_op(flat, partition.unplaceable),
         effects,
         refused,
-        unbuilt,
+        unbuilt if controlled else "",
     )
 
 
@@ -145,10 +140,8 @@ def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) ->
     try:
         from msplit.engines.cuda.passes.rehearse import rehearse
     except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
-        return (
-            [],
-            f"PyTorch can not be loaded ({str(problem).splitlines()[0] if str(problem) else type(problem).__name__})",
-        )
+        why = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        return [], f"PyTorch can not be loaded ({why})"
     if always:
         return rehearse(raised, partition, sizes)[0], ""
     found, whole = rehearse(raised, partition, sizes, MOST_FOLLOWED)

@@ -52,6 +52,6 @@ def test_the_gradient_of_a_net_with_respect_to_its_input(energy, fuse):
     flat = graph_of(graph, outputs=["force"])
     found = cover(flat)
     assert not found.missing
-    assert not found.unplaceable
+    assert not found.stuck
     assert not found.host
     assert_equals_tensorflow(flat, {"x": weights(2, 5, 3)}, fuse=fuse, tolerance=2e-4)

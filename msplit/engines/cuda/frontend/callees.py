@@ -37,12 +37,7 @@ NOTHING = Within()
 
 
 class Inside:
-    """What is inside of the nodes of a graph.
-
-    Args:
-        flat: The graph.
-        bodies: Its functions.
-    """
+    """What is inside of the nodes of a graph, given its functions."""
 
     def __init__(self, flat: FlatGraph, bodies: Bodies) -> None:
         self._flat = flat

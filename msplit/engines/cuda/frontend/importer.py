@@ -13,11 +13,10 @@ from msplit import formats
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.reachable import reachable
 from msplit.engines.cuda.ops.shape import check_numerics, identity, identity_n
 from msplit.engines.seeds import seeds_of
 from msplit.errors import EngineError, LoadError
@@ -28,16 +27,11 @@ from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
 _HANDS_ON = (identity, identity_n, check_numerics)
 """Lowerings that give their inputs back: such ops vanish."""
 
-
 LARGEST_READ = 1 << 16
 """Bytes: larger constants of floats, which decide no shapes, are not read where only shapes are asked for."""
 
 
-def build(
-    flat: FlatGraph,
-    fed: Mapping[str, Key],
-    stand_ins: dict[Key, StandIn] | None = None,
-) -> OpGraph:
+def build(flat: FlatGraph, fed: Mapping[str, Key], stand_ins: dict[Key, StandIn] | None = None) -> OpGraph:
     """The ops that the outputs need.
 
     Args:
@@ -66,14 +60,9 @@ def build(
         elif op == "Const":
             graph.constants[node, 0] = _constant(flat, node)
         elif op in DRAWN_ON_DEVICE:
-            attrs = {
-                "seeds": seeds_of(flat, node),
-                "draws": op,
-                "dtype": flat.graph.attrs[node].get("dtype", "float32"),
-            }
-            graph.ops[node] = Op(
-                node, flat.graph.names[node], "_StatefulRandom", attrs, [*inputs, _steps(graph)], [node]
-            )
+            dtype = flat.graph.attrs[node].get("dtype", "float32")
+            attrs, inputs = {"seeds": seeds_of(flat, node), "draws": op, "dtype": dtype}, [*inputs, _steps(graph)]
+            graph.ops[node] = Op(node, flat.graph.names[node], "_StatefulRandom", attrs, inputs, [node])
         elif hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)
@@ -127,16 +116,13 @@ def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
 
 
 def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:
-    value = flat.graph.attrs[node].get("value")
+    value, where = flat.graph.attrs[node].get("value"), f"node {flat.graph.names[node]}"
     if not isinstance(value, TensorValue):
-        raise EngineError(
-            "a Const without a value", where=f"node {flat.graph.names[node]}", fix="export the model again"
-        )
+        raise EngineError("a Const without a value", where=where, fix="export the model again")
     try:
         return value.load()
     except LoadError as problem:
-        fix = problem.fix or "export the model again"
-        raise LoadError(problem.what, where=f"node {flat.graph.names[node]}", fix=fix) from problem
+        raise LoadError(problem.what, where=where, fix=problem.fix or "export the model again") from problem
 
 
 def fold(graph: OpGraph) -> None:

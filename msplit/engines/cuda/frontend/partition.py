@@ -8,16 +8,15 @@ not run at all. Host nodes that work for the device depends on can run neither b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.callees import Inside
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.engines.cuda.ir.reachable import reachable
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset import schema
@@ -78,11 +77,9 @@ def wanted(flat: FlatGraph) -> list[Key]:
 
 
 def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
-    """Divides what the outputs need between the host and the device.
+    """Divides what the outputs need between the host and the device. Loops of TensorFlow 1 are raised to nodes already.
 
-    Args:
-        flat: The graph, loops of TensorFlow 1 raised to nodes.
-        bodies: Its functions; those of the model if None.
+    Without `bodies` the functions are those of the model.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     nodes = reachable(flat.graph, wanted(flat), outside)
@@ -92,12 +89,9 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     for node in nodes:
         kinds.visit(node)
     post_nodes, handed = kinds.behind_it()
-    host_outputs = {
-        tensor.name: key
-        for tensor in flat.outputs
-        if (key := (tensor.node, tensor.port)) not in outside and key[0] in post_nodes
-    }
-    roots = [(tensor.node, tensor.port) for tensor in flat.outputs if tensor.name not in host_outputs] + list(handed)
+    outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
+    host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
+    roots = [key for name, key in outputs.items() if name not in host_outputs] + list(handed)
     nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
@@ -107,19 +101,18 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
             forced.append(node)
     host = _with_ancestors(forced, inputs, outside)
     constants = {node for node in host if flat.graph.ops[node] == "Const"}
-    on_device = _device_nodes(roots, inputs, host - constants, outside)
+    before_it = host - constants
+    device_roots = [key[0] for key in roots if key not in outside and key[0] not in before_it]
+    on_device = _with_ancestors(device_roots, inputs, outside, before_it)
     frontier: dict[Key, None] = {}
     for node in nodes:
         if node in on_device:
-            frontier |= {key: None for key in inputs[node] if key[0] in host - constants and key not in outside}
+            frontier |= {key: None for key in inputs[node] if key[0] in before_it and key not in outside}
     fetched = {}
-    for tensor in flat.outputs:
-        key = (tensor.node, tensor.port)
-        made_here = (
-            key[0] in host and key[0] not in on_device and key not in outside and tensor.name not in host_outputs
-        )
+    for name, key in outputs.items():
+        made_here = key[0] in host and key[0] not in on_device and key not in outside and name not in host_outputs
         if made_here or (key in outside and key in kinds.no_tensor):
-            fetched[tensor.name] = key
+            fetched[name] = key
     behind_it = tuple(reachable(flat.graph, host_outputs.values(), {*outside, *handed}))
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
@@ -179,7 +172,8 @@ class _Kinds:
             if isinstance(value, TensorValue) and value.dtype == "string":
                 self.no_tensor.add((node, 0))
         elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
-            keys = [(node, port) for port in range(_outputs(self._flat, node))]
+            count = schema.output_count(op, self._flat.graph.attrs[node]) or 0
+            keys = [(node, port) for port in range(count)]
             self.no_tensor.update(key for key in keys if _dtype(self._flat, key) in _NO_TENSOR)
             if not covered and not self._flat.host[node]:
                 self.missing.append(node)
@@ -215,26 +209,16 @@ class _Kinds:
         return [node for node in self.unplaceable if node in before]
 
 
-def _with_ancestors(roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key]) -> set[int]:
+def _with_ancestors(
+    roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key], not_these: Set[int] = frozenset()
+) -> set[int]:
+    """Nodes and what they need; the walk stops at values from outside and in front of some nodes."""
     found, stack = set(roots), list(roots)
     while stack:
         for key in inputs[stack.pop()]:
-            if key not in outside and key[0] not in found:
+            if key not in outside and key[0] not in found and key[0] not in not_these:
                 found.add(key[0])
                 stack.append(key[0])
-    return found
-
-
-def _device_nodes(roots: Iterable[Key], inputs: Mapping[int, list[Key]], host: set[int], outside: set[Key]) -> set[int]:
-    """What some values need when the walk stops at the host's values."""
-    found: set[int] = set()
-    stack = [key[0] for key in roots if key not in outside and key[0] not in host]
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        stack.extend(key[0] for key in inputs[node] if key not in outside and key[0] not in host)
     return found
 
 
@@ -242,10 +226,6 @@ def _dtype(flat: FlatGraph, key: Key) -> str | None:
     attrs = flat.graph.attrs[key[0]]
     found = schema.output_dtype(flat.graph.ops[key[0]], attrs, key[1]) or attrs.get("dtype")
     return found if isinstance(found, str) else None
-
-
-def _outputs(flat: FlatGraph, node: int) -> int:
-    return schema.output_count(flat.graph.ops[node], flat.graph.attrs[node]) or 0
 
 
 def effects_of(flat: FlatGraph, partition: Partition) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Graph
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.graph import Key, final
 from msplit.flatten.attrs import PickedAttrs
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -32,9 +32,7 @@ class Changes:
 
     def final(self, key: Key) -> Key:
         """What is read in the end in a value's place."""
-        while key in self.stands_for:
-            key = self.stands_for[key]
-        return key
+        return final(self.stands_for, key)
 
 
 def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:

@@ -69,8 +69,8 @@ def _number(values: Values, op: Op, slot: int, what: str) -> int:
     return int(found)
 
 
-def _places(values: Values, op: Op, slot: int) -> list[int]:
-    found = values.static(op.inputs[slot])
+def _places(values: Values, op: Op) -> list[int]:
+    found = values.static(op.inputs[1])
     if found is None:
         raise Unsupported("the places in the list depend on values that only the run knows")
     return [int(place) for place in found.reshape(-1)]
@@ -210,7 +210,7 @@ def _stack(values: Values, op: Op) -> Made:
 
 
 def _gather(values: Values, op: Op) -> Made:
-    yield from _stacked(values, op, values.list(op.inputs[0]), _places(values, op, 1), _shape_input(values, op, 2))
+    yield from _stacked(values, op, values.list(op.inputs[0]), _places(values, op), _shape_input(values, op, 2))
 
 
 def _stacked(values: Values, op: Op, held: TensorList, places: Sequence[int], wanted: Shape) -> Made:
@@ -253,7 +253,7 @@ def _array_write(values: Values, op: Op) -> Made:
 
 
 def _array_scatter(values: Values, op: Op) -> Made:
-    places, shape = _places(values, op, 1), values.shape(op.inputs[2])
+    places, shape = _places(values, op), values.shape(op.inputs[2])
     if not shape:
         raise Unsupported("the places in the array depend on values that only the run knows")
     held = _long_enough(values.list(op.inputs[3]), max(places, default=-1) + 1)
@@ -268,7 +268,7 @@ def _array_scatter(values: Values, op: Op) -> Made:
 
 
 def _array_gather(values: Values, op: Op) -> Made:
-    yield from _stacked(values, op, values.list(op.inputs[2]), _places(values, op, 1), _shape_attribute(op))
+    yield from _stacked(values, op, values.list(op.inputs[2]), _places(values, op), _shape_attribute(op))
 
 
 LISTS: Mapping[str, Callable[[Values, Op], Made]] = {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, Body, functions_of, taken
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
 from msplit.opset.traits import CALLS, CONDS, IF, LOOPS
@@ -35,7 +35,7 @@ class Unroller:
     """Goes along with one inference.
 
     Args:
-        graph: The graph; gets the constants of bodies.
+        graph: Gets the constants of bodies.
         bodies: The model's functions.
         static: What is known; grows while the inference goes on.
         shapes: Of all other values; likewise.
@@ -67,37 +67,36 @@ class Unroller:
         self._lists: dict[Key, TensorList] = {}
         self._constants: dict[tuple[int, Key], Key] = {}
         self.most = MOST_OPS
-        self._count = 0
-        self._depth = 0
+        self._count = self._depth = 0
 
-    # What is known of values, see `tensor_lists.Values`
+    # What is known of values: `tensor_lists.Values`
 
     def static(self, key: Key) -> NDArray[Any] | None:
-        """A value that is the same in every run."""
+        """See `Values`."""
         return self._static.get(key)
 
     def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
+        """See `Values`."""
         return self._static[key].shape if key in self._static else self._shapes.get(key)
 
     def dtype(self, key: Key) -> str:
-        """Name of its type."""
+        """See `Values`."""
         return self._static[key].dtype.name if key in self._static else self.graph.dtypes[key]
 
     def list(self, key: Key) -> TensorList:
-        """The list that a value is."""
+        """See `Values`."""
         if key not in self._lists:
             raise Unsupported("this list comes from an op that keeps lists in another way")
         return self._lists[key]
 
     def constant(self, value: NDArray[Any]) -> Key:
-        """A new constant."""
+        """See `Values`."""
         key = (self.graph.fresh(), 0)
         self._static[key] = value
         return key
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
-        """A new op that does a part of another's work."""
+        """See `Values`."""
         self._number(like)
         return Op(self.graph.fresh(), like.name, op, dict(attrs), list(inputs), list(like.source_nodes))
 
@@ -132,9 +131,7 @@ class Unroller:
             yield op
 
     def _final(self, key: Key) -> Key:
-        while key in self.names:
-            key = self.names[key]
-        return key
+        return final(self.names, key)
 
     def _listed(self, op: Op) -> Iterator[Op]:
         for found in LISTS[op.op](self, op):
@@ -222,11 +219,11 @@ class Unroller:
         then = yield from self._run(bodies[1], arguments, op, "then/")
         results = []
         for one, other in zip(then, otherwise, strict=True):
-            results.append(one)
             if one != other:
                 chosen = self._choice(op, condition, one, other)
                 yield chosen
-                results[-1] = (chosen.node, 0)
+                one = (chosen.node, 0)
+            results.append(one)
         return results
 
     def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Op:

@@ -1,16 +1,16 @@
-"""Functions of a model's library as the ops that they run."""
+"""Functions of a model's library as the ops that they run, and what some values need of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import FunctionRef, TensorValue
+from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.engines.cuda.ir.graph import Key
-from msplit.engines.cuda.ir.reachable import reachable
 from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph
@@ -27,8 +27,8 @@ class BodyOp:
 
     Attributes:
         node: Its number in the body.
-        name: Its name in the body.
-        op: Its op.
+        name: There.
+        op: TensorFlow's.
         attrs: Plain attributes; of a functional op with the functions that it names.
         inputs: Values of the body.
     """
@@ -89,16 +89,32 @@ class Bodies:
             return None
 
 
+def reachable(graph: Graph, wanted: Iterable[Key], given: Set[Key]) -> list[int]:
+    """Nodes that values need through data edges, in topological order; the walk stops at values that are given.
+
+    Control edges order effects. Nothing that the engine runs has an effect, so a node needed only for control is left out.
+    """
+    seen = np.zeros(len(graph), dtype=bool)
+    stack = [node for node, port in wanted if (node, port) not in given]
+    seen[stack] = True
+    start, src, ports = graph.in_start, graph.edges.src, graph.edges.port
+    while stack:
+        node = stack.pop()
+        edges = slice(int(start[node]), int(start[node + 1]))
+        for producer, port in zip(src[edges].tolist(), ports[edges].tolist(), strict=True):
+            if port != CONTROL and not seen[producer] and (producer, port) not in given:
+                seen[producer] = True
+                stack.append(producer)
+    found: list[int] = graph.topological[seen[graph.topological]].tolist()
+    return found
+
+
 def body_of(
     flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int] | None = None
 ) -> Body:
-    """What some results need of a graph, down to values that are given.
+    """What some results need of a graph, down to values that are given, the parameters.
 
-    Args:
-        flat: The graph.
-        parameters: What is given.
-        results: What is wanted.
-        members: Nodes that belong to the body, whether the results need them or not; those that they need if None.
+    `members` are the nodes that belong to the body whether the results need them or not; those that they need if None.
 
     Raises:
         LoadError: A constant can not be read.
@@ -119,12 +135,7 @@ def body_of(
 
 
 def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any]:
-    """Attributes as lowerings take them.
-
-    Args:
-        attrs: Of a node of the flat graph.
-        functions: Whether to keep those that name functions.
-    """
+    """Attributes of a flat node as lowerings take them; those that name functions are kept if `functions`."""
     return {
         key: value
         for key, value in attrs.items()

@@ -18,6 +18,13 @@ STEPS = "(steps before this one)"
 """The input, an int64 scalar, that random ops with a state draw by; no input of the model has such a name."""
 
 
+def final(names: Mapping[Key, Key], key: Key) -> Key:
+    """What a value is called in the end, over several names."""
+    while key in names:
+        key = names[key]
+    return key
+
+
 @dataclass(frozen=True)
 class StandIn:
     """A value of which only this is looked at.
@@ -111,17 +118,10 @@ class OpGraph:
             number: replace(op, attrs=dict(op.attrs), inputs=list(op.inputs), source_nodes=list(op.source_nodes))
             for number, op in self.ops.items()
         }
-        return replace(
-            self,
-            ops=ops,
-            constants=dict(self.constants),
-            feeds=dict(self.feeds),
-            fetches=dict(self.fetches),
-            shapes=dict(self.shapes),
-            dtypes=dict(self.dtypes),
-            merges=list(self.merges),
-            facts=dict(self.facts),
-        )
+        tables: dict[str, Any] = {
+            name: dict(getattr(self, name)) for name in ("constants", "feeds", "fetches", "shapes", "dtypes", "facts")
+        }
+        return replace(self, ops=ops, merges=list(self.merges), **tables)
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -162,19 +162,17 @@ class OpGraph:
                 readers.setdefault(key, []).append(number)
         return readers
 
+    def read(self) -> set[Key]:
+        """Values that an op reads or that are fetched."""
+        return {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+
     def rename(self, names: Mapping[Key, Key]) -> None:
         """Lets everything that reads a value read another in its place, over several steps where the other is renamed too."""
         if not names:
             return
-
-        def final(key: Key) -> Key:
-            while key in names:
-                key = names[key]
-            return key
-
         for op in self.ops.values():
-            op.inputs = [final(key) for key in op.inputs]
-        self.fetches = {name: final(key) for name, key in self.fetches.items()}
+            op.inputs = [final(names, key) for key in op.inputs]
+        self.fetches = {name: final(names, key) for name, key in self.fetches.items()}
 
     def prune(self) -> None:
         """Drops ops that no fetch needs, and inputs that nothing reads."""
@@ -182,17 +180,16 @@ class OpGraph:
         stack = [key[0] for key in self.fetches.values()]
         while stack:
             number = stack.pop()
-            if number in needed or number not in self.ops:
-                continue
-            needed.add(number)
-            stack.extend(key[0] for key in self.ops[number].inputs if key not in self.constants)
+            if number not in needed and number in self.ops:
+                needed.add(number)
+                stack.extend(key[0] for key in self.ops[number].inputs if key not in self.constants)
         self.ops = {number: op for number, op in self.ops.items() if number in needed}
-        read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        read = self.read()
         self.feeds = {name: key for name, key in self.feeds.items() if key in read}
 
     def forget_constants(self) -> None:
         """Lets go of constants that nothing reads any more: what was made of them would otherwise be held beside them."""
-        read = {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        read = self.read()
         self.constants = {key: value for key, value in self.constants.items() if key in read}
 
     def sort(self) -> None:

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -25,10 +24,7 @@ def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
     """Runs one op on the CPU, on values that are known; None if its results are too large to keep on the host."""
     lowering = table()[op.op]
     static = static_slots(op)
-    arguments = [
-        value if slot in static else to_torch(np.asarray(value), torch.device("cpu"))
-        for slot, value in enumerate(inputs)
-    ]
+    arguments = [value if slot in static else to_torch(value) for slot, value in enumerate(inputs)]
     with torch.no_grad():
         results = as_tuple(call(lowering, op, arguments))
     size = sum(result.numel() * result.element_size() for result in results)
@@ -40,26 +36,24 @@ def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
 
 def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False) -> Any:
     """Calls a lowering and turns what it refuses into an error that names the node."""
+    where = f"node {op.name}"
     try:
         return lowering.function(Node(op.name, op.op, op.attrs, nchw), *arguments)
     except Unsupported as problem:
-        raise EngineError(
-            f"{op.op}: {problem}", where=f"node {op.name}", fix="use --engine tensorflow for this model"
-        ) from problem
+        raise EngineError(f"{op.op}: {problem}", where=where, fix="use --engine tensorflow for this model") from problem
     except KeyError as problem:
-        raise EngineError(
-            f"{op.op}: the attribute {problem} is missing", where=f"node {op.name}", fix="export the model again"
-        ) from problem
+        what = f"{op.op}: the attribute {problem} is missing"
+        raise EngineError(what, where=where, fix="export the model again") from problem
     except torch.OutOfMemoryError as problem:
         raise EngineError(
             f"{op.op}: {str(problem).splitlines()[0].split(' GPU ')[0]}",
-            where=f"node {op.name}",
+            where=where,
             fix="use a smaller --batch or fewer --streams, --no-fuse and --no-group: what is compared is on the GPU at the same time",
         ) from problem
-    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as problem:
+    except (RuntimeError, ValueError, IndexError, TypeError) as problem:
         raise EngineError(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",
-            where=f"node {op.name}",
+            where=where,
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem
 
@@ -67,8 +61,7 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
 def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:
     """Calls one step and files its results under their keys."""
     step = program.steps[number]
-    results = step.call(*_arguments(program, step, values))
-    for port, result in enumerate(results):
+    for port, result in enumerate(step.call(*_arguments(program, step, values))):
         values[step.op.node, port] = result
 
 

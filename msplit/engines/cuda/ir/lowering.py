@@ -43,12 +43,7 @@ LoweringFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Listed:
-    """What is known of an op's lowering without PyTorch.
-
-    Attributes:
-        dynamic: See `Lowering`.
-        unless: See `Lowering`.
-    """
+    """What is known of an op's lowering without PyTorch; the attributes are those of `Lowering`."""
 
     dynamic: bool = False
     unless: str = ""
@@ -89,7 +84,7 @@ class Lowering:
     @property
     def summary(self) -> str:
         """First line of the function's docstring."""
-        return (self.function.__doc__ or "").strip().splitlines()[0] if self.function.__doc__ else ""
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
 
 
 _TABLE: dict[str, Lowering] = {}

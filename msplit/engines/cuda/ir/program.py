@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.engines.cuda.ir.graph import Key, Op
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +78,10 @@ class Program:
         """Step that makes each value."""
         return {(step.op.node, port): number for number, step in enumerate(self.steps) for port in range(step.outputs)}
 
+    def results(self, values: Mapping[Key, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs that a run made, or that are constants."""
+        return {name: values[key] if key in values else self.constants[key] for name, key in self.fetches.items()}
+
     def known_outputs(self) -> dict[str, NDArray[Any]]:
         """The outputs that are known, as arrays that the caller may change."""
         return {name: value.copy() for name, value in self.known.items()}
@@ -98,9 +100,9 @@ class Program:
                 found = (int(chosen[one]) for one in others[starts[number] : starts[number + 1]])
                 chosen[number] = next((stream for stream in found if stream != _FOLLOWS), _FOLLOWS)
         launches = np.asarray([step.launches for step in self.steps], np.bool_)
-        chosen = np.where(launches, np.maximum(chosen, 0), -1)
-        used = np.unique(chosen[chosen >= 0])
-        lanes = np.where(chosen >= 0, np.searchsorted(used, chosen), -1).astype(np.int32)
+        used, numbered = np.unique(np.maximum(chosen[launches], 0), return_inverse=True)
+        lanes = np.full(len(self.steps), -1, np.int32)
+        lanes[launches] = numbered
         return lanes, len(used)
 
     def _stream_of(self, step: KernelCall, ids: Ints) -> int:

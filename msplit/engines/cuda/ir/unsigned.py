@@ -25,12 +25,7 @@ _SAME_BITS, _ORDERED, _EXACT = ops_with("wraps"), ops_with("ordered"), ops_with(
 
 
 def in_signed(function: Callable[..., Any], node: Node, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Runs a lowering that PyTorch has no kernels for.
-
-    Args:
-        function: The lowering.
-        node: As the lowering takes it.
-        inputs: Likewise.
+    """Runs a lowering that PyTorch has no kernels for, as the lowering itself would.
 
     Raises:
         NotImplementedError: The inputs are of other types.
@@ -46,7 +41,7 @@ def in_signed(function: Callable[..., Any], node: Node, inputs: tuple[Any, ...])
         raise Unsupported(f"there is no kernel for {' and '.join(types)}")
     expected = _result_types(node, inputs)
     results = function(node, *(_signed(value, ordered) if isinstance(value, Tensor) else value for value in inputs))
-    found = tuple(results) if isinstance(results, tuple | list) else (results,)
+    found = results if isinstance(results, tuple | list) else (results,)
     return tuple(_unsigned(one, dtype, ordered) for one, dtype in zip(found, expected, strict=False))
 
 

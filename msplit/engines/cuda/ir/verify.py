@@ -42,10 +42,10 @@ def verify(graph: OpGraph, stage: Stage, nodes: int, *, after: str, unchanged: t
     """Looks at a graph.
 
     Args:
-        graph: The graph.
+        graph: What the pass `after` left.
         stage: How far it has come.
         nodes: How many nodes the flat graph has.
-        after: The pass that left it so.
+        after: Name of the pass.
         unchanged: Its fingerprint before the pass, where that says it changed nothing.
 
     Raises:
@@ -108,7 +108,7 @@ def _has_output(graph: OpGraph, key: Key, made: set[int]) -> bool:
 
 def _wanted(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every op is needed by an output."""
-    read = {key[0] for op in graph.ops.values() for key in op.inputs} | {key[0] for key in graph.fetches.values()}
+    read = {key[0] for key in graph.read()}
     for number, op in graph.ops.items():
         if number not in read:
             yield f"nothing needs {_said(op)}"
@@ -129,12 +129,9 @@ def _runs(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every op has a lowering; before specialization also what becomes other ops."""
     lowerings = table()
     for op in graph.ops.values():
-        if op.op not in lowerings and not (stage is Stage.IMPORTED and (op.op in FUNCTIONAL or _is_a_list(op))):
+        becomes_others = op.op in FUNCTIONAL or op.op.startswith(("TensorList", "EmptyTensorList", "TensorArray"))
+        if op.op not in lowerings and not (stage is Stage.IMPORTED and becomes_others):
             yield f"{_said(op)} has no lowering"
-
-
-def _is_a_list(op: Op) -> bool:
-    return op.op.startswith(("TensorList", "EmptyTensorList", "TensorArray"))
 
 
 def _plain(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:

@@ -87,10 +87,10 @@ def windows(
 
     Args:
         node: The convolution or pool.
-        sizes: Length of each spatial axis.
-        kernel: Length of a window along each.
-        strides: Distance between windows along each.
-        dilations: Distance between the elements of a window along each; all one if None.
+        sizes: Per spatial axis its length; the others have as many numbers.
+        kernel: See `Window`.
+        strides: See `Window`.
+        dilations: See `Window`; all one if None.
 
     Raises:
         Unsupported: A window is larger than its axis with padding, or there is padding over the batch or the channels.

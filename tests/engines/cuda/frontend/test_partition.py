@@ -24,7 +24,7 @@ def load(name):
 def test_a_sample_is_covered(name):
     found = cover(load(name))
     assert not found.missing
-    assert not found.unplaceable
+    assert not found.stuck
     assert not found.host
     assert not found.dynamic
     assert sum(found.covered.values()) > 10
@@ -91,7 +91,7 @@ def strings_in_the_middle(tf, v1):
 def test_host_nodes_in_the_middle_are_refused_by_name():
     flat = graph_of(strings_in_the_middle, outputs=["out"])
     found = cover(flat)
-    assert found.unplaceable == {"AsString": ["text"], "StringToHashBucketFast": ["bucket"]}
+    assert found.stuck == {"AsString": ["text"], "StringToHashBucketFast": ["bucket"]}
     assert not found.missing
     with pytest.raises(
         EngineError, match=r"(?s)depend on what the device computes.*AsString.*text.*--engine tensorflow"
@@ -106,11 +106,11 @@ def test_only_host_nodes_in_the_middle_are_blamed():
             tf.linalg.matmul(np.ones((2, 2), np.float32), v1.placeholder(tf.float32, [2, 2])), name="end"
         )
 
-    assert cover(graph_of(graph, outputs=["out", "end"])).unplaceable == {
+    assert cover(graph_of(graph, outputs=["out", "end"])).stuck == {
         "AsString": ["text"],
         "StringToHashBucketFast": ["bucket"],
     }
-    assert cover(graph_of(graph, outputs=["end"])).post_nodes == {"AsString": ["end"]}
+    assert cover(graph_of(graph, outputs=["end"])).behind == {"AsString": ["end"]}
 
 
 def test_the_host_takes_no_more_than_it_must():
