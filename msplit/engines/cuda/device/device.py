@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from msplit.engines.cuda.device.capture import ScratchPool
-from msplit.engines.cuda.device.semaphores import Semaphores
-from msplit.engines.cuda.device.stream_pool import StreamPool
+from msplit.engines.cuda.device.pools import Semaphores, StreamPool
 
 T = TypeVar("T")
 

@@ -19,33 +19,14 @@ from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simul
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 
 
-def check_feeds(program: Program, feeds: Arrays) -> None:
-    """Raises an EngineError where an input is missing or has another shape or dtype than the one that was traced."""
-    given = {
-        name: value for name, value in feeds.items() if name in program.fed
-    }  # what runs before it may hand on more
-    refuse(given, {name: (dtype, shape) for name, (shape, dtype) in program.fed.items()})
-
-
 class SimulatedExecutable:
     """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
 
     def __init__(
-        self,
-        program: Program,
-        stream_program: StreamProgram,
-        facts: Mapping[str, Any],
-        *,
-        seed: int = 0,
-        poison: bool = True,
+        self, program: Program, stream_program: StreamProgram, facts: Mapping[str, Any], *, seed: int = 0
     ) -> None:
-        self.program, self.stream_program, self._facts, self._seed, self._poison = (
-            program,
-            stream_program,
-            dict(facts),
-            seed,
-            poison,
-        )
+        self.program, self.stream_program = program, stream_program
+        self._facts, self._seed = dict(facts), seed
         self._feeds: Arrays = {}
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
@@ -53,15 +34,16 @@ class SimulatedExecutable:
         return self._run(feeds, None)
 
     def _run(self, feeds: Arrays, tap: Tap | None) -> dict[str, NDArray[Any]]:
-        check_feeds(self.program, feeds)
+        fed = self.program.fed
+        given = {name: value for name, value in feeds.items() if name in fed}  # what runs before it may hand on more
+        refuse(given, {name: (dtype, shape) for name, (shape, dtype) in fed.items()})
         self._feeds = feeds
         self._seed += 1
         cpu = torch.device("cpu")
         values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
         with torch.no_grad():
-            simulate(self.program, self.stream_program, values, seed=self._seed, poison=self._poison, tap=tap)
-        constants = self.program.constants
-        results = {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+            simulate(self.program, self.stream_program, values, self._seed, tap)
+        results = self.program.results(values)
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
     def launch(self) -> None:
@@ -70,7 +52,6 @@ class SimulatedExecutable:
 
     def device_times(self, count: int) -> None:
         """There is no device."""
-        del count
 
     def timeline(self) -> Timeline:
         """One step by the host's clock: one kernel at a time, streams taking turns at random."""

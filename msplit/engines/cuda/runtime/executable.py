@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import random
 import statistics
@@ -16,12 +17,11 @@ from msplit.engines.base import Arrays, Timeline
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.pools import check, runtime
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
@@ -34,10 +34,48 @@ TIMELINE_RUNS = 5
 HEAD_START_CYCLES = 20_000_000
 """What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
 
-
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
+
+
+class GraphExec:
+    """A captured graph, ready to run on the caller's stream with as little as possible around it.
+
+    `CUDAGraph.replay` and `Stream.synchronize` look up streams, devices and generators of random numbers at every call. Our graphs draw
+    no random numbers of PyTorch's, so the two calls of CUDA's own are enough.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self._graph, self._device = graph, device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._executable: int | None = None
+        with contextlib.suppress(AttributeError, RuntimeError):  # an older PyTorch keeps it to itself
+            handle: int = graph.raw_cuda_graph_exec()
+            library = runtime()
+            self._launch, self._wait = library.cudaGraphLaunch, library.cudaStreamSynchronize
+            self._launch.argtypes, self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p), (ctypes.c_void_p,)
+            self._executable = handle
+        self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+
+    def start(self) -> None:
+        """Issues one run of the graph on the current stream."""
+        if self._executable is None or self._current() != self._index:
+            self._graph.replay()
+        else:
+            check(self._launch(self._executable, self._stream(self._index)))
+
+    def finish(self) -> None:
+        """Waits for all that is on the current stream; what failed there is raised here."""
+        if self._executable is None or self._current() != self._index:
+            torch.cuda.current_stream(self._device).synchronize()
+        else:
+            check(self._wait(self._stream(self._index)))
+
+    def reset(self) -> None:
+        """Frees the graph. It can not run afterwards."""
+        self._executable = None
+        self._graph.reset()
 
 
 class CudaExecutable:
@@ -71,7 +109,6 @@ class CudaExecutable:
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
-        self._ready = False
         self._root = torch.zeros(1, dtype=torch.int32, device=device.place)
         with self._on_origin():
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
@@ -105,9 +142,7 @@ class CudaExecutable:
     def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
         """Issues every instruction on its stream. The current stream is the origin."""
         tap = None if make_tap is None else make_tap()
-        values: dict[Key, torch.Tensor] = {
-            key: self._inputs.on_device[name] for name, key in self.program.feeds.items()
-        }
+        values = {key: self._inputs.on_device[name] for name, key in self.program.feeds.items()}
         events: dict[int, torch.cuda.Event] = {}
         start = None
         if self.stream_program.fork:
@@ -153,8 +188,7 @@ class CudaExecutable:
         if self._torture.poison:  # what it writes comes after the last events
             for stream in self._streams[1:]:
                 self._origin.wait_stream(stream)
-        constants = self.program.constants
-        return {name: values[key] if key in values else constants[key] for name, key in self.program.fetches.items()}
+        return self.program.results(values)
 
     def _capture_graph(self, *, copies: bool) -> None:
         """Captures one run, with or without the copies of outputs and of inputs that are not sent ahead.
@@ -261,9 +295,8 @@ class CudaExecutable:
         if self._capture:
             graph.reset()
         marked = max(end for _, end in times.values()) - min(start for start, _ in times.values())
-        how = (
-            "the captured CUDA graph, replayed" if self._capture else "kernels launched one by one, behind a head start"
-        )
+        launched = "kernels launched one by one, behind a head start"
+        how = "the captured CUDA graph, replayed" if self._capture else launched
         clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
         return timeline(self.program, self.stream_program, times, clock)
 

@@ -22,10 +22,9 @@ from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.host import HostPart, WithHost
+from msplit.engines.cuda.runtime.host import Counting, HostPart, WithHost
 from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.engines.cuda.runtime.wrapped import Counting
 from msplit.errors import EngineError
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check

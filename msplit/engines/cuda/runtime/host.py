@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable
+from msplit.engines.base import Arrays, Executable, HasBuffers, HasTimeline, Timeline
 from msplit.engines.cuda.frontend.partition import Partition
-from msplit.engines.cuda.ir.graph import Key
-from msplit.engines.cuda.runtime.wrapped import Wrapped
+from msplit.engines.cuda.ir.graph import STEPS, Key
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 
 if TYPE_CHECKING:
@@ -46,16 +46,13 @@ class HostPart:
         self,
         flat: FlatGraph,
         partition: Partition,
-        op_libraries: Sequence[Path] = (),
-        origin: Mapping[Key, Key] | None = None,
+        op_libraries: Sequence[Path],
+        origin: Mapping[Key, Key],
     ) -> None:
         names = flat.graph.names
-        origin = origin or {}
         self._op_libraries = op_libraries
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
-        self.feeds: Mapping[str, Key] = {
-            f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier
-        }
+        self.feeds = {f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier}
         self.handed = partition.handed_outputs()
         self.nodes = len(partition.host) + len(partition.post_nodes)
         # An input that is an output as it is: a session gives nothing back that it was fed.
@@ -86,10 +83,7 @@ class HostPart:
         return SessionExecutable(flat.model, placed, config, ieee=True, facts={})
 
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Runs what is in front of the device part.
-
-        Args:
-            feeds: The model's inputs.
+        """Runs what is in front of the device part, on the model's inputs.
 
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
@@ -100,24 +94,57 @@ class HostPart:
         return {**feeds, **made}, outputs
 
     def finish(self, feeds: Arrays, made: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Runs what is behind the device part.
-
-        Args:
-            feeds: The model's inputs.
-            made: What the device gave.
-
-        Returns:
-            The outputs of the model among that, and those that are made of the rest.
-        """
+        """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
         outputs = dict(made)
         handed = {tensor.name: outputs.pop(tensor.name) for tensor in self.handed}
         return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
 
+
+class Wrapped:
+    """All that is the device's alone. Sessions of a host part are shared by all executables of a model: closing leaves them."""
+
+    def __init__(self, device: Executable) -> None:
+        self.device = device
+
+    def launch(self) -> None:
+        """See `Executable`."""
+        self.device.launch()
+
+    def device_times(self, count: int) -> list[float] | None:
+        """See `Executable`."""
+        return self.device.device_times(count)
+
+    def buffers(self) -> Arrays:
+        """See `HasBuffers`."""
+        return self.device.buffers() if isinstance(self.device, HasBuffers) else {}
+
+    def timeline(self) -> Timeline:
+        """See `HasTimeline`."""
+        if not isinstance(self.device, HasTimeline):
+            raise EngineError("this engine can not time the parts of a step")
+        return self.device.timeline()
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `Executable`."""
+        return self.device.facts()
+
     def close(self) -> None:
-        """Ends the sessions."""
-        for session in (self._before, self._behind):
-            if session is not None:
-                session.close()
+        """Frees the device's part."""
+        self.device.close()
+
+
+class Counting(Wrapped):
+    """An executable that is told at every step how many there were before, as the state of TensorFlow's random ops has it."""
+
+    def __init__(self, device: Executable) -> None:
+        super().__init__(device)
+        self._steps = 0
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """See `Executable`."""
+        outputs = self.device.step({**feeds, STEPS: np.asarray(self._steps, np.int64)})
+        self._steps += 1
+        return outputs
 
 
 class WithHost(Wrapped):

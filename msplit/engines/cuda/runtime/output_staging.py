@@ -32,10 +32,7 @@ class Outputs:
     outputs. What the host watches is a number that the kernel raises by one at the end of every step: on an H200 that is seen 2.3 µs
     before CUDA says that the graph is over. Without Triton, or launched without a graph, the copy engine brings the outputs.
 
-    Args:
-        like: The outputs.
-        device: Where they are.
-        captured: They are to be delivered by a graph.
+    With `captured`, a graph delivers them.
     """
 
     def __init__(self, like: Mapping[str, torch.Tensor], device: Device, *, captured: bool) -> None:

@@ -242,33 +242,28 @@ class Tap(Protocol):
 
     def before(self, instruction: Instruction) -> None:
         """The instruction's waits are issued; its step comes next."""
-        ...
 
     def after(self, instruction: Instruction) -> None:
         """Its step is issued."""
-        ...
 
 
 def simulate(
     program: Program,
     stream_program: StreamProgram,
     values: dict[Key, torch.Tensor],
-    *,
-    seed: int | None = None,
-    poison: bool = False,
-    tap: Tap | None = None,
+    seed: int,
+    tap: Tap | None,
 ) -> None:
     """Runs the instructions on the CPU, streams interleaved at random as the waits allow.
 
-    It stands in for a GPU in tests: any order that the events permit may happen, so a missing wait shows as a missing value, and
-    with `poison` memory let go too early shows as a wrong one.
+    It stands in for a GPU in tests: any order that the events permit may happen, so a missing wait shows as a missing value. Memory is
+    overwritten with NaN bytes when it is let go, so that what was let go too early shows as a wrong value.
 
     Args:
         program: The steps.
         stream_program: The instructions.
         values: Inputs, filled with every value still alive at the end.
-        seed: Of the interleaving; None takes the record order.
-        poison: Overwrite memory with NaN bytes when it is let go.
+        seed: Of the interleaving.
         tap: Told of each instruction.
     """
     queues: list[list[Instruction]] = [[] for _ in range(stream_program.count)]
@@ -277,16 +272,11 @@ def simulate(
     chance = random.Random(seed)
     finished: set[int] = set()
     postponed = _run_views(program, stream_program.first_views, values)
-    order = iter(stream_program.instructions)
     while any(queues):
-        if seed is None:
-            instruction = next(order)
-            queues[instruction.lane].pop()
-        else:
-            ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
-            if not ready:
-                raise RuntimeError("streams wait for each other in a circle")
-            instruction = chance.choice(ready).pop()
+        ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
+        if not ready:
+            raise RuntimeError("streams wait for each other in a circle")
+        instruction = chance.choice(ready).pop()
         if tap is not None:
             tap.before(instruction)
         run_step(program, instruction.step, values)
@@ -296,7 +286,7 @@ def simulate(
         postponed = _run_views(program, (*postponed, *instruction.views), values)
         for key in instruction.frees:
             value = values.pop(key, None)
-            if poison and value is not None and value.numel():
+            if value is not None and value.numel():
                 poison_memory(value)
 
 

@@ -66,7 +66,6 @@ class HostTap:
 
     def before(self, instruction: Instruction) -> None:
         """See `stream_program.Tap`."""
-        del instruction
         self._start = time.perf_counter()
 
     def after(self, instruction: Instruction) -> None:
@@ -83,22 +82,12 @@ class HostTap:
 def timeline(
     program: Program, stream_program: StreamProgram, times_us: Mapping[int, tuple[float, float]], clock: str
 ) -> Timeline:
-    """The timeline of a run.
-
-    Args:
-        program: What ran.
-        stream_program: By which instructions.
-        times_us: Start and end of each of their steps.
-        clock: See `Timeline`.
-    """
-    spans: list[Span] = []
-    place: dict[int, int] = {}
+    """The timeline of a run, given start and end of each step."""
+    spans = []
+    place = {instruction.step: number for number, instruction in enumerate(stream_program.instructions)}
     for instruction in stream_program.instructions:
         op = program.steps[instruction.step].op
         start, end = times_us[instruction.step]
-        place[instruction.step] = len(spans)
         spans.append(Span(op.name, tuple(op.source_nodes), instruction.lane, start, max(start, end), (op.op,)))
-    waits = [
-        (place[on], place[instruction.step]) for instruction in stream_program.instructions for on in instruction.waits
-    ]
+    waits = [(place[on], place[one.step]) for one in stream_program.instructions for on in one.waits]
     return Timeline(tuple(spans), tuple(waits), clock)

@@ -10,7 +10,7 @@ import torch
 import msplit
 from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
-from msplit.engines.cuda.device import Device, stream_pool
+from msplit.engines.cuda.device import Device, pools
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime.memcpy import Memcpy
@@ -33,7 +33,7 @@ def test_there_is_one_object_of_each_device():
 
 def test_streams_go_back_to_the_device_that_made_them(pair, monkeypatch):
     made = itertools.count()
-    monkeypatch.setattr(stream_pool, "new_stream", lambda place: next(made))
+    monkeypatch.setattr(pools, "new_stream", lambda place: next(made))
     one, other = pair
     first = one.streams.lease(3)
     one.streams.give_back(first)

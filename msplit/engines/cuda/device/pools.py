@@ -1,0 +1,109 @@
+"""What a device hands out: streams to executables, and counters to the launches of split-K kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+
+import torch
+
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
+
+SUPPLY = 1 << 22
+"""Counters of a device: 16 MiB."""
+
+_ALIGNED = 4
+"""Counters in 16 bytes: a kernel is compiled anew for a pointer that is not a multiple of them."""
+
+
+class StreamPool:
+    """The CUDA streams of one GPU that nobody holds, lent to one executable at a time.
+
+    Libraries key their workspaces by stream: two graphs captured on the same stream share one, and corrupt each other when they replay
+    at the same time. PyTorch deals its streams out of a ring of 32, so they repeat. These do not.
+    """
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._free: list[torch.cuda.Stream] = []
+
+    def lease(self, count: int) -> list[torch.cuda.Stream]:
+        """Streams that nobody else holds, made when there are not enough."""
+        with self._lock:
+            taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        return taken + [new_stream(self._place) for _ in range(count - len(taken))]
+
+    def give_back(self, streams: list[torch.cuda.Stream]) -> None:
+        """Returns streams with no work in flight."""
+        with self._lock:
+            self._free.extend(streams)
+
+
+def new_stream(place: torch.device) -> torch.cuda.Stream:
+    """A stream that PyTorch deals to nobody. It is never destroyed."""
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(place):
+        status = runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING)
+    if status != 0 or handle.value is None:
+        raise RuntimeError(f"cudaStreamCreateWithFlags failed with status {status}")
+    return torch.cuda.ExternalStream(handle.value, device=place)
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The runtime library that PyTorch has loaded already."""
+    major = str(torch.version.cuda).split(".", maxsplit=1)[0]
+    return ctypes.CDLL(f"libcudart.so.{major}")
+
+
+def check(status: int) -> None:
+    """Raises what a call of that library answered, unless it is that all is well."""
+    if status:
+        torch.cuda.check_error(status)
+
+
+class Semaphores:
+    """Counters by which the blocks of a split-K kernel find out which of them is done last.
+
+    Each launch has counters of its own, since any two of them may run at once. They begin at zero, and the last block puts them back. A
+    launch in a captured graph runs again and again on the same counters, and nothing tells when its graph is gone: they are handed out
+    once and for all, from a supply that lasts for thousands of graphs. Those of graphs that are only timed are taken back (`lent`).
+
+    Attributes:
+        supply: All of them, made before the first capture that may need some.
+        taken: How many are handed out.
+    """
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self.supply: torch.Tensor | None = None
+        self.taken = 0
+
+    def take(self, count: int) -> torch.Tensor | None:
+        """Counters at zero for one launch on the current stream, captured or not; None where there are no more.
+
+        Outside of captures they are made for the launch, which takes a kernel more: that is what runs step by step, to look for faults.
+        """
+        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+            if self._place.type == "cuda" and self.supply is None:
+                self.supply = torch.zeros(SUPPLY, dtype=torch.int32, device=self._place)
+                torch.cuda.synchronize(self._place)
+            return torch.zeros(count, dtype=torch.int32, device=self._place)
+        count += -count % _ALIGNED
+        if self.supply is None or self.taken + count > SUPPLY:
+            return None
+        self.taken += count
+        return self.supply[self.taken - count : self.taken]
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """What is taken inside is free again afterwards: for graphs that do not outlive this, and of which one runs at a time."""
+        before = self.taken
+        try:
+            yield
+        finally:
+            self.taken = before
