@@ -94,27 +94,14 @@ class Work:
         """Equal for work that takes about the same time: members are counted in powers of two."""
         tf32 = torch.backends.cuda.matmul.allow_tf32
         second = None if self.second is None else (*self.second.sizes(), self.first > 0)
-        members = (len(self.one.weights) - 1).bit_length()
-        return (
-            members,
-            self.one.x.dtype,
-            tf32,
-            self.activation,
-            self.one.sizes(),
-            second,
-            _is_wide(self),
-            self.rows_first,
-        )
+        members, how = (len(self.one.weights) - 1).bit_length(), (_is_wide(self), self.rows_first)
+        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, *how
 
 
 def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Work | None:
-    """One layer as work of one member; None where more follows it than a bias and an activation.
+    """One layer, of [rows, inner] and [inner, columns], as work of one member; None where more follows it than a bias and an activation.
 
-    Args:
-        data: [rows, inner].
-        weights: [inner, columns].
-        steps: What follows, as TensorFlow's `fused_ops` names it.
-        rest: Their inputs.
+    `steps` is what follows, as TensorFlow's `fused_ops` names it, and `rest` its inputs.
     """
     biased = tuple(steps[:1]) == ("BiasAdd",)
     follow = steps[1:] if biased else steps
@@ -203,9 +190,7 @@ def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any
         for name, attrs in candidates.items():
             try:
                 times[name] = tuner.milliseconds(functools.partial(run, work, attrs)) * 1e3 / CALLS
-            except (
-                Exception
-            ):  # a tile that needs more of an SM than this GPU has, in the words of whichever compiler stage
+            except Exception:  # a tile that needs more of an SM than this GPU has, as whichever compiler stage says it
                 if not times:
                     raise
     best = min(times, key=lambda name: times[name])

@@ -8,10 +8,11 @@ gives the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import TILES
@@ -43,26 +44,19 @@ Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
-FEW = 16
-"""Input channels."""
-
 FAMILY = "convolutions"
 """The choices of `Tuner.chosen` that are made here: `Tiles`, or None where the library runs it."""
 
 
 def choose(
-    op: Op,
-    arguments: list[torch.Tensor],
-    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
-    *,
-    keep_filter: bool = False,
+    op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, keep_filter: bool = False
 ) -> tuple[Op, torch.Tensor]:
     """The op as it runs fastest, itself or with `TILES`, and its filter as that kernel wants it to lie in memory.
 
     Args:
         op: A convolution with a constant filter.
         arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
-        lowered: What runs an op; takes the inputs.
+        lowered: What runs an op.
         keep_filter: The filter must stay as it lies, because others read it.
     """
     if not worth_a_kernel(arguments[0].dtype):
@@ -94,7 +88,7 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
     from msplit.engines.cuda.kernels import conv
 
-    cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < FEW else SINGLE
+    cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
     for whole, shares in cuts:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
@@ -104,11 +98,7 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
 
 
 def _winner(
-    tuner: Tuner,
-    op: Op,
-    arguments: list[torch.Tensor],
-    turned: torch.Tensor,
-    lowered: Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]],
+    tuner: Tuner, op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered: Lowered
 ) -> Tiles | None:
     data, filter, *rest = arguments
     weights = {False: copies(filter)}  # by whether they are turned

@@ -168,19 +168,11 @@ def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lower
 def _tiles(op: Op, arguments: list[torch.Tensor]) -> list[Tile]:
     """Tiles of our own kernel that may compute this product."""
     data, weights, *rest = arguments
-    if op.op in BATCH_MATMULS:
-        work = batched_matmul.members(
-            data.mT if op.attrs.get("adj_x") else data, weights.mT if op.attrs.get("adj_y") else weights
-        )
-    else:
-        work = _dense(op, data, weights, rest)
+    batched = op.op in BATCH_MATMULS
+    x = data.mT if op.attrs.get("adj_x" if batched else "transpose_a") else data
+    y = weights.mT if op.attrs.get("adj_y" if batched else "transpose_b") else weights
+    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
+    work = batched_matmul.members(x, y) if batched else batched_matmul.dense(x, y, steps, rest)
     if work is None:
         return []
     return [tile for tile in batched_matmul.tiles(work) if tile.exact or batched_matmul.may_round(data.dtype)]
-
-
-def _dense(op: Op, data: torch.Tensor, weights: torch.Tensor, rest: list[torch.Tensor]) -> batched_matmul.Work | None:
-    steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
-    data = data.t() if op.attrs.get("transpose_a") else data
-    weights = weights.t() if op.attrs.get("transpose_b") else weights
-    return batched_matmul.dense(data, weights, steps, rest)

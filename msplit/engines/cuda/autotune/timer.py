@@ -44,11 +44,9 @@ class Timer(Protocol):
     @property
     def lanes(self) -> int:
         """How many calls it can run side by side."""
-        ...
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
         """µs of one run: `before` in order, then the lanes side by side, each in order, then `after`; all of that `repeat` times."""
-        ...
 
 
 class CudaTimer:
@@ -155,11 +153,7 @@ class CudaTimer:
 
 
 def _record(
-    streams: Sequence[torch.cuda.Stream],
-    lanes: Sequence[Lane],
-    before: Lane,
-    after: Lane,
-    kept: list[object] | None,
+    streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane, kept: list[object] | None
 ) -> None:
     """Forks right after `before`, joins right before `after`. What is not kept is dropped at once, on the stream that made it."""
     origin = streams[0]

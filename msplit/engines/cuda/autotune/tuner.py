@@ -84,7 +84,7 @@ class Tuner:
         Args:
             candidates: What may be chosen, and the call of it.
             expected: The baseline's results.
-            cold: As `milliseconds_of` has it.
+            cold: See `milliseconds_of`.
             forgiving: Whether one that fails is left out: it may need more of an SM than this GPU has, which is said in the words of
                 whichever compiler stage.
         """
@@ -111,12 +111,7 @@ class Tuner:
         return self.milliseconds_of([call] * lanes, cold=cold)
 
     def milliseconds_of(self, lanes: Sequence[Call], *, cold: bool = False) -> float:
-        """Time of a graph of `CALLS` calls on each stream, given the call of each.
-
-        Args:
-            lanes: A call for each stream.
-            cold: Whether the cache is emptied before each run of the graph.
-        """
+        """Time of a graph of `CALLS` calls on each stream, given the call of each; `cold`: the cache is emptied before each run."""
         return self._timer.replay_ms([[call] * CALLS for call in lanes], cold=cold)
 
     @property
@@ -141,14 +136,7 @@ def copies(weights: torch.Tensor) -> list[torch.Tensor]:
 
 
 class RotatingWeights:
-    """A call of a function with other weights each time, one after the other and from the start again.
-
-    Args:
-        run: Takes the data, the weights, and the rest.
-        data: The first argument.
-        weights: What `copies` made.
-        rest: Further arguments.
-    """
+    """A call of a function with other weights (of `copies`) each time, one after the other and from the start again."""
 
     def __init__(
         self, run: Callable[..., Any], data: torch.Tensor, weights: Sequence[torch.Tensor], rest: Sequence[torch.Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ class Record:
 
     Attributes:
         name: Its name.
-        blocks: Blocks of its grid.
-        threads: Threads of a block.
-        registers: Registers per thread.
-        shared_bytes: Shared memory per block.
+        blocks: Of its grid.
+        threads: Of a block.
+        registers: Per thread.
+        shared_bytes: Per block.
         occupancy: Share of the threads that an SM can hold that this kernel's blocks fill, 0 to 1, by CUPTI's estimate; None: not given.
         time_us: How long this one run took.
     """
@@ -73,9 +74,8 @@ def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[Record]]:
         if place >= 0 and event["ts"] <= marks[place][1]:
             launched[int(event["args"]["correlation"])] = marks[place][2]
     found: dict[int, list[Record]] = {}
-    for event in sorted(
-        (event for event in events if event.get("cat") == "kernel"), key=lambda event: float(event["ts"])
-    ):
+    kernels = (event for event in events if event.get("cat") == "kernel")
+    for event in sorted(kernels, key=lambda event: float(event["ts"])):
         arguments = event.get("args", {})
         number = launched.get(int(arguments.get("correlation", -1)))
         if number is not None:
@@ -97,7 +97,4 @@ def _read(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> Record:
 
 
 def _volume(sizes: object) -> int:
-    volume = 1
-    for size in sizes if isinstance(sizes, list) else ():
-        volume *= int(size)
-    return volume
+    return math.prod(map(int, sizes)) if isinstance(sizes, list) else 1

@@ -99,8 +99,7 @@ def measure(
     for number, done in enumerate(walk(program, feeds, device)):
         run.see(number, *done)
         tell("steps", (number + 1) / len(program.steps))
-    recorded = "there is no GPU"
-    kernels = run.kernels
+    kernels, recorded = run.kernels, "there is no GPU"
     if on_gpu and grids:
         tell("grids", 0.0)
         kernels, recorded = _with_grids(program, feeds, device, run.first, kernels)
@@ -145,16 +144,14 @@ class _Steps:
         try:
             time_us, share = _time(self.timer, call, self.device, step.bytes)
         except (EngineError, RuntimeError) as problem:
-            if (
-                torch.cuda.is_available()
-            ):  # what a failed measurement left comes to an end, and its memory is free again
+            if torch.cuda.is_available():  # what a failed measurement left comes to an end, its memory is free again
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
             if isinstance(problem, EngineError):
                 return problem.what[:140]
             return f"{step.op.op} can not be captured: {str(problem).splitlines()[0][:120]}"
         inputs = tuple((dtype_name(one.dtype), tuple(one.shape), tuple(one.stride())) for one in arguments)
-        moved = float(sum(one.numel() * one.element_size() for one in arguments) + step.bytes)
+        moved = float(sum(one.nbytes for one in arguments) + step.bytes)
         self.first[number] = len(self.kernels)
         self.kernels.append(Kernel(step.op.op, inputs, time_us, share, moved))
         return len(self.kernels) - 1

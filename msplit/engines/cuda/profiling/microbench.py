@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -29,12 +30,7 @@ L2_BYTES = 1 << 23
 
 
 def constants(timer: CudaTimer, device: torch.device) -> Constants:
-    """Measures the device; a second or so.
-
-    Args:
-        timer: Has at least 16 lanes.
-        device: What it measures on.
-    """
+    """Measures the device with at least 16 lanes of its timer; a second or so."""
     tiny = _tiny(device)
     chain = {length: timer.graph_us([[tiny[0]] * length]) for length in (100, 1000)}
     node = (chain[1000] - chain[100]) / 900
@@ -105,18 +101,17 @@ def _concurrency(timer: CudaTimer, device: torch.device, launch: float) -> Mappi
     """How much longer two kernels of some 10 µs take side by side than the longer of them alone, by class."""
     made = {name: _sized(timer, maker, device, launch) for name, maker in _CLASSES.items()}
     result: dict[str, float] = {}
-    names = list(made)
-    for place, first in enumerate(names):
-        for second in names[place:]:
-            lanes = [made[first][0][0], made[second][0][1]]
-            both = timer.graph_us(lanes) - launch
-            result[f"{first}+{second}"] = both / max(made[first][1], made[second][1])
+    for first, second in itertools.combinations_with_replacement(made, 2):
+        both = timer.graph_us([made[first][0][0], made[second][0][1]]) - launch
+        result[f"{first}+{second}"] = both / max(made[first][1], made[second][1])
     return result
 
 
-def _sized(timer: CudaTimer, maker: object, device: torch.device, launch: float) -> tuple[list[list[Call]], float]:
+def _sized(
+    timer: CudaTimer, maker: Callable[[torch.device], Call], device: torch.device, launch: float
+) -> tuple[list[list[Call]], float]:
     """Two chains of a class, of about 100 µs each, and the time of one alone."""
-    calls = [maker(device), maker(device)]  # type: ignore[operator]
+    calls = [maker(device), maker(device)]
     one = max((timer.graph_us([[calls[0]] * 10]) - launch) / 10, 0.5)
     length = max(1, round(100 / one))
     chains = [[call] * length for call in calls]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from msplit.core.graph import Floats
-from msplit.cost.costs import Costs
-from msplit.cost.gpus import SM_BYTES_PER_CYCLE, data_sheet
+from msplit.cost.costs import Constants, Costs
+from msplit.cost.gpus import SM_BYTES_PER_CYCLE, Gpu, data_sheet
 from msplit.cost.timing import ACCESS
+from msplit.engines.base import Arrays
+from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.ir.program import KernelCall, Program
+from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
+from msplit.engines.cuda.profiling.kernel_profile import measure
+from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from msplit.cost.costs import Constants
-    from msplit.cost.gpus import Gpu
-    from msplit.engines.base import Arrays
-    from msplit.engines.cuda.ir.graph import Op
-    from msplit.engines.cuda.ir.program import KernelCall, Program
-    from msplit.schedule.machine import Machine
 
 LEAST_US = 1.0
 """No step that launches a kernel is estimated below this."""
@@ -91,9 +87,8 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
     if costs is not None:
         costs = _gathered(replace(costs, time_us=costs.own_us), program.unrolled)
-        covering = [
-            node for step in program.steps if step.launches for node in step.op.replaces or step.op.source_nodes
-        ]
+        launching = [step.op for step in program.steps if step.launches]
+        covering = [node for op in launching for node in op.replaces or op.source_nodes]
         parts = np.bincount(np.asarray(covering, np.int64), minlength=len(costs.time_us))
         sheet = data_sheet(costs.gpu)
         for number, step in enumerate(program.steps):
@@ -103,7 +98,7 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
                 main = int(np.argmax(each > 0))
                 share, members = float(costs.share[source_nodes[main]]), step.op.batch
                 total = float(each.sum())
-                if _is_one_kernel(step.op):
+                if step.op.op in (FUSED, "_Columns"):  # a kernel that was made for all nodes that it covers
                     times[number], shares[number], moved[number] = _one_kernel(step, costs, parts, sheet)
                     continue
                 shares[number] = min(1.0, share * members)
@@ -132,22 +127,11 @@ def _gathered(costs: Costs, unrolled: Mapping[int, Sequence[int]]) -> Costs:
     return replace(costs, time_us=time, share=share, flops=flops, bytes=nbytes)
 
 
-def _is_one_kernel(op: Op) -> bool:
-    """Whether an op is a kernel that was made for all nodes that it covers."""
-    from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
-
-    return op.op in (FUSED, "_Columns")
-
-
 def _one_kernel(step: KernelCall, costs: Costs, parts: NDArray[np.int64], sheet: Gpu) -> tuple[float, float, float]:
     """Time, share and bytes of a kernel that does the work of several nodes."""
     source_nodes = np.asarray(step.op.replaces or step.op.source_nodes)
     part = 1 / parts[source_nodes]
-    time, flops, nbytes = (
-        costs.time_us[source_nodes] * part,
-        costs.flops[source_nodes] * part,
-        costs.bytes[source_nodes] * part,
-    )
+    time, flops, nbytes = (column[source_nodes] * part for column in (costs.time_us, costs.flops, costs.bytes))
     runs = time > 0
     if not runs.any():
         return LEAST_US, 0.1, float(step.traffic)
@@ -161,12 +145,8 @@ def _one_kernel(step: KernelCall, costs: Costs, parts: NDArray[np.int64], sheet:
     together = float(_roofline(all_flops, all_bytes, all_share, sheet).sum())
     # The kernel of columns finds values by their distance from a start, so that each input that lies otherwise is copied first.
     copies = step.scattered if step.op.op == "_Columns" else 0
-    return max(LEAST_US, together * float(time.sum()) / alone) + copies * _copy_us(sheet), share, once
-
-
-def _copy_us(sheet: Gpu) -> float:
-    """A small tensor copied: launched, loaded and stored."""
-    return sheet.launch_us + ACCESS / sheet.clock_mhz
+    copy_us = sheet.launch_us + ACCESS / sheet.clock_mhz  # of a small tensor: launched, loaded and stored
+    return max(LEAST_US, together * float(time.sum()) / alone) + copies * copy_us, share, once
 
 
 def _roofline(flops: Floats, nbytes: Floats, share: Floats, sheet: Gpu) -> Floats:
@@ -194,11 +174,6 @@ def measured(
         ieee: In which precision.
         seconds: How long it may take.
     """
-    import torch
-
-    from msplit.engines.cuda.device.device import precision
-    from msplit.engines.cuda.profiling.kernel_profile import measure
-
     found = estimated(program, costs)
     device = torch.device(device_name)
     if device.type != "cuda" or program.dynamic:
