@@ -48,11 +48,7 @@ class Job:
 
 
 def refuse(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Refuses what a step can not be given: the one contract of all engines.
-
-    Args:
-        feeds: What is given.
-        inputs: Type and shape of each input as it was prepared.
+    """Refuses what a step can not be given: the one contract of all engines. `inputs` has type and shape of each as it was prepared.
 
     Raises:
         EngineError: An input is missing or is none of the model's, is no array, or has another type or shape. Strings are one type,
@@ -87,23 +83,18 @@ class Executable(Protocol):
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one whole step as a user would: host inputs in, host outputs back, synchronous. Outputs by name."""
-        ...
 
     def launch(self) -> None:
         """Runs one step on the inputs of the last `step`, without copies of inputs and outputs, and waits for it."""
-        ...
 
     def device_times(self, count: int) -> list[float] | None:
         """Seconds of each of `count` back-to-back steps by the device's own clock, or None where there is no such clock."""
-        ...
 
     def facts(self) -> Mapping[str, Any]:
         """What is worth reporting: ``streams``, ``waits``, ``peak_bytes``, ``device``, ``kernels`` …; only what is known."""
-        ...
 
     def close(self) -> None:
         """Frees what the executable holds. It can not run afterwards."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,6 @@ class HasTimeline(Protocol):
         Raises:
             EngineError: That does not work here; the message says what does.
         """
-        ...
 
 
 @runtime_checkable
@@ -163,7 +153,6 @@ class HasBuffers(Protocol):
 
     def buffers(self) -> Arrays:
         """Arrays by input name, for some inputs or all. A step that is given one of them for its input does not copy it on the host."""
-        ...
 
 
 class Engine(Protocol):
@@ -172,11 +161,9 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """What the user calls it."""
-        ...
 
     def unavailable(self) -> str | None:
         """None where this machine can run it, else why not and what would help."""
-        ...
 
     def build(self, job: Job) -> Executable:
         """Makes a job ready to run.
@@ -184,4 +171,3 @@ class Engine(Protocol):
         Raises:
             EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
         """
-        ...

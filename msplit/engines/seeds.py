@@ -13,11 +13,7 @@ from msplit.opset.traits import DRAWN_ON_DEVICE
 def seeds(function: str, name: str, seed: int, seed2: int) -> tuple[int, int]:
     """Both seeds of a random op: its own, or, where both are zero, which asks TensorFlow for any, some that follow from its name.
 
-    Args:
-        function: The function that it is in, "" for none.
-        name: Its name there.
-        seed: Its attribute.
-        seed2: Its other attribute.
+    `function` is the one that it is in, "" for none, and `name` its name there.
     """
     if seed or seed2:
         return seed, seed2
@@ -39,16 +35,13 @@ def _number(value: object) -> int:
 def remark(flat: FlatGraph, nodes: Sequence[int]) -> str | None:
     """What a user should know about the random ops among some nodes: None where there are none, or all have a seed."""
     graph = flat.graph
-    unseeded = [
-        graph.names[node]
-        for node in nodes
-        if graph.ops[node] in DRAWN_ON_DEVICE and not (graph.attrs[node].get("seed") or graph.attrs[node].get("seed2"))
-    ]
+    random = [node for node in nodes if graph.ops[node] in DRAWN_ON_DEVICE]
+    unseeded = [graph.names[node] for node in random if not any(map(graph.attrs[node].get, ("seed", "seed2")))]
     if not unseeded:
         return None
     many = len(unseeded) > 1
-    asks = "dropout is rarely meant to be in a model that serves"
     return (
         f"{len(unseeded)} random op{'s' * many} without a seed (such as {unseeded[0]}) {'get' if many else 'gets'} one that follows "
-        f"from {'their names' if many else 'its name'}, here and in TensorFlow, so that outputs can be compared: {asks}"
+        f"from {'their names' if many else 'its name'}, here and in TensorFlow, so that outputs can be compared: "
+        "dropout is rarely meant to be in a model that serves"
     )

@@ -7,14 +7,13 @@ runs the flat graph (functions inlined) with a device per node, so a comparison 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Job
-from msplit.engines.tensorflow import runtime
+from msplit.engines.tensorflow import runtime, xla
 from msplit.engines.tensorflow.placed import place, unplaced
 from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
@@ -66,25 +65,19 @@ class TensorFlowEngine:
         if job.tensorflow.xla:
             if not single:
                 raise EngineError("XLA compiles the whole model for one device", fix="ask for XLA with one stream")
-            return _with_xla(job, facts)
+            return xla.build(job, facts)
         if single:
-            config = runtime.session_config(job.streams, cpu_only=cpu)
-            return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.ieee, facts=facts)
-        devices = runtime.devices(job.streams, cpu_only=cpu)
-        placed = place(job.flat, job.ids, devices, "/device:CPU:0")
-        facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
-        facts |= {"moved_nodes": placed.moved}
+            placed = unplaced(job.flat)
+        else:
+            devices = runtime.devices(job.streams, cpu_only=cpu)
+            placed = place(job.flat, job.ids, devices, "/device:CPU:0")
+            facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
+            facts |= {"moved_nodes": placed.moved}
         config = runtime.session_config(job.streams, cpu_only=cpu)
         return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
 
 
 ENGINE = TensorFlowEngine()
-
-
-def _with_xla(job: Job, facts: Mapping[str, Any]) -> Executable:
-    from msplit.engines.tensorflow.xla import build
-
-    return build(job, facts)
 
 
 def reference(flat: FlatGraph, feeds: Arrays) -> dict[str, NDArray[Any]]:

@@ -7,7 +7,7 @@ TensorFlow's placer.
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from msplit.core.union_find import DisjointSets
 from msplit.engines.seeds import seeds
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.tensors import dtype_name
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, VARIABLES
 
@@ -82,7 +83,7 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
     Args:
         flat: The graph.
         ids: Stream id per node.
-        devices: Device of each stream.
+        devices: Of each stream.
         host: Device of host nodes.
         clone_limit: See `CLONE_LIMIT`. A larger constant is kept once, on a stream that reads it.
 
@@ -106,7 +107,7 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
         if "_class" in node.attr:
             del node.attr["_class"]  # the device says it; and in a function it may name a node by its old name
         place_of_v = int(places[v])
-        node.device = host if place_of_v == HOST else devices[place_of_v]
+        device = node.device = host if place_of_v == HOST else devices[place_of_v]
         data: list[str] = []
         control: list[str] = []
         for e in range(int(starts[v]), int(starts[v + 1])):
@@ -116,17 +117,18 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
                 continue
             name = names[u]
             if places[u] != place_of_v:
-                clone = clones.of(u, nodes[u], place_of_v, host if place_of_v == HOST else devices[place_of_v])
+                clone = clones.of(u, nodes[u], place_of_v, device)
                 if clone is not None:
                     name = clone
                 else:
                     copies.add((u, port, place_of_v))
             data.append(f"{name}:{port}" if port else name)
-        if _data_inputs(node) != len(data):
+        wanted = sum(not text.startswith("^") for text in node.input)
+        if wanted != len(data):
             if v in fed and flat.origin_function[v] < 0:
                 continue  # what is fed may have lost its inputs in the flat graph; TensorFlow wants them there
             raise EngineError(
-                f"node {names[v]!r} has {_data_inputs(node)} inputs in the file and {len(data)} after its functions were inlined",
+                f"node {names[v]!r} has {wanted} inputs in the file and {len(data)} after its functions were inlined",
                 where=str(flat.model.path),
                 fix="this is a defect of msplit: report it; --streams 1 runs the model as it is",
             )
@@ -139,26 +141,18 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
         fetches={tensor.name: f"{names[tensor.node]}:{tensor.port}" for tensor in flat.outputs},
         targets=tuple(names[target] for target in flat.targets),
         variables=_variables(flat),
-        clones=clones.count,
+        clones=len(clones.made),
         copies=len(copies),
         moved=moved,
     )
-
-
-def _data_inputs(node: Any) -> int:
-    return sum(1 for text in node.input if not text.startswith("^"))
 
 
 def _with_back_edges(flat: FlatGraph) -> Edges:
     edges, back = flat.graph.edges, flat.back_edges
     if not len(back):
         return edges
-    return Edges.of(
-        np.concatenate([edges.src, back.src]),
-        np.concatenate([edges.port, back.port]),
-        np.concatenate([edges.dst, back.dst]),
-        np.concatenate([edges.slot, back.slot]),
-    )
+    pairs = ((getattr(edges, name), getattr(back, name)) for name in ("src", "port", "dst", "slot"))
+    return Edges.of(*map(np.concatenate, pairs))
 
 
 def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
@@ -170,10 +164,7 @@ def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
     top_level = list(graph_def.node)
     for v in range(len(flat)):
         function, index = flat.origin(v)
-        if function is None:
-            node = top_level[index]
-        else:
-            node = library[function].node_def[index]
+        node = top_level[index] if function is None else library[function].node_def[index]
         if node.op != flat.graph.ops[v]:
             # Inlining adds a few nodes of its own, which stand for a part of the call.
             node = _added(graph_def, flat, v)
@@ -193,20 +184,9 @@ def _added(graph_def: Any, flat: FlatGraph, v: int) -> Any:
     node = graph_def.node.add()
     node.op = flat.graph.ops[v]
     if node.op != "NoOp":
-        node.attr["T"].type = _data_type(flat.graph.attrs[v]["T"])
+        name = flat.graph.attrs[v]["T"]
+        node.attr["T"].type = next((number for number in range(1, 40) if dtype_name(number) == name), 0)
     return node
-
-
-def _data_type(name: str) -> int:
-    """TensorFlow's number of a type, 0 where there is none of that name."""
-    return next((int(number) for number, known in _type_numbers() if known == name), 0)
-
-
-@functools.cache
-def _type_numbers() -> tuple[tuple[int, str], ...]:
-    from msplit.formats.tensors import dtype_name
-
-    return tuple((number, dtype_name(number)) for number in range(1, 40))
 
 
 def _unique(name: str, used: set[str]) -> str:
@@ -227,10 +207,9 @@ def binding_edges(flat: FlatGraph) -> list[tuple[int, int]]:
         for u, port, v in zip(edges.src.tolist(), edges.port.tolist(), edges.dst.tolist(), strict=True):
             if port == CONTROL:
                 continue
-            key = (u, port)
-            if key not in kinds:
-                kinds[key] = _binds(flat, u, port)
-            if kinds[key]:
+            if (u, port) not in kinds:
+                kinds[u, port] = _binds(flat, u, port)
+            if kinds[u, port]:
                 found.append((u, v))
     return found
 
@@ -248,9 +227,8 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
 
     What a resource or a reference binds goes where its handle is; a loop or cond goes where its first node is.
     """
-    count = len(flat)
     places = np.where(flat.host, HOST, ids).astype(np.int32)
-    together = DisjointSets(count)
+    together = DisjointSets(len(flat))
     bound = binding_edges(flat)
     handles = {u for u, _ in bound}
     tied = handles | {v for _, v in bound}
@@ -262,11 +240,11 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
         if shared is not None:
             together.join(storage.setdefault(shared, v), v)
     first: dict[int, int] = {}
-    regions = flat.region.tolist()
-    for v in np.flatnonzero((flat.region >= 0) & ~flat.host).tolist():
-        together.join(first.setdefault(regions[v], v), v)
+    in_regions = np.flatnonzero((flat.region >= 0) & ~flat.host).tolist()
+    for v in in_regions:
+        together.join(first.setdefault(int(flat.region[v]), v), v)
     members: dict[int, list[int]] = {}
-    for v in sorted(tied | set(np.flatnonzero((flat.region >= 0) & ~flat.host).tolist())):
+    for v in sorted(tied.union(in_regions)):
         members.setdefault(together.find(v), []).append(v)
     for group in members.values():
         holders = [v for v in group if v in handles]
@@ -333,7 +311,6 @@ class _Clones:
         self.used = {node.name for node in graph_def.node}
         self.made: dict[tuple[int, int], str] = {}
         self.fed = {tensor.node for tensor in flat.inputs}
-        self.count = 0
 
     def of(self, constant: int, node: Any, place: int, device: str) -> str | None:
         """Name of the copy at a place, or None where the node is no constant or too large a one."""
@@ -350,35 +327,32 @@ class _Clones:
             clone.device = device
             clone.name = _unique(f"{node.name}__{'host' if place == HOST else f'stream_{place}'}", self.used)
             self.made[key] = clone.name
-            self.count += 1
         return self.made[key]
 
 
 def constant_bytes(node: Any) -> int:
     """An upper bound of the bytes of a Const node's value."""
     tensor = node.attr["value"].tensor
-    count = 1
-    for dim in tensor.tensor_shape.dim:
-        count *= max(int(dim.size), 0)
+    count = math.prod(max(int(dim.size), 0) for dim in tensor.tensor_shape.dim)
     return max(int(tensor.ByteSize()), count * 8 if not tensor.tensor_content else len(tensor.tensor_content))
 
 
 def _seeded(graph_def: Any) -> tuple[Any, bool]:
     """The GraphDef, or a copy of it where random ops without a seed have one. And whether it is a copy."""
-    bodies = [("", graph_def.node)] + [(f.signature.name, f.node_def) for f in graph_def.library.function]
-    if not any(_unseeded(node) for _, body in bodies for node in body):
+    if not any(_unseeded(node) for _, body in _bodies(graph_def) for node in body):
         return graph_def, False
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
-    for scope, body in [("", copy.node)] + [(f.signature.name, f.node_def) for f in copy.library.function]:
+    for scope, body in _bodies(copy):
         for node in body:
             if _unseeded(node):
                 node.attr["seed"].i, node.attr["seed2"].i = seeds(scope, node.name, 0, 0)
     return copy, True
 
 
+def _bodies(graph_def: Any) -> list[tuple[str, Any]]:
+    return [("", graph_def.node), *((f.signature.name, f.node_def) for f in graph_def.library.function)]
+
+
 def _unseeded(node: Any) -> bool:
-    if node.op not in DRAWS:
-        return False
-    attr = node.attr
-    return not (("seed" in attr and attr["seed"].i) or ("seed2" in attr and attr["seed2"].i))
+    return node.op in DRAWS and not any(name in node.attr and node.attr[name].i for name in ("seed", "seed2"))

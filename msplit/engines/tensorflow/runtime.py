@@ -22,7 +22,6 @@ _GPU_SHARE = 0.45
 
 _configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
 
-
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
@@ -140,7 +139,7 @@ def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = Fal
     """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process.
 
     Args:
-        streams: Number of devices.
+        streams: How many.
         cpu_only: They are on the CPU even where there is a GPU.
         auto_jit: XLA compiles what it can, in clusters.
         optimized: TensorFlow rewrites the graph first, as it does for everybody. It takes half a minute for 98,000 nodes.
@@ -193,11 +192,7 @@ def load_op_libraries(libraries: Sequence[Path]) -> None:
 
 @contextmanager
 def errors_of(model: str) -> Iterator[None]:
-    """Turns TensorFlow's errors into EngineError.
-
-    Args:
-        model: Path of the model, for the message.
-    """
+    """Turns TensorFlow's errors into EngineError, which names the path of the model."""
     tf = tensorflow()
     try:
         yield

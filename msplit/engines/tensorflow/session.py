@@ -31,7 +31,7 @@ class SessionExecutable:
     Args:
         model: Where the graph comes from: its variables, assets and initializers.
         placed: The graph to run.
-        config: Options of the session.
+        config: Of the session.
         ieee: IEEE float32 instead of TF32.
         facts: What `facts` gives.
 
@@ -135,12 +135,10 @@ class SessionExecutable:
         if missing or unknown:
             said = f"input {missing[0]!r} has no value" if missing else f"the model has no input {unknown[0]!r}"
             raise EngineError(said, where=self._model, fix=f"its inputs are: {', '.join(self._inputs) or 'none'}")
-        return [_fit(feeds[name], tensor.dtype.as_numpy_dtype) for name, tensor in self._inputs.items()]
-
-
-def _fit(value: Any, dtype: Any) -> NDArray[Any]:
-    array = np.asarray(value)
-    return array if array.dtype == dtype else array.astype(dtype)
+        return [
+            np.asarray(feeds[name]).astype(tensor.dtype.as_numpy_dtype, copy=False)
+            for name, tensor in self._inputs.items()
+        ]
 
 
 def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[Any], *, trace: bool = False) -> Any:
@@ -152,7 +150,9 @@ def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[
             raise EngineError(f"TensorFlow {tensorflow().__version__} tells no times of single nodes")
         run = session.make_callable([*fetches, *targets], feed_list=feeds)
         return lambda *values: run(*values)[: len(fetches)]
-    options = v1.CallableOptions() if hasattr(v1, "CallableOptions") else _callable_options()
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+    options = CallableOptions()
     options.feed.extend(tensor.name for tensor in feeds)
     options.fetch.extend(tensor.name for tensor in fetches)
     options.target.extend(operation.name for operation in targets)
@@ -160,12 +160,6 @@ def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[
         options.run_options.trace_level = v1.RunOptions.FULL_TRACE
         options.run_options.output_partition_graphs = True
     return make(options)
-
-
-def _callable_options() -> Any:
-    from tensorflow.core.protobuf import config_pb2
-
-    return config_pb2.CallableOptions()
 
 
 def _load(session: Any, model: Model, placed: Placed) -> None:
@@ -180,8 +174,8 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
     if saver is not None and saver.restore_op_name and Path(f"{checkpoint}.index").is_file():
         _run_initializers(session, [name for name in model.init_ops if _is_for_tables(graph, name)])
         session.run(saver.restore_op_name, {saver.filename_tensor_name: str(checkpoint)})
-        return
-    _run_initializers(session, [name for name in model.init_ops if name in operations])
+    else:
+        _run_initializers(session, [name for name in model.init_ops if name in operations])
 
 
 def _run_initializers(session: Any, names: list[str]) -> None:
@@ -230,23 +224,22 @@ class _State:
 
     def __init__(self, session: Any, names: tuple[str, ...]) -> None:
         tf = tensorflow()
-        v1 = tf.compat.v1
         self._session = session
         self._reads: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
         self._writes: dict[str, tuple[Any, Any]] = {}
         for name in names:
             holder = session.graph.get_operation_by_name(name)
-            dtype = holder.get_attr("dtype")
-            value = v1.placeholder(dtype)
+            dtype, handle = holder.get_attr("dtype"), holder.outputs[0]
+            value = tf.compat.v1.placeholder(dtype)
             if holder.type == "VarHandleOp":
-                self._known[name] = tf.raw_ops.VarIsInitializedOp(resource=holder.outputs[0])
-                self._reads[name] = tf.raw_ops.ReadVariableOp(resource=holder.outputs[0], dtype=dtype)
-                write = tf.raw_ops.AssignVariableOp(resource=holder.outputs[0], value=value)
+                self._known[name] = tf.raw_ops.VarIsInitializedOp(resource=handle)
+                self._reads[name] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                write = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             else:
-                self._known[name] = tf.raw_ops.IsVariableInitialized(ref=holder.outputs[0])
-                self._reads[name] = tf.raw_ops.Identity(input=holder.outputs[0])
-                write = tf.raw_ops.Assign(ref=holder.outputs[0], value=value, validate_shape=False)
+                self._known[name] = tf.raw_ops.IsVariableInitialized(ref=handle)
+                self._reads[name] = tf.raw_ops.Identity(input=handle)
+                write = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
             self._writes[name] = (value, write)
 
     def save(self) -> dict[str, NDArray[Any]]:

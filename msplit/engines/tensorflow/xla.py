@@ -28,8 +28,7 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
         executable.step(job.feeds)
     except (tf.errors.OpError, ValueError, TypeError, KeyError, NotImplementedError, EngineError) as error:
         why = error.what if isinstance(error, EngineError) else _why(error)
-        cpu = job.tensorflow.cpu
-        config = runtime.session_config(1, cpu_only=cpu, auto_jit=True)
+        config = runtime.session_config(1, cpu_only=job.tensorflow.cpu, auto_jit=True)
         facts = {**facts, "xla": "clusters", "xla_why": why}
         return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.ieee, facts=facts)
     return executable
@@ -38,10 +37,6 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
 class CompiledExecutable:
     """A model compiled as a whole with ``jit_compile``.
 
-    Args:
-        job: What to compile.
-        facts: What `facts` gives.
-
     Raises:
         EngineError: The model has something that can not be compiled as a whole.
     """
@@ -49,8 +44,7 @@ class CompiledExecutable:
     def __init__(self, job: Job, facts: Mapping[str, Any]) -> None:
         self._ieee = job.ieee
         self._facts = dict(facts)
-        on_gpu = runtime.has_gpu() and not job.tensorflow.cpu
-        self._device = "/device:GPU:0" if on_gpu else "/device:CPU:0"
+        (self._device,) = runtime.devices(1, cpu_only=job.tensorflow.cpu)
         model = job.flat.model
         if model.targets:
             raise EngineError("train steps are not compiled as a whole")
