@@ -77,11 +77,9 @@ class Gpu:
 _OWN: dict[str, Gpu] = {}
 """Data sheets from files of the user's, by name: costs name their GPU, and what simulates them asks for its sheet again."""
 
-_SUFFIXES = (".yaml", ".yml")
 _LARGEST = 1 << 16
-_COUNTS = ("sms",)
 _AMOUNTS = ("memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us")
-_KEYS = (*_COUNTS, *_AMOUNTS, "tflops")
+_KEYS = ("sms", *_AMOUNTS, "tflops")
 _FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
 
 
@@ -105,7 +103,7 @@ def gpu_title(name: str) -> str:
 
 def is_sheet_file(name: str) -> bool:
     """Whether a name of a GPU is one of a file with a data sheet."""
-    return name.lower().endswith(_SUFFIXES)
+    return name.lower().endswith((".yaml", ".yml"))
 
 
 def data_sheet(name: str) -> Gpu:
@@ -119,12 +117,11 @@ def data_sheet(name: str) -> Gpu:
     """
     sheets = _sheets()
     found = sheets.get(name.lower()) or _OWN.get(name)
+    if found is None and is_sheet_file(name):
+        found = _read(Path(name))
+        _OWN[found.name] = found
     if found is not None:
         return found
-    if is_sheet_file(name):
-        own = _read(Path(name))
-        _OWN[own.name] = own
-        return own
     near = get_close_matches(name.lower(), sheets, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise MsplitError(
@@ -174,7 +171,7 @@ def _problem(sheet: Mapping[Any, Any]) -> str | None:
     for key in _KEYS:
         if key not in sheet:
             return f"`{key}` is missing"
-        if key in _COUNTS and (not isinstance(sheet[key], int) or not _positive(sheet[key])):
+        if key == "sms" and (not isinstance(sheet[key], int) or not _positive(sheet[key])):
             return f"`{key}` is not a whole number above 0"
         if key in _AMOUNTS and not _positive(sheet[key]):
             return f"`{key}` is not a number above 0"

@@ -68,7 +68,7 @@ class Node:
     Attributes:
         op, attrs: Of the graph.
         inputs: Shapes of its data inputs.
-        known: Static values of its data inputs, None where not known, or what finds them; see `values`.
+        given: Static values of its data inputs, None where not known, or what finds them; see `values`.
         handles: What its data inputs refer to, None where they are plain tensors.
         outputs: Number of outputs that something in the graph reads, at least.
         room: Most outputs that it is believed to have, see `msplit.shapes.walk`.
@@ -77,7 +77,7 @@ class Node:
     op: str
     attrs: Mapping[str, Any]
     inputs: list[Shape]
-    known: list[Value | None] | Callable[[], list[Value | None]]
+    given: list[Value | None] | Callable[[], list[Value | None]]
     handles: list[Handle | None]
     outputs: int = 1
     room: int = MAX_OUTPUTS
@@ -85,9 +85,9 @@ class Node:
     @property
     def values(self) -> list[Value | None]:
         """Static values of the data inputs. Most shape functions never ask: it is only then that constants are decoded."""
-        if callable(self.known):
-            self.known = self.known()
-        return self.known
+        if callable(self.given):
+            self.given = self.given()
+        return self.given
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or the default where the file leaves it out."""

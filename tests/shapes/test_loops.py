@@ -1,4 +1,4 @@
-"""What loops and calls cost: their bodies times their turns, without what is only counted."""
+"""What loops and calls cost: their bodies times their trips, without what is only counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _costs(flat: FlatGraph) -> Costs:
 
 
 class Loop:
-    """A loop of TensorFlow 1 over a counter and x: `turns` runs of what `work` makes of x."""
+    """A loop of TensorFlow 1 over a counter and x: `trips` runs of what `work` makes of x."""
 
     def __init__(self, b: Builder, start: int, limit: int, x: int, step: int, frame: str) -> None:
         self.b, self.frame, self.step = b, frame, step
@@ -38,7 +38,7 @@ class Loop:
         return self.b.add("Merge", enter, T="float32", N=1)
 
     def close(self, result: int) -> int:
-        """Lets the next turn begin with the result, and gives what the loop leaves behind."""
+        """Lets the next iteration begin with the result, and gives what the loop leaves behind."""
         following = self.b.add("AddV2", self.b.add("Identity", (self.i, 1)), self.b.scalar(self.step), T="int32")
         for merge, source in ((self.counter, following), (self.x, result)):
             self.back.append((self.b.add("NextIteration", source, T="float32"), 0, merge, 1))
@@ -57,15 +57,15 @@ def _loop(limit: int, step: int = 1, start: int = 0, *, fed: bool = False) -> tu
 
 
 @pytest.mark.parametrize(
-    ("limit", "step", "start", "turns"), [(12, 1, 0, 12), (12, 5, 0, 3), (12, 1, 10, 2), (3, 1, 7, 0)]
+    ("limit", "step", "start", "trips"), [(12, 1, 0, 12), (12, 5, 0, 3), (12, 1, 10, 2), (3, 1, 7, 0)]
 )
-def test_what_is_in_a_v1_loop_costs_its_turns(limit: int, step: int, start: int, turns: int) -> None:
+def test_what_is_in_a_v1_loop_costs_its_trips(limit: int, step: int, start: int, trips: int) -> None:
     flat, nodes = _loop(limit, step, start)
     costs = _costs(flat)
     assert costs.known.all()
-    assert costs.time_us[nodes["tanh"]] == pytest.approx(turns * costs.time_us[nodes["outside"]])
-    assert costs.flops[nodes["tanh"]] == turns * costs.flops[nodes["outside"]]
-    assert costs.bytes[nodes["tanh"]] == turns * costs.bytes[nodes["outside"]]
+    assert costs.time_us[nodes["tanh"]] == pytest.approx(trips * costs.time_us[nodes["outside"]])
+    assert costs.flops[nodes["tanh"]] == trips * costs.flops[nodes["outside"]]
+    assert costs.bytes[nodes["tanh"]] == trips * costs.bytes[nodes["outside"]]
 
 
 def test_what_a_v1_loop_counts_is_known_before_the_first_step() -> None:
