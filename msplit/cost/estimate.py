@@ -83,7 +83,7 @@ def _estimate(
     classes = _Classes(graph)
     moved = on_device(graph, host)
     host = host & ~moved
-    launches = (~classes.free | _copies(graph, classes)) & ~host & ~constant
+    launches = (~classes.free | classes.copies) & ~host & ~constant
     out_bytes = tensors.per_node(tensors.nbytes)
     asked = _asked(graph, shapes, tensors, classes, launches, out_bytes, sheet)
     nbytes = asked.nbytes
@@ -174,8 +174,10 @@ def _asked(
     in_elements = tensors.into(tensors.elements)
     is_floating = tensors.floating.astype(np.float64)
     floating = (tensors.into(is_floating) + tensors.per_node(is_floating)) > 0
-    first_bytes = _first_input(tensors, count)
-
+    # What a gather or a cut takes from: its first input, or the second of Split, whose axis is the first and tiny.
+    first_bytes = np.zeros(count)
+    first = tensors.slot <= 1
+    np.maximum.at(first_bytes, tensors.user[first], tensors.nbytes[tensors.used[first]])
     silent = np.diff(tensors.start) == 0
     base = np.where(classes.reduces | silent, in_elements, out_elements)
     flops = np.where(floating, base * classes.per_element, 0.0)
@@ -250,7 +252,9 @@ class _Classes:
 
         self.views = mask(VIEWS - RESHAPES)
         self.free = self.views | mask(ops_with("free"))
-        self.reshapes, self.transposes = mask(RESHAPES), mask(frozenset({"Transpose"}))
+        reshapes, transposes, edges = mask(RESHAPES), mask(frozenset({"Transpose"})), graph.edges
+        self.copies = np.zeros(len(graph), dtype=np.bool_)  # reshapes of what was transposed
+        self.copies[edges.dst[transposes[edges.src] & reshapes[edges.dst] & (edges.slot == 0)]] = True
         self.reduces = mask(ops_with("reduces"))
         self.makes = mask(ops_with("makes"))
         moves, cuts = ops_with("moves"), ops_with("cuts")
@@ -259,23 +263,6 @@ class _Classes:
         self.elementwise = ~(self.free | self.reduces | self.makes | self.cuts | self.formula | mask(moves - SELECT))
         factors = [0.0 if op in moves or op in cuts else float(traits(op).flops) for op in numbers]
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
-
-
-def _copies(graph: Graph, classes: _Classes) -> Mask:
-    """Reshapes of what was transposed."""
-    edges = graph.edges
-    copied = classes.transposes[edges.src] & classes.reshapes[edges.dst] & (edges.slot == 0)
-    result = np.zeros(len(graph), dtype=np.bool_)
-    result[edges.dst[copied]] = True
-    return result
-
-
-def _first_input(tensors: Tensors, count: int) -> Floats:
-    """Bytes of what a gather or a cut takes from: its first input, or the second of Split, whose axis is the first and tiny."""
-    result = np.zeros(count)
-    chosen = tensors.slot <= 1
-    np.maximum.at(result, tensors.user[chosen], tensors.nbytes[tensors.used[chosen]])
-    return result
 
 
 def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> Work | None:

@@ -117,10 +117,8 @@ def pooling(node: Node) -> Outputs:
     return (result,) + ((), ()) * node.op.startswith("Quantized")
 
 
-@shape_function("MaxPoolWithArgmax")
-def pooling_with_index(node: Node) -> Outputs:
-    """Pooling and the index of each maximum."""
-    return pooling(node) * 2
+# And the index of each maximum:
+shape_function("MaxPoolWithArgmax")(lambda node: pooling(node) * 2)
 
 
 @shape_function("MaxPoolGrad", "MaxPoolGradGrad", "AvgPoolGrad", "MaxPoolGradV2", "AvgPool3DGrad", "MaxPool3DGrad")
@@ -149,10 +147,10 @@ def batch_norm(node: Node) -> Outputs:
     return (data, vector, vector, vector, vector, None)
 
 
-@shape_function("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
-def batch_norm_gradient(node: Node) -> Outputs:
-    """Gradients of data, scale and offset, and two empty outputs."""
-    return (merge(node.shape(0), node.shape(1)), node.shape(2), node.shape(2), (0,), (0,))
+# Gradients of data, scale and offset, and two empty outputs:
+shape_function("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")(
+    lambda node: (merge(node.shape(0), node.shape(1)), node.shape(2), node.shape(2), (0,), (0,))
+)
 
 
 @shape_function("BiasAddGrad")

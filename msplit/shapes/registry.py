@@ -14,10 +14,8 @@ Ops for which one expression says it are in `simple`, with a lambda.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -179,8 +177,8 @@ ShapeFunction = Callable[[Node], Outputs]
 HandleFunction = Callable[[Node], "Sequence[Handle | None]"]
 """What the outputs of a node refer to."""
 
-_TABLE: dict[str, ShapeFunction] = {}
-_HANDLES: dict[str, HandleFunction] = {}
+SHAPE_FUNCTIONS: dict[str, ShapeFunction] = {}
+HANDLE_FUNCTIONS: dict[str, HandleFunction] = {}
 SAME_SHAPE = ops_with("same shape")
 """Ops whose only output has the shape of their first input: the fast path of the inference. They have no function."""
 
@@ -190,9 +188,9 @@ def shape_function(*ops: str) -> Callable[[ShapeFunction], ShapeFunction]:
 
     def register(function: ShapeFunction) -> ShapeFunction:
         for op in ops:
-            if op in _TABLE or op in SAME_SHAPE:
+            if op in SHAPE_FUNCTIONS or op in SAME_SHAPE:
                 raise ValueError(f"{op} has a shape function already")
-            _TABLE[op] = function
+            SHAPE_FUNCTIONS[op] = function
         return function
 
     return register
@@ -202,28 +200,10 @@ def handle_function(*ops: str) -> Callable[[HandleFunction], HandleFunction]:
     """Registers the function that says what the outputs of the named ops refer to: only for resources, lists and arrays."""
 
     def register(function: HandleFunction) -> HandleFunction:
-        _HANDLES.update(dict.fromkeys(ops, function))
+        HANDLE_FUNCTIONS.update(dict.fromkeys(ops, function))
         return function
 
     return register
-
-
-@functools.cache
-def _load() -> None:
-    for family in ("array", "elementwise", "gather", "linalg", "nn", "simple", "state"):
-        import_module(f"msplit.shapes.{family}")  # by name, since they stand above
-
-
-def handle_functions() -> Mapping[str, HandleFunction]:
-    """Every registered handle function, by op."""
-    _load()
-    return _HANDLES
-
-
-def table() -> Mapping[str, ShapeFunction]:
-    """Every registered function, by op."""
-    _load()
-    return _TABLE
 
 
 def as_ints(value: Value) -> list[int | None]:

@@ -132,6 +132,16 @@ def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value |
 
 
 value_function(*_UNARY, needs=1)(lambda node, outputs, value: _apply(_UNARY[node.op], value))
+value_function("ZerosLike", "OnesLike", needs=1)(
+    lambda node, outputs, value: np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
+)
+value_function("Reshape", "ExpandDims", "Squeeze", needs=1)(
+    lambda node, outputs, value: value.reshape(outputs[0]) if known(outputs[0]) else None
+)
+value_function("Transpose", needs=2)(lambda node, outputs, value, order: value.transpose(node.whole(1)))
+value_function("InvertPermutation", needs=1)(
+    lambda node, outputs, value: None if missing(value).any() else np.argsort(value)
+)
 value_function("IdentityN")(lambda node, outputs: node.values)
 value_function("Shape", "ShapeN")(lambda node, outputs: [from_shape(shape) for shape in node.inputs])
 value_function("VariableShape", "TensorListElementShape")(lambda node, outputs: from_shape(node.element()))
@@ -249,12 +259,6 @@ def gather(node: Node, outputs: Outputs, data: Value, indices: Value) -> Value |
     return np.asarray(np.take(data, indices, axis=axis))
 
 
-@value_function("Reshape", "ExpandDims", "Squeeze", needs=1)
-def reshape(node: Node, outputs: Outputs, data: Value) -> Value | None:
-    """The same elements in the output's shape."""
-    return data.reshape(outputs[0]) if known(outputs[0]) else None
-
-
 @value_function("Fill", "BroadcastTo")
 def filled(node: Node, outputs: Outputs) -> Value | None:
     """One value, or a smaller one, repeated."""
@@ -262,12 +266,6 @@ def filled(node: Node, outputs: Outputs) -> Value | None:
     if value is None or not known(outputs[0]) or (product(outputs[0]) or 0) > LIMIT:
         return None
     return np.broadcast_to(value, outputs[0]).copy()
-
-
-@value_function("ZerosLike", "OnesLike", needs=1)
-def constant_like(node: Node, outputs: Outputs, value: Value) -> Value:
-    """Zeros or ones."""
-    return np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
 
 
 @value_function("Range", needs=3)
@@ -284,12 +282,6 @@ def tile(node: Node, outputs: Outputs, value: Value, times: Value) -> Value | No
     """Repeats along every axis."""
     repeats = node.whole(1)
     return np.tile(value, repeats) if value.size * math.prod(repeats) <= LIMIT else None
-
-
-@value_function("Transpose", needs=2)
-def transpose(node: Node, outputs: Outputs, value: Value, order: Value) -> Value:
-    """Permutes axes."""
-    return value.transpose(node.whole(1))
 
 
 @value_function("Unpack", needs=1)
@@ -369,9 +361,3 @@ def sparse_reshape(node: Node, outputs: Outputs) -> Sequence[Value | None] | Non
         count, rest = product(old or (None,)), product(size for size in new if size != -1)
         new[new.index(-1)] = None if count is None or not rest else count // rest
     return [None, from_shape(tuple(new))]
-
-
-@value_function("InvertPermutation", needs=1)
-def invert(node: Node, outputs: Outputs, value: Value) -> Value | None:
-    """The permutation that undoes another."""
-    return None if missing(value).any() else np.argsort(value)

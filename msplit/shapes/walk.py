@@ -109,18 +109,17 @@ def run(
 
 
 def _recipes(graph: Graph, state: State) -> dict[str, _Recipe]:
-    table, same, handles = registry.table(), registry.SAME_SHAPE, registry.handle_functions()
     binary = ops_with("broadcasts")
     recipes = {}
     for op in dict.fromkeys(graph.ops):
         functional = FUNCTIONAL.get(op) or (FUNCTIONAL["call"] if op in state.functions else None)
         recipes[op] = _Recipe(
-            op in same,
+            op in registry.SAME_SHAPE,
             op in binary,
             op == "Const",
-            table.get(op),
+            registry.SHAPE_FUNCTIONS.get(op),
             TABLE.get(op),
-            handles.get(op),
+            registry.HANDLE_FUNCTIONS.get(op),
             functional,
             op in FROM_SHAPE,
         )

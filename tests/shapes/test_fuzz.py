@@ -15,7 +15,7 @@ from msplit.shapes import registry
 from msplit.shapes.values import TABLE
 from tests.shapes.small import Builder
 
-OPS = sorted({*registry.table(), *registry.SAME_SHAPE, *TABLE, *FORMULAS})
+OPS = sorted({*registry.SHAPE_FUNCTIONS, *registry.SAME_SHAPE, *TABLE, *FORMULAS})
 ATTRIBUTES = [
     "T", "dtype", "axis", "N", "num", "num_split", "strides", "ksize", "padding", "data_format", "dilations",
     "explicit_paddings", "equation", "squeeze_dims", "keep_dims", "begin_mask", "end_mask", "ellipsis_mask",
