@@ -73,11 +73,7 @@ def check(plan: Plan, dag: Dag) -> list[Violation]:
         lanes = range(low, min(low + _LANES_AT_ONCE, plan.streams))
         ended = _reached(order, before, lane_of_row, place_of_row, lanes)
         needs = _reached(whole, producers, lane, place, lanes)
-        for row, column in np.argwhere(ended < needs[plan.order])[: MOST - len(found)]:
-            consumer = nodes[row]
-            producer = members[low + int(column)][int(needs[consumer, column])]
-            text = f"may start before its input on stream {low + int(column)} has ended"
-            found.append(Violation(producer, consumer, text))
+        found += _compare(plan, ended, needs, members, low)[: MOST - len(found)]
         if len(found) >= MOST:
             break
     return found
@@ -166,3 +162,12 @@ def _reached(order: list[int], before: list[list[int]], lane: list[int], place: 
                 column = lane[producer] - lanes.start
                 line[column] = max(line[column], place[producer])
     return reached
+
+
+def _compare(plan: Plan, ended: Ints, needs: Ints, members: list[list[int]], low: int) -> list[Violation]:
+    found = []
+    for row, column in np.argwhere(ended < needs[plan.order])[:MOST]:
+        stream, consumer = low + int(column), int(plan.order[row])
+        producer = members[stream][int(needs[consumer, column])]
+        found.append(Violation(producer, consumer, f"may start before its input on stream {stream} has ended"))
+    return found
