@@ -69,11 +69,12 @@ def _found(model: Model) -> dict[str, Keys]:
 
 
 def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
-    """Keys of a file as numbers, where the table's are."""
+    """Keys of a file as numbers, where the table's are: without those that are no integers of 64 bits, which TensorFlow refuses."""
     kind = flat.graph.attrs[flat.graph.index[table]].get("key_dtype")
     if kind not in ("int32", "int64") or keys.dtype.kind != "O":
         return keys
-    return np.array([int(key) for key in keys.tolist() if key.strip().removeprefix(b"-").isdigit()], np.int64)
+    decimal = (int(key) for key in keys.tolist() if len(key) < 100 and key.strip().removeprefix(b"-").isdigit())
+    return np.array([number for number in decimal if -(1 << 63) <= number < 1 << 63], np.int64)
 
 
 def _literal(flat: FlatGraph, node: int) -> Keys | None:
@@ -148,7 +149,9 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
     if column == _LINE_NUMBER:
         return np.arange(len(rows)) + (offset if isinstance(offset, int) else 0)
     if isinstance(column, int) and column >= 0:
-        delimiter = str(attrs.get("delimiter", "\t")).encode()
-        split = (row.split(delimiter) for row in rows)
+        delimiter = attrs.get("delimiter", "\t")
+        if not isinstance(delimiter, str) or not delimiter:
+            return None  # TensorFlow says so
+        split = (row.split(delimiter.encode()) for row in rows)
         rows = [parts[column] for parts in split if column < len(parts)]
     return np.array(rows, dtype=object)
