@@ -13,7 +13,6 @@ import json
 import math
 import os
 import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ from msplit.errors import LoadError
 from msplit.formats.special import open_regular
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import encode
-from msplit.inputs.reference import PACKED, unpacked
+from msplit.inputs.reference import DAMAGED, PACKED, unpacked
 
 _NPY, _ZIP, _GZIP = b"\x93NUMPY", b"PK", b"\x1f\x8b"
 _MOST_DEFLATED = 1100
@@ -159,14 +158,14 @@ def _npy(file: IO[bytes], size: int, name: str, where: str) -> NDArray[Any]:
         if len(data) < count * dtype.itemsize:
             raise LoadError("the file is cut off", where=where, fix="save it again")
         return np.ndarray(shape, dtype, bytearray(data), order="F" if fortran else "C")
-    except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError, zlib.error, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise LoadError(_no_array(name), where=where, fix=_SAVE) from error
 
 
 def _archive(file: IO[bytes], path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
+    except (*DAMAGED, OSError) as error:
         raise LoadError(
             "is no .npz file, or a damaged one", where=str(path), fix="write it with numpy.savez"
         ) from error
@@ -187,7 +186,7 @@ def _npz(file: IO[bytes], key: str, name: str, path: Path) -> NDArray[Any]:
             try:
                 how = json.loads(str(_member(archive, members[PACKED], name, where)[()]))["packed"].get(found)
                 return unpacked(array, how)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except DAMAGED as error:
                 raise LoadError(
                     "this is a damaged reference file of msplit", where=where, fix="make it again"
                 ) from error
@@ -204,7 +203,7 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, where:
     try:
         with archive.open(member) as stream:
             return _npy(stream, member.file_size, name, f"{where}[{member.filename.removesuffix('.npy')}]")
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, OSError) as error:
+    except (*DAMAGED, OSError) as error:
         raise LoadError(f"the archive is damaged: {error}", where=where, fix="write it with numpy.savez") from error
 
 
@@ -279,8 +278,11 @@ def _columns(data: bytes, where: str) -> Mapping[str, Any]:
         raise LoadError(f"is no JSON: {error or 'nested too deeply'}", where=where, fix=_FIX) from None
     if isinstance(message, dict):
         if _EXAMPLES in message and isinstance(message[_EXAMPLES], list):
-            context = message.get("context", {})
-            return {_UNNAMED: [{**context, **example} for example in message[_EXAMPLES]]}
+            context, examples = message.get("context", {}), message[_EXAMPLES]
+            if not all(isinstance(features, dict) for features in (context, *examples)):
+                what = f"{_EXAMPLES!r} are no objects of features, or their 'context' is none"
+                raise LoadError(what, where=where, fix='write {"examples": [{"feature": [1, 2]}]}')
+            return {_UNNAMED: [{**context, **example} for example in examples]}
         if _COLUMNS in message and not message.keys() - {_COLUMNS, "signature_name"}:
             return message[_COLUMNS] if _is_named(message[_COLUMNS]) else {_UNNAMED: message[_COLUMNS]}
         if _ROWS not in message or message.keys() - {_ROWS, "signature_name"}:

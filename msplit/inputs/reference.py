@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,12 @@ from msplit.formats.tensors import numpy_dtype
 _VERSION = 1
 PACKED = "msplit"
 """The entry that describes what is packed."""
+DAMAGED = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError, SyntaxError, RuntimeError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What NumPy, zipfile and json raise of a file that is damaged, or is something else."""
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -83,7 +91,7 @@ def load_reference(path: Path) -> Reference:
         values = {key: unpacked(array, head["packed"].get(key)) for key, array in arrays.items()}
     except OSError as error:
         raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise LoadError("this is not a reference file of msplit", where=where, fix=fix) from error
     return Reference(
         feeds={key.removeprefix("input/"): value for key, value in values.items() if key.startswith("input/")},

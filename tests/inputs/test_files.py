@@ -186,6 +186,8 @@ def test_strings_of_json(tmp_path):
         ("{", "f", "is no JSON"),
         ("[" * 100_000, "f", "is no JSON"),
         ('{"instances": 3}', "f", "is no list"),
+        ('{"examples": [1]}', "f", "'examples' are no objects"),
+        ('{"examples": [{"age": 1}], "context": "day"}', "f", "'examples' are no objects"),
         ('{"instances": [{"f": 1}, {"i": 1}]}', "f", "instance 1 has other inputs than the first: f, i"),
         ('{"inputs": {"f": [[1, 2], [3]]}}', "f", "rows of different lengths"),
         ('{"inputs": {"s": [["a"], ["b", "c"]]}}', "s", "rows of different lengths"),

@@ -1,3 +1,4 @@
+import contextlib
 import os
 
 import ml_dtypes
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.errors import LoadError, WriteError
+from msplit.inputs.files import read_value
 from msplit.inputs.reference import Reference, load_reference, save_reference
 
 
@@ -58,6 +60,18 @@ def test_a_truncated_file_is_told(tmp_path):
         (tmp_path / "cut.npz").write_bytes(data[:size])
         with pytest.raises(LoadError):
             load_reference(tmp_path / "cut.npz")
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_file_with_a_wrong_bit_is_told_or_read(tmp_path, bit):
+    save_reference(tmp_path / "r.npz", reference())
+    data = (tmp_path / "r.npz").read_bytes()
+    for place in range(bit, len(data), 8):
+        (tmp_path / "wrong.npz").write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+        with contextlib.suppress(LoadError):
+            load_reference(tmp_path / "wrong.npz")
+        with contextlib.suppress(LoadError):
+            read_value("x", tmp_path / "wrong.npz", "float32", None)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
