@@ -96,10 +96,7 @@ def _copies(flat: FlatGraph, fixed: NDArray[np.bool_] | None) -> Ints:
 def with_copies(flat: FlatGraph, groups: Groups, same: Ints, fixed: NDArray[np.bool_] | None = None) -> Groups:
     """Groups of nodes that belong together, and copies with each other, but where that would tie together two ids that were set by hand.
 
-    Args:
-        groups: What must share a stream for other reasons.
-        same: From `copies`.
-        fixed: See `copies`.
+    `groups` is what must share a stream for other reasons, `same` is from `copies`, and `fixed` as there.
     """
     graph = flat.graph
     _, first, of = np.unique(groups.of, return_index=True, return_inverse=True)

@@ -109,11 +109,7 @@ def _groups(found: tuple[Lookup, ...]) -> list[int]:
 
 
 class _Owners:
-    """Which column each node is of, while that is found out.
-
-    Attributes:
-        of: Per node its column, or NONE.
-    """
+    """Which column each node is `of`, or NONE, while that is found out."""
 
     def __init__(
         self, flat: FlatGraph, found: tuple[Lookup, ...], group_of: list[int], finish: Floats, side_us: float

@@ -86,13 +86,10 @@ def default_ops() -> EmbeddingOps:
 
 
 def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, ...]:
-    """All embedding lookups, ascending by node.
+    """All embedding lookups by some ops (those of `default_ops`), ascending by node.
 
     A lookup is a gather-like op along axis 0 whose table is a variable, a variable's handle or a constant with two dimensions and no whole
     numbers in it, directly or through reads, casts and the concatenation of a partitioned variable.
-
-    Args:
-        ops: Ops to look for (default: `default_ops`).
     """
     ops = ops or default_ops()
     return memoize(flat, "lookups", (ops,), lambda: _lookups(flat, ops))

@@ -185,12 +185,7 @@ def table_uses(columns: tuple[Column, ...]) -> tuple[TableUse, ...]:
 
 
 def branches_that_matter(branches: Branches, *, min_cost_us: float = 5.0, most: int = 100) -> tuple[BranchSize, ...]:
-    """The branches that are worth a stream, the largest first.
-
-    Args:
-        min_cost_us: Time that a branch must be able to overlap with others.
-        most: How many to return at most.
-    """
+    """The branches that can overlap with others for long enough to be worth a stream, the largest first, as far as so many."""
     worth = np.flatnonzero(branches.useful_us >= min_cost_us)
     worth = worth[np.argsort(-branches.time_us[worth], kind="stable")][:most]
     blocks = branches.blocks

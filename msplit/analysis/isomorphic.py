@@ -88,10 +88,7 @@ class IsomorphicBranches:
 def find(flat: FlatGraph, shapes: Shapes, blocks: Blocks) -> IsomorphicBranches:
     """Finds isomorphic and nearly isomorphic branches.
 
-    Near-linear in the graph, apart from the kernels of a branch (see `LONGEST`).
-
-    Args:
-        shapes: Shapes of its tensors. Where one is not known, nothing is isomorphic.
+    Near-linear in the graph, apart from the kernels of a branch (see `LONGEST`). Where a shape is not known, nothing is isomorphic.
     """
     members = _members(blocks)
     depth = _depths(blocks, [len(nodes) for nodes in members])

@@ -25,10 +25,8 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
     differ in how their surroundings share nodes several forks away may be taken for equal. Data inputs count by slot, control inputs
     and consumers as sets.
 
-    Near-linear. The numbers hang on no hash seed, and on no stream ids: an annotated graph is like the one it was made of.
-
-    Args:
-        weights: What else tells nodes apart, such as their time.
+    Near-linear. The numbers hang on no hash seed, and on no stream ids: an annotated graph is like the one it was made of. Weights, such
+    as their times, tell nodes apart, too.
     """
     graph = flat.graph
     number = {op: place for place, op in enumerate(sorted(set(graph.ops)))}

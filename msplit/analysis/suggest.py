@@ -22,11 +22,7 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What kind of model a graph is. Whether streams help it at all is for `msplit.schedule.judge` to say.
-
-    Attributes:
-        rule_set: Name of the shipped rule set that fits.
-    """
+    """The shipped rule set that fits a graph, and why. Whether streams help it at all is for `msplit.schedule.judge` to say."""
 
     rule_set: str
     why: str

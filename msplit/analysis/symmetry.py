@@ -38,12 +38,7 @@ class Cells:
     """
 
     def __init__(self, flat: FlatGraph, colours: Sequence[int], further: Sequence[NDArray[np.generic]]) -> None:
-        """Finds the sets.
-
-        Args:
-            colours: Per node a number; nodes with different ones are of different sets.
-            further: What else tells nodes apart.
-        """
+        """Finds the sets. Per node there are a colour and further columns: nodes that differ in any are of different sets."""
         self._link(flat)
         own = mixed(np.asarray(colours, np.int64).view(np.uint64))
         for column in further:

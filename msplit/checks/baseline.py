@@ -109,12 +109,7 @@ def is_baseline(path: Path) -> bool:
 
 
 def without_known(report: Report, known: Sequence[Known], folder: Path, settings: CheckSettings) -> Report:
-    """A report without the findings that are known.
-
-    Args:
-        folder: Where the baseline lies.
-        settings: What is severe enough to fail.
-    """
+    """A report without the findings that are known to the baseline in a folder. The settings say what is severe enough to fail."""
     places = [_of(report, one, folder) for one in report.findings]
     new = tuple(
         one

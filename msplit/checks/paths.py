@@ -24,9 +24,7 @@ class Paths:
     never leads through the back edge of a loop from outside of it, for the loop may have no turns, and none ends inside of the loop
     whose back edge it takes, for the first turn does not wait for it.
 
-    Args:
-        nodes: The nodes to be asked for.
-        back_edges: The edges that were cut out of its loops, NextIteration -> Merge.
+    Back edges, NextIteration -> Merge, are those that were cut out of the loops of the graph.
     """
 
     def __init__(self, graph: Graph, nodes: Sequence[int], back_edges: Edges | None = None) -> None:
@@ -51,11 +49,7 @@ def _above(
 ) -> dict[int, set[int]]:
     """Per node asked for the sources from which a path leads to it.
 
-    Args:
-        sources: Where paths begin.
-        asked: Where they end.
-        leaving: (NextIteration, Exit, frame): what is in the frame and before the first is before the second, too.
-        frames: The frames of `leaving`.
+    `leaving` are (NextIteration, Exit, frame): what is in the frame and before the first is before the second, too.
     """
     start, src = graph.in_start.tolist(), graph.edges.src.tolist()
     order = _order(graph, leaving)

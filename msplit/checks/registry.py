@@ -23,11 +23,7 @@ CHECKS: dict[str, Check] = {check.code: check for check in _FOUND}
 
 
 def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Check, ...]:
-    """The checks to run.
-
-    Args:
-        select: Codes or beginnings of codes ("MS01"); empty: all.
-        ignore: Likewise, taken from those.
+    """The checks whose codes, or their beginnings ("MS01"), are selected (none: all) and not ignored.
 
     Raises:
         MsplitError: An entry is the beginning of no code.

@@ -253,11 +253,7 @@ def wanted(subject: Subject) -> Longs:
 
 
 def splits(subject: Subject, of: Ints) -> Iterator[tuple[int, Ints, str]]:
-    """The groups with nodes on several streams.
-
-    Args:
-        subject: The model. Nodes without a stream (host nodes) do not count.
-        of: Per node its group or -1.
+    """The groups with nodes on several streams. `of` is per node its group or -1; host nodes have no stream and do not count.
 
     Yields:
         The group, its nodes in order (first one of each stream, then the others), and the streams in words.

@@ -47,11 +47,7 @@ class ChoosesKernels(Protocol):
     ) -> Placed | Remark:
         """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
 
-        Args:
-            streams: Most streams.
-            tied: Per node a group that must share a stream, or -1.
-            candidates: Algorithms to try; None: all.
-            wait_us: What a wait for another stream costs; None: what is known of the GPU.
+        `tied` is per node a group that must share a stream, or -1; `candidates` and `wait_us` are as in the rule `auto`.
         """
         ...
 
@@ -148,10 +144,7 @@ class Rule(Protocol):
 def in_range(stream: int, context: Context, what: str, where: str | None = None) -> int:
     """A stream id that exists: `stream`, or, with `Context.wrap`, what the forks make of it.
 
-    Args:
-        stream: The id as the user wrote it.
-        what: Who has it, for the message.
-        where: File and line, if it stands in a file.
+    The message says that `what` has the id, and `where` it stands.
 
     Raises:
         AssignError: The id does not exist and may not be wrapped.

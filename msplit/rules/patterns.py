@@ -68,11 +68,7 @@ def match(patterns: Sequence[str], names: Sequence[str], *, full: bool = True) -
     """The nodes that each pattern matches.
 
     Patterns that say one name and nothing else, as an emitted stream file has them by the thousand, are looked up; the others run together
-    in one pass over the names.
-
-    Args:
-        patterns: Patterns without a `problem`.
-        full: Whether the whole name must match; otherwise any part of it.
+    in one pass over the names. None may have a `problem`. The whole name must match if `full`, otherwise any part of it.
 
     Returns:
         The matches as two arrays, sorted: position in `patterns`, position in `names`.

@@ -31,18 +31,11 @@ class Unit:
 
 
 def place(branches: Branches, units: list[Unit], streams: int, wait_us: float) -> list[int]:
-    """Choose a stream for each unit, by list scheduling: the most urgent first, each on the stream with the least load at its time.
+    """Chooses a stream for each unit, by list scheduling: the most urgent first, each on the stream with the least load at its time.
 
     A unit's time reaches from when it can start to when what it feeds could start at the earliest (to the end, where it feeds
     nothing), if streams were free. A stream's load is the work of the units placed on it so far within that time; being away from
-    the fork's stream or the join's costs a wait each.
-
-    Args:
-        units: Each branch is in one unit.
-        wait_us: Cost of a wait between streams.
-
-    Returns:
-        Per unit its stream.
+    the fork's stream or the join's costs a wait each. Each branch is in one unit.
     """
     loads = _Loads(branches, streams)
     rank = branches.blocks.rank_us[branches.first]

@@ -24,11 +24,7 @@ _MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One pattern.
-
-    Attributes:
-        where: ``file:line``.
-    """
+    """A pattern, the stream id that it gives, and ``file:line``."""
 
     stream: int
     pattern: str
@@ -49,13 +45,7 @@ class Trap:
 
 
 def parse(text: str, source: str) -> tuple[Entry, ...]:
-    """Read a stream file.
-
-    Args:
-        source: Its name, for messages.
-
-    Returns:
-        Its patterns in the order of the file.
+    """Reads the patterns of a stream file, in its order. `source` is its name, for messages.
 
     Raises:
         RulesError: With every broken line.
@@ -111,16 +101,10 @@ def traps(text: str) -> tuple[Trap, ...]:
 
 
 def emit(names: Sequence[str], ids: Iterable[int]) -> str:
-    """Write exact node names as a stream file.
+    """Writes exact node names as a stream file, lines ascending by id. Nodes with a negative id are left out.
 
     One line per id, since NVIDIA's reader keeps only the last line of an id, with every name escaped so that a full match by an ECMAScript
     engine, or by this module, accepts this name only.
-
-    Args:
-        ids: Their stream ids; nodes with a negative one are left out.
-
-    Returns:
-        The file, lines ascending by id.
     """
     lines: dict[int, list[str]] = {}
     for name, stream in zip(names, ids, strict=True):

@@ -59,10 +59,9 @@ class Machine:
 
     @staticmethod
     def of(gpu: Gpu, moved: float | None = None) -> Machine:
-        """From a data sheet. Its `wait_us` was measured over a fork and its join: two crossings.
+        """From a data sheet, whose `wait_us` was measured over a fork and its join: two crossings.
 
-        Args:
-            moved: Bytes that all kernels move in a step: where that is little, they move it in the L2 cache.
+        `moved` is how many bytes all kernels move in a step: where that is little, they move it in the L2 cache.
         """
         scale = gpu.wait_us / (2 * Machine.wait_us)
         inside = moved is not None and moved <= REUSE * gpu.l2_mb * 1e6
@@ -87,12 +86,7 @@ class Machine:
         return machine if costs.one_us is None else machine.in_company(costs.one_us, float(costs.time_us.sum()))
 
     def in_company(self, one_us: float, alone_us: float) -> Machine:
-        """The machine as it is for one model.
-
-        Args:
-            one_us: What a whole step took on one stream.
-            alone_us: Sum of what its kernels take alone.
-        """
+        """The machine for a model whose step took `one_us` on one stream, and whose kernels take `alone_us` alone, all together."""
         return self if alone_us <= 0 else replace(self, company=max((one_us - self.step_us) / alone_us, 1.0))
 
     def slowdown(self, running: int, sms: float, bandwidth: float, issue: float) -> float:

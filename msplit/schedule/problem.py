@@ -219,8 +219,7 @@ class Problem:
     def grouped(self, group: Ints) -> Problem:
         """The same problem with groups of blocks as its blocks, for algorithms that want larger grains.
 
-        Args:
-            group: Per block its group, ``0..`` without gaps, numbered topologically; contracting the groups must leave no cycle.
+        Groups are numbered topologically, ``0..`` without gaps; contracting them must leave no cycle.
         """
         count = int(group.max(initial=-1)) + 1
         first = np.full(count, len(self), np.int64)

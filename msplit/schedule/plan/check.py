@@ -39,10 +39,7 @@ class Violation:
 
 
 def check(plan: Plan, dag: Dag) -> list[Violation]:
-    """Proves a plan, or says where it fails, up to `MOST` times.
-
-    Args:
-        dag: Data and control edges between all nodes, those without a stream included.
+    """Proves that a plan orders all data and control edges of a graph, or says where it does not, up to `MOST` times.
 
     Raises:
         ValueError: `dag` has a cycle.

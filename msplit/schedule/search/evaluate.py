@@ -40,11 +40,7 @@ WAIT_PRICE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """An assignment, worked out.
-
-    Attributes:
-        order: Record order of the blocks, joints included.
-    """
+    """An assignment, worked out. Its record order is of all blocks, joints included."""
 
     problem: Problem
     stream: Ints
