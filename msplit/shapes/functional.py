@@ -10,7 +10,7 @@ from msplit.core.graph import Function, FunctionRef
 from msplit.opset.traits import CALLS, CONDS, LOOPS
 from msplit.shapes.registry import Handle, Node, Shape, join, merge
 from msplit.shapes.result import FUNCTIONAL, Bound, Outcome, Result, State
-from msplit.shapes.trip_count import Tensor, added, behind, number, trip_count, trips_between
+from msplit.shapes.trip_count import Tensor, added, behind, number, single, trip_count, trips_between
 from msplit.shapes.walk import run
 
 MAX_ROUNDS = 3
@@ -177,7 +177,7 @@ def _counted(
         return None
     last = body.results[position]
     step = added(body.body, walked, (last.node, last.port), body.parameters[position].node)
-    return trips_between(node.scalar(position), number(condition.body, tested, limit), step)
+    return trips_between(single(node.value(position)), number(condition.body, tested, limit), step)
 
 
 FUNCTIONAL.update({"call": call, "RemoteCall": call, "XlaLaunch": call, "_If": branch, "_While": loop})

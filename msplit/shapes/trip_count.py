@@ -6,6 +6,7 @@ The counter starts at a known value and the body adds a known amount to it; the 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -14,8 +15,9 @@ from msplit.core.graph import Floats, Graph
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ADD
-from msplit.shapes.registry import as_ints
+from msplit.shapes.registry import Value
 from msplit.shapes.result import Result, key_of
+from msplit.shapes.values import missing
 
 Tensor = tuple[int, int]
 """A node and a port."""
@@ -49,14 +51,25 @@ def trip_count(graph: Graph, condition: Tensor, counted: Counted) -> int | None:
     return min(found, default=None)
 
 
-def trips_between(start: int | None, limit: int | None, step: int | None) -> int | None:
-    """How often a step is taken from a start until a limit is reached; None where one of them is not known."""
-    if start is None or limit is None or step is None or step <= 0:
+def trips_between(start: float | None, limit: float | None, step: float | None) -> int | None:
+    """How often a step is taken from a start until a limit is reached.
+
+    None where one of them is not known, nothing ends the loop, or the step is a fraction: the counter is rounded then.
+    """
+    if start is None or limit is None or step is None or step <= 0 or step % 1 or not math.isfinite(limit - start):
         return None
-    return max(0, -(-(limit - start) // step))
+    return max(0, int(-(-(limit - start) // step)))
 
 
-def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: str) -> int | None:
+def single(value: Value | None) -> float | None:
+    """The only element of a value, if it is known; an int where the value is one of integers."""
+    if value is None or value.size != 1 or missing(value).any():
+        return None
+    element: float = value.item()
+    return element
+
+
+def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: str) -> float | None:
     """What is added to a counter, a node, to give a tensor; None where that is not known, or not all that is done.
 
     Ops of `passed` hand the counter on, as Identity does.
@@ -69,10 +82,9 @@ def added(graph: Graph, result: Result, tensor: Tensor, counter: int, *passed: s
     return number(graph, result, others[0]) if len(others) == 1 else None
 
 
-def number(graph: Graph, result: Result, tensor: Tensor) -> int | None:
+def number(graph: Graph, result: Result, tensor: Tensor) -> float | None:
     """A tensor's only element, if it is known."""
-    value = result.value(key_of(*behind(graph, tensor)))
-    return None if value is None or value.size != 1 else as_ints(value)[0]
+    return single(result.value(key_of(*behind(graph, tensor))))
 
 
 def behind(graph: Graph, tensor: Tensor, *more: str) -> Tensor:

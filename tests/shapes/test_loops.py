@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
@@ -24,7 +25,7 @@ def _costs(flat: FlatGraph) -> Costs:
 class Loop:
     """A loop of TensorFlow 1 over a counter and x: `trips` runs of what `work` makes of x."""
 
-    def __init__(self, b: Builder, start: int, limit: int, x: int, step: int, frame: str) -> None:
+    def __init__(self, b: Builder, start: int, limit: int, x: int, step: float, frame: str) -> None:
         self.b, self.frame, self.step = b, frame, step
         self.counter, self.x = (self._variable(first) for first in (start, x))
         self.less = b.add("Less", self.counter, limit, T="int32")
@@ -39,7 +40,8 @@ class Loop:
 
     def close(self, result: int) -> int:
         """Lets the next iteration begin with the result, and gives what the loop leaves behind."""
-        following = self.b.add("AddV2", self.b.add("Identity", (self.i, 1)), self.b.scalar(self.step), T="int32")
+        step = self.b.const(self.step, "float32" if isinstance(self.step, float) else "int32")
+        following = self.b.add("AddV2", self.b.add("Identity", (self.i, 1)), step, T="int32")
         for merge, source in ((self.counter, following), (self.x, result)):
             self.back.append((self.b.add("NextIteration", source, T="float32"), 0, merge, 1))
         return self.b.add("Exit", self.value, T="float32")
@@ -73,6 +75,33 @@ def test_what_a_v1_loop_counts_is_known_before_the_first_step() -> None:
     costs = _costs(flat)
     assert costs.time_us[nodes["less"]] == 0
     assert costs.time_us.sum() == pytest.approx(13 * costs.time_us[nodes["outside"]])
+
+
+FLOATS = [(0.0, 2.5, 1.0, 3), (0.5, 3.0, 1.0, 3), (0.0, 3.0, 1.0, 3), (0.0, 2.0, 0.1, None), (0.0, np.inf, 1.0, None)]
+
+
+@pytest.mark.parametrize(("start", "limit", "step", "trips"), FLOATS)
+def test_a_v1_loop_may_count_in_floats(start: float, limit: float, step: float, trips: int | None) -> None:
+    b = Builder()
+    loop = Loop(b, b.const(start), b.const(limit), b.input("x", (2, 4)), step, "outer")
+    tanh = b.add("Tanh", loop.inside, T="float32")
+    loop.close(tanh)
+    runs = infer(b.flat(back_edges=tuple(loop.back))).runs
+    assert runs is not None
+    assert (None if np.isnan(runs[tanh]) else runs[tanh]) == trips
+
+
+@pytest.mark.parametrize(("start", "limit", "step", "trips"), FLOATS)
+def test_a_while_may_count_in_floats(start: float, limit: float, step: float, trips: int | None) -> None:
+    functions = {
+        "cond": _function("cond", {"i": "float32"}, lambda f: [f.add("Less", 0, f.const(limit), T="float32")]),
+        "body": _function("body", {"i": "float32"}, lambda f: [f.add("AddV2", 0, f.const(step), T="float32")]),
+    }
+    b = Builder()
+    loop = b.add("While", b.const(start), T=("float32",), cond=FunctionRef("cond"), body=FunctionRef("body"))
+    shapes = infer(b.flat(functions=functions))
+    assert shapes.shape(loop) == ()
+    assert shapes.trip_counts.get(loop) == trips
 
 
 def test_a_v1_loop_to_a_limit_that_is_fed_is_a_guess() -> None:
@@ -209,7 +238,6 @@ def test_functions_with_a_way_per_path_through_them_are_priced_in_time() -> None
 
 @pytest.mark.tf
 def test_a_loop_costs_the_same_in_tensorflow_1_and_2(tmp_path: Path) -> None:
-    import numpy as np
     import tensorflow as tf
 
     weights = np.zeros((64, 64), np.float32)
