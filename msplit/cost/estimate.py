@@ -44,6 +44,9 @@ _BRANCHES = ops_with("branch")
 UNKNOWN_LAUNCHES = 2.0
 """Time of a node of unknown shape, in launches, if what is known of it does not ask for more."""
 
+MOST_REPEATED = 1e30
+"""FLOPs, bytes or µs of a loop that are believed: loops inside loops inside loops could be more than a number holds."""
+
 UNKNOWN_SHARE = 0.25
 """Share of the device of a node of unknown shape."""
 
@@ -339,7 +342,9 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
         chosen = totals.sum(axis=0) if loops else totals[np.argmax(totals[:, 2])]
         trips = shapes.trip_counts.get(node)
         # The condition is asked once more than the body runs; that once is left out.
-        flops[node], nbytes[node], time[node] = chosen * (1 if trips is None else trips)
+        with np.errstate(over="ignore"):
+            repeated = np.minimum(chosen * (1.0 if trips is None else float(trips)), MOST_REPEATED)
+        flops[node], nbytes[node], time[node] = repeated
         area = sum(float((part.time_us * part.share).sum()) for part in inner)
         whole = float(totals[:, 2].sum())
         share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))

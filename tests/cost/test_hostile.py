@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
@@ -178,3 +179,46 @@ def test_a_condition_that_asks_itself_twice_over() -> None:
     b.add("While", b.scalar(0), cond=FunctionRef("cond", {}), body=FunctionRef("body", {}))
     shapes, _ = priced(b.flat(functions=functions))
     assert shapes.trip_counts == {1: 7}
+
+
+@pytest.mark.parametrize(("limit", "dtype"), [(2**31 - 1, "int32"), (1e300, "float64")])
+def test_loops_inside_loops_that_all_count_far(limit: float, dtype: str) -> None:
+    functions = {}
+    for level in range(40):
+        test, body = Builder(), Builder()
+        test.add("Less", test.add("_Arg", T=dtype), test.const(limit, dtype), T=dtype)
+        argument = body.add("_Arg", T=dtype)
+        x = body.add("_Arg", T="float32")
+        test.add("_Arg", T="float32")
+        inner = {"cond": FunctionRef(f"cond{level + 1}"), "body": FunctionRef(f"body{level + 1}")}
+        if level < 39:
+            result = (body.add("While", body.const(0, dtype), x, T=(dtype, "float32"), **inner), 1)
+        else:
+            result = (body.add("Tanh", x, T="float32"), 0)
+        following = body.add("AddV2", argument, body.const(1, dtype), T=dtype)
+        parameters = (Argument("i", dtype, argument), Argument("x", "float32", x))
+        functions[f"body{level}"] = Function(
+            f"body{level}",
+            body.graph(),
+            parameters,
+            (Argument("j", dtype, following), Argument("y", "float32", *result)),
+        )
+        functions[f"cond{level}"] = Function(
+            f"cond{level}",
+            test.graph(),
+            (Argument("i", dtype, 0), Argument("x", "float32", 3)),
+            (Argument("p", "bool", 2),),
+        )
+    b = Builder()
+    loop = b.add(
+        "While",
+        b.const(0, dtype),
+        b.input("x", (2, 4)),
+        T=(dtype, "float32"),
+        cond=FunctionRef("cond0"),
+        body=FunctionRef("body0"),
+    )
+    shapes, costs = priced(b.flat(functions=functions))
+    assert loop in shapes.trip_counts
+    for array in (costs.flops, costs.bytes, costs.time_us, costs.share):
+        assert np.isfinite(array).all()
