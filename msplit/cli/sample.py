@@ -60,11 +60,7 @@ def _listed(sizes: Mapping[str, Any]) -> str:
 
 
 def _numbers(sizes: Mapping[str, Any]) -> dict[str, int | None]:
-    return {
-        key: value
-        for key, value in sizes.items()
-        if value is None or (type(value) is int and not isinstance(value, bool))
-    }
+    return {key: value for key, value in sizes.items() if value is None or type(value) is int}
 
 
 def _size(text: str, name: str, known: Mapping[str, Any]) -> tuple[str, int]:

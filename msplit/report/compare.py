@@ -165,17 +165,22 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     )
 
 
+def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.Outcome:
+    """What rules give, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
+
+    The record knows others, which were set by hand.
+    """
+    record = flat.model.record
+    by_hand = among(flat, {} if record is None else record.by_hand)
+    return rules.assign(flat, costs, ruleset, streams=streams, by_hand=by_hand)
+
+
 class _Reasons:
     """Why nodes of the new model have their ids."""
 
     def __init__(self, side: Side, ruleset: RuleSet | None) -> None:
         self._ids = side.prediction.ids
-        self._outcome = None
-        if ruleset is not None:
-            # The ids on the graph came from the rules: as claims of `manual` they would explain themselves. The record knows others.
-            record = side.flat.model.record
-            by_hand = among(side.flat, {} if record is None else record.by_hand)
-            self._outcome = rules.assign(side.flat, side.costs, ruleset, by_hand=by_hand)
+        self._outcome = None if ruleset is None else by_rules(side.flat, side.costs, ruleset)
 
     def of(self, node: int) -> tuple[str, str]:
         if self._outcome is None:

@@ -16,13 +16,7 @@ def count(value: int) -> str:
 
 def size(value: float) -> str:
     """Bytes: 1536 -> "1.54 KB" (powers of 1000, as disk and bandwidth figures are)."""
-    if value < 999.5:
-        return f"{value:.0f} B"
-    for unit in ("KB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value / 1000:.3g} PB"
+    return f"{value:.0f} B" if value < 999.5 else _scaled(value / 1000, ("KB", "MB", "GB", "TB", "PB"))
 
 
 def micros(value: float) -> str:
@@ -40,11 +34,16 @@ def micros(value: float) -> str:
 
 def operations(value: float) -> str:
     """Floating-point operations: 2.5e9 -> "2.5 GFLOP"."""
-    for unit in ("", "K", "M", "G", "T", "P"):
-        if value < 999.5 or unit == "P":
-            return f"{value:.3g} {unit}FLOP"
+    return _scaled(value, ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """In the unit, of those a thousand times as large as the one before, that leaves three digits."""
+    for unit in units[:-1]:
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
         value /= 1000
-    raise AssertionError
+    return f"{value:.3g} {units[-1]}"
 
 
 def percent(part: float, whole: float) -> str:

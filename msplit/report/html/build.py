@@ -18,10 +18,9 @@ from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.decide.basis import Basis
 from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among
 from msplit.formats import STREAM_ID
 from msplit.progress import phase
-from msplit.report.compare import annotated_ids
+from msplit.report.compare import annotated_ids, by_rules
 from msplit.report.html.page import Candidate, Finding, Page
 from msplit.report.html.runs import MOST_BARS, Measured, Run
 from msplit.report.text import count, micros, plural
@@ -77,9 +76,7 @@ def page(
         name = ruleset or suggest(flat, costs, columns(flat, costs)).rule_set
         loaded = rules.load(name, streams=streams)
         with phase("assigning"):
-            record = flat.model.record
-            by_hand = among(flat, {} if record is None else record.by_hand)
-            outcome = rules.assign(flat, costs, loaded, streams=streams, by_hand=by_hand)
+            outcome = by_rules(flat, costs, loaded, streams)
         ids, assignment = outcome.ids, outcome.assignment
         origin = f"from the rules {loaded.source}"
         if not ruleset:
