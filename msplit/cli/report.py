@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -70,6 +71,7 @@ def command(
         "--shape": tuple(settled.shapes.items()),
         "--gpu": None if settled.gpu == DEFAULT_GPU else settled.gpu,
     }
+    measured = runs.measured(flat, bench_paths)
     page = build.page(
         flat,
         costs,
@@ -78,11 +80,10 @@ def command(
         candidates=not no_candidates,
         shapes=sizes,
         options=" ".join(options.command_line("assign", model, further)[1:]),
-        measured=runs.measured(flat, bench_paths),
         basis=basis,
     )
     with phase("drawing"):
-        text = render(page).encode()
+        text = render(replace(page, measured=measured)).encode()
     formats.write_bytes_atomic(output, text, force=force)
     found = page.prediction
     options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")

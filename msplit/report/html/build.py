@@ -22,7 +22,7 @@ from msplit.formats import STREAM_ID
 from msplit.progress import phase
 from msplit.report.compare import annotated_ids, by_rules
 from msplit.report.html.page import Candidate, Finding, Page
-from msplit.report.html.runs import MOST_BARS, Measured, Run
+from msplit.report.html.runs import MOST_BARS, Run
 from msplit.report.text import count, micros, plural
 from msplit.rules import Context, RuleSet
 from msplit.rules.auto import Auto
@@ -49,7 +49,6 @@ def page(
     candidates: bool = True,
     shapes: Shapes | None = None,
     options: str = "",
-    measured: Measured | None = None,
     basis: Basis | None = None,
 ) -> Page:
     """Gathers the content of a report.
@@ -62,7 +61,6 @@ def page(
         candidates: Whether to simulate other assignments.
         shapes: Types and shapes of the tensors, to show them, and what was taken for granted about them.
         options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
-        measured: What `bench` measured of this model.
         basis: What the model's own ids are judged with.
 
     Raises:
@@ -115,7 +113,6 @@ def page(
         judgement=judge(limits, prediction.gain, len(prediction.lanes), guessed=guessed / max(kernels, 1)).words,
         command=command,
         shapes=shapes,
-        measured=measured or Measured(),
     )
 
 
