@@ -197,11 +197,7 @@ def _loads(page: Page) -> str:
         )
     if not rows:
         return '<p class="note">No node launches a kernel.</p>'
-    return (
-        '<div class="scroll"><table><caption>Streams</caption><thead><tr><th class="right">stream</th><th class="right">kernels</th>'
-        f'<th class="right">cost</th><th class="right">share</th><th>of the busiest</th></tr></thead><tbody>{"".join(rows)}'
-        "</tbody></table></div>"
-    )
+    return _framed((">stream", ">kernels", ">cost", ">share", "of the busiest"), rows, "Streams")
 
 
 def _ops(page: Page) -> Table:
@@ -244,9 +240,7 @@ def _candidates(page: Page) -> str:
             f'<td class="right">{candidate.streams}</td><td class="right">{count(candidate.waits)}</td>'
             f'<td class="right">{text(micros(candidate.makespan_us))}</td><td class="right">{text(gain)}</td></tr>'
         )
-    heads = ("assignment", "streams", "waits", "predicted step", "gain over one stream")
-    head = "".join(f"<th{' class=right' if number else ''}>{name}</th>" for number, name in enumerate(heads))
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    table = _framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
     skipped = "".join(
         f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
         for candidate in page.candidates
@@ -300,22 +294,28 @@ def _findings(page: Page) -> str:
             f'<tr><td class="short">{text(finding.code)}</td><td class="short {style}">{text(finding.severity)}</td>'
             f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
         )
-    head = "<thead><tr><th>code</th><th>severity</th><th>finding</th><th>nodes</th></tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>{note}'
+    return _framed(("code", "severity", "finding", "nodes"), rows) + note
 
 
 def _table(table: Table) -> str:
     right = [' class="right"' if name.startswith(">") else "" for name in table.columns]
-    head = "".join(f"<th{c}>{text(n.removeprefix('>'))}</th>" for c, n in zip(right, table.columns, strict=True))
-    body = "".join(
+    rows = [
         f"<tr>{''.join(f'<td{c}>{_cell(cell)}</td>' for c, cell in zip(right, row, strict=True))}</tr>"
         for row in table.rows
-    )
-    caption = f"<caption>{text(table.title)}</caption>" if table.title else ""
+    ]
     note = f'<p class="hint">{text(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
+    return _framed(table.columns, rows, table.title) + note
+
+
+def _framed(columns: Sequence[str], rows: Sequence[str], title: str = "") -> str:
+    """A table around rows that are HTML already; headings that start with ">" are aligned right."""
+    head = "".join(
+        f'<th class="right">{text(name[1:])}</th>' if name.startswith(">") else f"<th>{text(name)}</th>"
+        for name in columns
     )
+    caption = f"<caption>{text(title)}</caption>" if title else ""
+    body = "".join(rows)
+    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(cell: Cell) -> str:
