@@ -160,7 +160,7 @@ def test_a_stream_file_comes_back_as_the_same_ids(model: str, tmp_path: Path) ->
     assert yaml.safe_load(files["yaml"].read_text()) == json.loads(files["json"].read_text())
 
 
-def test_ids_beyond_the_streams_wrap_on_request(tmp_path: Path) -> None:
+def test_ids_beyond_the_streams_wrap_on_request() -> None:
     done = fine("assign", SAMPLES / "annotated.pb", "--streams", "2", "--wrap", "--dry-run", "--format", "json").json
     assert done["streams"] == 2
     assert {remark["kind"] for remark in done["remarks"]} >= {"wrapped"}

@@ -32,7 +32,7 @@ def test_tag_sets_and_signatures_are_listed_where_other_commands_ask_for_a_choic
     assert {one["name"]: one["shape"] for one in embed["outputs"]} == {"norm": [None], "vector": [None, 16]}
 
 
-def test_functions_are_listed_with_what_they_take(tmp_path: Path) -> None:
+def test_functions_are_listed_with_what_they_take() -> None:
     (graph,) = shown("control_flow_v2")["graphs"]
     names = [one["name"] for one in graph["functions"]]
     text = fine("show", SAMPLES / "control_flow_v2", columns=60).out

@@ -25,12 +25,16 @@ from msplit.schedule.simulate import SWITCHES, Breakdown
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
 
-@pytest.fixture(scope="module")
-def found():
+def towers() -> Job:
     flat = api.load(SAMPLES / "towers_small.pb")
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
-    return limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu")))
+    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return limits(towers())
 
 
 def variant(label: str, us: float | None, kernels: int, engine: str = "cuda") -> VariantResult:
@@ -59,10 +63,7 @@ def test_where_kernels_can_not_be_timed_the_data_sheet_bounds_them(problem, foun
 
     real = measurement.compile_variants
     monkeypatch.setattr(measurement, "compile_variants", compile_variants)
-    flat = api.load(SAMPLES / "towers_small.pb")
-    _, costs = api.price(flat, batch=2)
-    feeds = make_inputs(flat, {}, batch=2)
-    told = limits(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions("cpu")))
+    told = limits(towers())
     assert told.source == "the data sheet"
     assert told.steps == found.steps
 
@@ -92,21 +93,12 @@ def test_the_report_names_the_best_and_what_limits_it(found):
 
 def test_the_report_says_where_the_time_of_the_best_goes(found):
     label = "msplit, 2 streams, CUDA graph"
-    flat = api.load(SAMPLES / "towers_small.pb")
-    _, costs = api.price(flat, batch=2)
-    job = Job(
-        flat,
-        np.zeros(len(flat), np.int32),
-        1,
-        make_inputs(flat, {}, batch=2),
-        costs=costs,
-        options=EngineOptions("cpu"),
-    )
-    ids = api.assign(flat, "recsys", streams=2, batch=2).outcome.assignment.ids
+    job = towers()
+    ids = api.assign(job.flat, "recsys", streams=2, batch=2).outcome.assignment.ids
     with_ids = limits(job, ids={label: np.maximum(ids, 0)})
     spent = with_ids.spent[label]
     assert spent.makespan_us == pytest.approx(spent.kernels_us + sum(spent.parts.values()))
-    assert spent.parts["the step itself"] == pytest.approx(Machine.of_costs(costs).step_us)
+    assert spent.parts["the step itself"] == pytest.approx(Machine.of_costs(job.costs).step_us)
     assert spent.kernels_us >= with_ids.steps.critical_path_us * (1 - 1e-9)
     _, said = bounds.sentence(with_ids, [variant(label, 1.25 * found.steps.lower_us, found.steps.steps)])
     assert said.startswith("Of the ")
