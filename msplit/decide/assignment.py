@@ -128,13 +128,9 @@ class Assigned(Shown):
         found = self.prediction
         gain, streams = found.gain, len(found.lanes)
         if self.kernels is not None:
-            gain, streams = self.kernels.one_us / self.kernels.predicted_us, self.kernels.planned.streams
-        return judge(
-            bounds(self.flat, self.costs),
-            gain,
-            streams,
-            guessed=guesses(self.flat, self.costs, self.shapes).share,
-        )
+            gain, streams = self.kernels.gain, self.kernels.planned.streams
+        guessed = guesses(self.flat, self.costs, self.shapes).share
+        return judge(bounds(self.flat, self.costs), gain, streams, guessed=guessed)
 
 
 def assign(
@@ -228,9 +224,8 @@ def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: Outcome) -> None:
             value = graph.attrs[graph.index[name]].get(formats.STREAM_ID)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < streams:
                 wrong.append(((function or None, name), value))
-    inside = (
-        to_ids(flat, [0] * len(flat))[0] if wrong else {}
-    )  # the rules took these modulo, or would have refused them
+    # The rules took those of the flat graph modulo, or would have refused them.
+    inside = to_ids(flat, [0] * len(flat))[0] if wrong else {}
     for place, value in wrong:
         if place not in inside:
             of = f" of function '{place[0]}'" if place[0] else ""

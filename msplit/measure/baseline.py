@@ -130,7 +130,7 @@ def timed(result: Mapping[str, Any], batch: int | None) -> Iterator[Timed]:
         median, iqr = float(summary["median"]) * 1e6, float(summary["iqr"]) * 1e6
         if not (math.isfinite(median) and math.isfinite(iqr) and median > 0 and iqr >= 0):
             raise ValueError("these are no times")
-        asked = tuple(str(wish) for wish in variant.get("asked", ()))
+        asked = tuple(map(str, variant.get("asked", ())))
         yield Timed(None if batch is None else int(batch), str(variant["label"]), asked, clock, median, iqr)
 
 
@@ -191,6 +191,5 @@ def _partner(one: Timed, left: Sequence[Timed]) -> Timed | None:
     for other in alike:
         if other.label == one.label:
             return other
-    wishes = set(one.asked)
-    by_wish = [other for other in alike if wishes & set(other.asked)]
-    return by_wish[0] if len(by_wish) == 1 else None
+    as_asked = [other for other in alike if set(one.asked) & set(other.asked)]
+    return as_asked[0] if len(as_asked) == 1 else None

@@ -133,7 +133,6 @@ class _Sides:
 
     def __init__(self, flat: FlatGraph, feeds: Arrays, request: BenchRequest, device: str) -> None:
         self._flat, self._feeds, self._request, self._device = flat, feeds, request, device
-        self._outputs = [(tensor.node, tensor.port) for tensor in flat.outputs]
 
     def name(self, key: Key) -> str:
         """A value's name."""
@@ -144,6 +143,8 @@ class _Sides:
     ) -> dict[Key, OutputComparison]:
         """How some values compare. Where others are given, they are inputs of the engine's side."""
         keys = list(dict.fromkeys(keys))
+        if not keys:
+            return {}
         cut = self._cut(keys)
         expected = self.tensorflow(keys)
         computed = computed_in(cut)
@@ -190,29 +191,27 @@ class _Sides:
     def suspect(self, key: Key, found: OutputComparison) -> Suspect:
         """What is known of a node whose value differs."""
         read = [source for source in dict.fromkeys(self._flat.graph.inputs(key[0])) if _is_number(self._flat, source)]
-        inputs = self.compared(read, KernelMode.PLAIN) if read else {}
+        inputs = self.compared(read, KernelMode.PLAIN)
         # Integers decide shapes: those are known before the run where nothing is given in their place.
         floats = [source for source in read if not _dtype(self._flat, source).startswith(("int", "uint", "bool"))]
-        values = self.tensorflow(floats) if floats else {}
         alone = None
         if floats:
-            alone = self.compared([key], KernelMode.PLAIN, {source: values[self.name(source)] for source in floats})[
-                key
-            ]
-        return Suspect(
-            self._flat.graph.names[key[0]], self._flat.graph.ops[key[0]], found, tuple(inputs.values()), alone
-        )
+            values = self.tensorflow(floats)
+            given = {source: values[self.name(source)] for source in floats}
+            alone = self.compared([key], KernelMode.PLAIN, given)[key]
+        graph = self._flat.graph
+        return Suspect(graph.names[key[0]], graph.ops[key[0]], found, tuple(inputs.values()), alone)
 
     def among_kernels(self, kernels: KernelMode) -> Suspect | None:
         """The first node whose value differs with some kernels where outputs do, and the group that it is in; None where they agree."""
-        outputs = [key for key in dict.fromkeys(self._outputs) if _is_number(self._flat, key)]
-        bad = [
-            (key, one) for key, one in (self.compared(outputs, kernels) if outputs else {}).items() if not one.passed
-        ]
+        graph = self._flat.graph
+        outputs = [(output.node, output.port) for output in self._flat.outputs]
+        outputs = [key for key in outputs if _is_number(self._flat, key)]
+        bad = [(key, one) for key, one in self.compared(outputs, kernels).items() if not one.passed]
         if not bad:
             return None
         key, found = bad[0]
-        above = self._flat.graph.ancestors([key[0]])
+        above = graph.ancestors([key[0]])
         path = [value for value in _values(self._flat) if above[value[0]] and value[0] != key[0]]
         low, high = 0, len(path)  # the first of the path that differs, if errors reach what follows
         while low < high:
@@ -222,13 +221,10 @@ class _Sides:
                 low = middle + 1
             else:
                 high, key, found = middle, path[middle], one
-        read = [source for source in dict.fromkeys(self._flat.graph.inputs(key[0])) if source in set(path)]
+        read = [source for source in dict.fromkeys(graph.inputs(key[0])) if source in set(path)]
         inputs = self.compared([*outputs, *read], kernels) if read else {}
-        graph = self._flat.graph
-        group = self._group(key[0], kernels)
-        return Suspect(
-            graph.names[key[0]], graph.ops[key[0]], found, tuple(inputs[source] for source in read), None, group
-        )
+        reads, group = tuple(inputs[source] for source in read), self._group(key[0], kernels)
+        return Suspect(graph.names[key[0]], graph.ops[key[0]], found, reads, None, group)
 
     def _group(self, node: int, kernels: KernelMode) -> tuple[str, ...]:
         """The nodes that one step of the program does the work of together with a node."""

@@ -50,9 +50,8 @@ def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) ->
         variant = members[0]
         label = _label(variant, used[key], found)
         labels |= {member.label: label for member in members}
-        wishes = [wish for member in members for wish in member.asked or _own_name(member, variant)]
-        asked = tuple(dict.fromkeys(wishes))
-        others = [wish for wish in asked if wish not in label]
+        asked = tuple(dict.fromkeys(one for member in members for one in member.asked or _own_name(member, variant)))
+        others = [one for one in asked if one not in label]
         if others:
             too = ", too" if len(others) < len(asked) or not variant.asked else ""
             notes.append(f"the row '{label}' is what runs for {_joined(others)}{too}")

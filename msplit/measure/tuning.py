@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ class TuneSettings:
         whole("the seed", self.seed, 0)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Tuned(Planned):
     """The fastest plan that was found.
 
@@ -82,15 +82,15 @@ class Tuned(Planned):
         fallback: One stream, in case the plan turns out wrong or slower; None where it is that already.
     """
 
-    found: Found = field(kw_only=True)
-    taken: Candidate = field(kw_only=True)
-    memory: float = field(kw_only=True)
-    gain: statistics.Ratio | None = field(kw_only=True)
-    over_one: statistics.Ratio | None = field(kw_only=True)
-    over_candidate: statistics.Ratio | None = field(kw_only=True)
-    why: str = field(kw_only=True)
-    fallback: Tuned | None = field(default=None, kw_only=True)
-    variants: Mapping[str, CompiledVariant] = field(default_factory=dict, kw_only=True)
+    found: Found
+    taken: Candidate
+    memory: float
+    gain: statistics.Ratio | None
+    over_one: statistics.Ratio | None
+    over_candidate: statistics.Ratio | None
+    why: str
+    fallback: Tuned | None = None
+    variants: Mapping[str, CompiledVariant] = field(default_factory=dict)
 
 
 def tune(
@@ -145,7 +145,7 @@ def tune(
     def result(taken: Candidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
         made = planned(variants[taken.mode], taken, batch)
         return Tuned(
-            **{part.name: getattr(made, part.name) for part in fields(made)},
+            **vars(made),
             found=found,
             taken=taken,
             memory=device.memory(taken),
