@@ -14,6 +14,7 @@ from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
@@ -158,18 +159,7 @@ class _Sides:
 
     def tensorflow(self, keys: Sequence[Key]) -> dict[str, NDArray[Any]]:
         """Values of the first step of a session on the CPU."""
-        from msplit.engines.tensorflow import runtime
-        from msplit.engines.tensorflow.placed import place
-        from msplit.engines.tensorflow.session import SessionExecutable
-
-        runtime.load_op_libraries(self._request.op_libraries)
-        placed = place(self._cut(keys), np.zeros(len(self._flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
-        config = runtime.session_config(1, cpu_only=True, optimized=False)
-        session = SessionExecutable(self._flat.model, placed, config, ieee=True, facts={})
-        try:
-            return session.step(self._feeds)
-        finally:
-            session.close()
+        return reference(self._cut(keys), self._feeds, op_libraries=self._request.op_libraries, inlined=True)
 
     def _engine(
         self, cut: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]

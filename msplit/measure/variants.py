@@ -42,6 +42,8 @@ _OWN_DATA = re.compile(
 )
 """Ops that give a batch of their own."""
 
+_ON_CPU = "TensorFlow on the CPU"
+
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
 
@@ -103,12 +105,12 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         return feeds_for(flat, request.workload, seed=seed)
 
     feeds = feeds_of(request.seed)
-    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds)
+    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds, request)
     if loaded is not None:
         feeds = loaded.feeds
     if request.save_reference is not None:
-        outputs = reference.outputs if reference is not None else tensorflow_reference(flat, feeds)
-        save_reference(request.save_reference, Reference(feeds, outputs, "TensorFlow on the CPU"), force=request.force)
+        saved = replace(reference or _by_tensorflow(flat, feeds, request), source=_ON_CPU)
+        save_reference(request.save_reference, saved, force=request.force)
     assignments, said = assignments_for(flat, sizes, costs, request)
     refused = cuda.refused_folders() if engine is CUDA else ()
     notes += filter(None, [*said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))])
@@ -300,7 +302,13 @@ def _tensorflow_sees_gpu() -> bool:
     return runtime.has_gpu()
 
 
-def _reference(flat: FlatGraph, engine: Engine, feeds: Arrays) -> tuple[Reference | None, tuple[str, ...]]:
+def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest) -> Reference:
+    return Reference(feeds, tensorflow_reference(flat, feeds, op_libraries=request.op_libraries), _ON_CPU)
+
+
+def _reference(
+    flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest
+) -> tuple[Reference | None, tuple[str, ...]]:
     """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
     if engine is TENSORFLOW:
         return None, ()
@@ -308,4 +316,4 @@ def _reference(flat: FlatGraph, engine: Engine, feeds: Arrays) -> tuple[Referenc
         return None, (
             "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
         )
-    return Reference(feeds, tensorflow_reference(flat, feeds), "TensorFlow on the CPU"), ()
+    return _by_tensorflow(flat, feeds, request), ()

@@ -13,10 +13,11 @@ from msplit.api import BenchRequest, bench
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import LoadError
+from msplit.errors import EngineError, LoadError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure.reference_fit import fit
+from msplit.measure.variants import set_up
 from tests.cli.runner import msplit
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -33,6 +34,17 @@ def reference_of(name: str, batch: int, outputs: bool = False) -> Reference:
             feeds
         )
     return Reference(feeds, made, "the engine")
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("engine", ["tensorflow", "cuda"])
+def test_op_libraries_are_loaded_before_the_reference_is_computed(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "ops.so").write_bytes(b"not a library")
+    place = tmp_path / "reference.npz"
+    request = BenchRequest(engine=engine, device="cpu", op_libraries=(tmp_path / "ops.so",), save_reference=place)
+    with pytest.raises(EngineError, match="op library"):
+        set_up(api.load(MMOE), request)
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("batch", [None, 4])

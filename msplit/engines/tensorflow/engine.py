@@ -7,9 +7,12 @@ runs the flat graph (functions inlined) with a device per node, so a comparison 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Job
@@ -80,17 +83,28 @@ class TensorFlowEngine:
 ENGINE = TensorFlowEngine()
 
 
-def reference(flat: FlatGraph, feeds: Arrays) -> dict[str, NDArray[Any]]:
+def reference(
+    flat: FlatGraph, feeds: Arrays, *, op_libraries: Sequence[Path] = (), inlined: bool = False
+) -> dict[str, NDArray[Any]]:
     """The outputs of the model by TensorFlow on the CPU, in IEEE float32: what other engines are held against.
 
     Each op runs as the graph has it: to rewrite the graph first would take longer than the one step, up to a minute for a large one.
     oneDNN stays as it is in this process (on by default), so the last bits may differ from machine to machine.
 
+    Args:
+        flat: The graph.
+        feeds: Its inputs.
+        op_libraries: Shared objects with custom ops to load first.
+        inlined: Run the flat graph in place of the model, so that outputs may be inside of functions.
+
     Raises:
         EngineError: TensorFlow can not run the model.
     """
+    runtime.load_op_libraries(op_libraries)
+    cpu = "/device:CPU:0"
+    placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
     config = runtime.session_config(1, cpu_only=True, optimized=False)
-    executable = SessionExecutable(flat.model, unplaced(flat), config, ieee=True, facts={})
+    executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
     try:
         return executable.step(feeds)
     finally:
