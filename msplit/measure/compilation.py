@@ -83,25 +83,24 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
 
 def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) -> Ablation:
     """What the rule `auto` would run, where it has the last word and the user has asked for it."""
-    request, job, nothing = setup.request, setup.job, Ablation()
+    request, job = setup.request, setup.job
     if request.ruleset is None:
-        return nothing
+        return Ablation()
     most = max(request.streams, default=1)
     ruleset = with_kernels(rules.load(request.ruleset, streams=most), BEST)
     modes = _modes(request, tuple(KernelMode))
     if not ends_with_auto(ruleset) or len(modes) < 2:
-        return nothing
+        return Ablation()
     if not request.capture:
-        return replace(nothing, notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
+        return Ablation(notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
     ruleset = anew(ruleset, job.flat)
     one = one_stream(variants)
     chooser = Chooser(lambda: one.job, batch=request.batch, names=modes, tell=progress)
     assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=chooser)
     if chooser.tried is None or (assigned.kernels is None and chooser.chosen is not None):
-        said = (
-            remark.text for remark in assigned.outcome.remarks if remark.rule == Auto.key and "kernels" in remark.kind
-        )
-        return replace(nothing, notes=tuple(f"auto: {text}" for text in said))
+        remarks = assigned.outcome.remarks
+        said = (one.text for one in remarks if one.rule == Auto.key and "kernels" in one.kind)
+        return Ablation(notes=tuple(f"auto: {text}" for text in said))
     return auto_step(one, chooser, variants)
 
 

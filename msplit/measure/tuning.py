@@ -170,11 +170,11 @@ def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
     variant = next((variant for variant in result.variants if variant.label == label), None)
     if variant is None or variant.failed:
         return tuned
-    ratios = [ratio for ratio in variant.ratios if ratio.clock == "device" and "1 stream" in ratio.over]
-    slower = [ratio for ratio in ratios if ratio.value < 1]
-    if not slower or tuned.fallback is None:
+    over_one = [ratio for ratio in variant.ratios if ratio.clock == "device" and "1 stream" in ratio.over]
+    slower = next((ratio for ratio in over_one if ratio.value < 1), None)
+    if slower is None or tuned.fallback is None:
         return tuned
-    why = f"the plan that was found is {1 / slower[0].value:.3f} times slower than {slower[0].over} in this bench: one stream is kept"
+    why = f"the plan that was found is {1 / slower.value:.3f} times slower than {slower.over} in this bench: one stream is kept"
     return replace(tuned.fallback, why=why)
 
 
