@@ -43,11 +43,7 @@ def copies(flat: FlatGraph, time_us: Floats, fixed: NDArray[np.bool_] | None = N
     Linear in nodes, edges and the bytes of those constants that begin alike. Ops that are stateful or not known are no copies, nor is what
     is fed or fetched. Copies are left out, the longest first, where running all of them one after the other would take more than
     `LITTLE` of the time of all kernels: whoever spreads those over streams wants them side by side, and an executor that does not merge
-    them would run them in a row.
-
-    Args:
-        time_us: Per node the time of its kernel.
-        fixed: Nodes whose stream ids stay as they are, so that they tell them apart; None: there are none.
+    them would run them in a row. `fixed` are nodes whose stream ids stay as they are, so that they tell them apart.
     """
     asked = (time_us,) if fixed is None else (time_us, fixed)
     return memoize(flat, "copies", asked, lambda: _cheap(_copies(flat, fixed), time_us))

@@ -41,19 +41,12 @@ class Column:
 def columns(
     flat: FlatGraph, costs: Costs, ops: EmbeddingOps | None = None, *, side_us: float = 5.0
 ) -> tuple[Column, ...]:
-    """Find the embedding columns.
+    """Finds the embedding columns, in the order of their first lookups. Near-linear: a few passes over the edges.
 
     By the graph: a node is of a column if it depends on that column's lookups alone, up to where it joins with others: with another
     column, or with something that takes more than `side_us` to compute and is used elsewhere too. What feeds only nodes of the
     column is of the column. Name scopes decide only which column an input shared by several belongs to, and which forward node a
     gradient is of.
-
-    Args:
-        ops: Ops that look up (default: `default_ops`).
-        side_us: Shared side inputs that are ready sooner than that do not end a column.
-
-    Returns:
-        The columns in the order of their first lookups. Near-linear: a few passes over the edges.
     """
     ops = ops or default_ops()
     return memoize(flat, "columns", (costs, ops, side_us), lambda: _columns(flat, costs, ops, side_us))

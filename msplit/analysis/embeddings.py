@@ -65,12 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One lookup.
-
-    Attributes:
-        node: The gather-like node.
-        by_handle: Whether the node takes the variable's handle itself, so that it must run where the variable is.
-    """
+    """A gather-like node and its table. Where it takes the variable's handle itself (`by_handle`) it must run where the variable is."""
 
     node: int
     table: Table

@@ -26,13 +26,7 @@ _SIZE_OF_TYPE = re.compile(r"[a-z]+([0-9]{1,3})(?![0-9])")
 
 @dataclass(frozen=True)
 class OpCount:
-    """Nodes of one op.
-
-    Attributes:
-        gpu: Nodes that may run on the GPU.
-        kernels: Nodes that launch a kernel.
-        time_us: Their time.
-    """
+    """Nodes of one op: how many may run on the GPU, run on the host, and launch a kernel, and the time of these kernels."""
 
     op: str
     gpu: int
@@ -43,12 +37,7 @@ class OpCount:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight: a constant that is not a scalar, or a variable.
-
-    Attributes:
-        shape: Its sizes, None where they are not known.
-        bytes: Its size, 0 where it is not known.
-    """
+    """A weight: a constant that is not a scalar, or a variable. Where its sizes are not known its shape is None, and its bytes are 0."""
 
     name: str
     kind: str

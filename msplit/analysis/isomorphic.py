@@ -74,12 +74,7 @@ class NearlyIsomorphic:
 
 @dataclass(frozen=True)
 class IsomorphicBranches:
-    """What `find` finds.
-
-    Attributes:
-        isomorphic: What saves most first.
-        nearly: What costs most first.
-    """
+    """What `find` finds: what saves most first, and what costs most first."""
 
     isomorphic: tuple[Isomorphic, ...] = ()
     nearly: tuple[NearlyIsomorphic, ...] = ()

@@ -95,9 +95,6 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
     Args:
         weights: Per node what else tells outputs apart: its time.
         further: Per node what else tells copies apart, and nothing but copies: columns of any type.
-
-    Returns:
-        A topological order of all nodes.
     """
     alike = memoize(flat, "roots", (weights,), lambda: _roots(flat, weights))
     if all(len(roots) == 1 for roots in alike):

@@ -38,13 +38,7 @@ class LevelWidth:
 
 @dataclass(frozen=True, eq=False)
 class Antichain:
-    """The largest set of kernels none of which waits for another.
-
-    Attributes:
-        size: How many there are; None where the graph is too large to tell.
-        nodes: One such set, ascending.
-        skipped: Why there is no result, or "".
-    """
+    """A largest set of kernels none of which waits for another, ascending. Where the graph is too large, its size is None, and why."""
 
     size: int | None
     nodes: Ints

@@ -23,12 +23,7 @@ from msplit.formats import STREAM_ID
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Kernels that do the work of several nodes each, on their streams.
-
-    Attributes:
-        ids: Per node its stream, -1 for nodes that launch nothing. Nodes that share a kernel share a stream.
-        why: Why these kernels on these streams.
-    """
+    """Per node the stream of the kernel that does its work, perhaps with that of others; -1 for nodes that launch nothing. And why."""
 
     ids: Ints
     why: str

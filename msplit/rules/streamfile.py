@@ -33,12 +33,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Trap:
-    """A line that NVIDIA's reader takes differently.
-
-    Attributes:
-        line: Number of the line, from 1.
-        text: What it does with it.
-    """
+    """A line, from 1, that NVIDIA's reader takes differently, and what it does with it."""
 
     line: int
     text: str

@@ -92,12 +92,8 @@ class Machine:
     def slowdown(self, running: int, sms: float, bandwidth: float, issue: float) -> float:
         """How many times longer blocks take that run side by side, by what is short and by contention.
 
-        For candidates that are built step by step. The simulator also counts how kernels delay each other's starts.
-
-        Args:
-            sms: Sum of their shares of the SMs.
-            bandwidth: Sum of their shares of the memory bandwidth.
-            issue: Sum of their shares of the rate at which kernels start.
+        For candidates that are built step by step: the simulator also counts how kernels delay each other's starts. `sms`, `bandwidth` and
+        `issue` are the sums of their shares of the SMs, the memory bandwidth and the rate at which kernels start.
         """
         others = 1 - 1 / max(running, 1)
         return max(1.0, sms, bandwidth, issue, 1 + self.contention * sms * others)

@@ -176,7 +176,6 @@ class Breakdown:
     """The simulated time of a step in parts, µs.
 
     Attributes:
-        makespan_us: All of it.
         kernels_us: What the kernels take where nothing but the order and the SMs hold them up: the critical path, where those suffice.
         parts: What else it goes into, by the names in `SWITCHES`. Each is what the step is shorter when that is switched off after those
             before it; a scheduling anomaly can make one a little negative.

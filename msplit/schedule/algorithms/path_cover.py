@@ -96,16 +96,12 @@ def _successions(heads: list[int], tails: list[int], above: list[int], count: in
 
 
 def maximum_matching(rows: Sequence[int], right: int) -> list[int]:
-    """Matches as many left nodes as possible. O(√n) phases, each with one bit-set operation per node; no recursion.
+    """Matches as many left nodes as possible: per left node its right node, or -1.
+
+    `rows` are per left node a bit set of those of the `right` nodes that it may be matched with; the lowest are preferred. O(√n) phases,
+    each with one bit-set operation per node; no recursion.
 
     Source: Hopcroft and Karp, "An n^(5/2) algorithm for maximum matchings in bipartite graphs", SIAM J. Comput. 1973.
-
-    Args:
-        rows: Per left node a bit set of the right nodes that it may be matched with. The lowest are preferred.
-        right: Number of right nodes.
-
-    Returns:
-        Per left node its right node, or -1.
     """
     match = [-1] * len(rows)
     owner = [-1] * right

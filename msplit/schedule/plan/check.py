@@ -26,12 +26,7 @@ _LANES_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Violation:
-    """A node that may start before something it needs has ended.
-
-    Attributes:
-        producer: What must end first; -1 where the plan can not run at all.
-        consumer: What must wait.
-    """
+    """A node that may start before something it needs, the producer, has ended; that is -1 where the plan can not run at all."""
 
     producer: int
     consumer: int

@@ -59,12 +59,7 @@ _FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 
 @dataclass(frozen=True)
 class KernelGroup:
-    """Nodes whose work one kernel does: they have one stream.
-
-    Attributes:
-        kind: One of `KINDS`.
-        nodes: Two or more.
-    """
+    """Two or more nodes whose work one kernel of one of `KINDS` does: they have one stream."""
 
     kind: str
     nodes: tuple[str, ...]

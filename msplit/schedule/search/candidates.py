@@ -26,12 +26,7 @@ REFINING = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Something to measure.
-
-    Attributes:
-        mode: Which kernels: a key of the problems that are searched.
-        waits: Waits of its plan, over blocks.
-    """
+    """Something to measure. The mode says which kernels: it is a key of the problems that are searched. Waits are those over blocks."""
 
     mode: str
     name: str

@@ -245,11 +245,8 @@ def leanest(candidates: Sequence[Proposal], peak_bytes: Callable[[Proposal], int
     """The best, or, where it takes much more memory than one stream, what takes less and is hardly slower.
 
     Much is more than `MORE_MEMORY` times one stream's, above `MEMORY_FLOOR`. Hardly slower is at most `SLOWER`: of those candidates the
-    fastest that keeps to it is taken, else, where none does, the one with the least memory.
-
-    Args:
-        candidates: From `choose`.
-        peak_bytes: Memory of a candidate's values at its highest. Asked for few of them.
+    fastest that keeps to it is taken, else, where none does, the one with the least memory. `peak_bytes` tells the memory of a candidate's
+    values at its highest, and is asked for few of them.
     """
     winner = best(candidates)
     one = next(candidate for candidate in candidates if candidate.name == ONE)

@@ -27,11 +27,8 @@ def refine(problem: Problem, found: Evaluation, streams: int, effort: int = EFFO
 
     A part is a connected piece of the graph on one stream. Moving it to the stream that most of its neighbours are on saves waits;
     it stays there if the score (see `Evaluation`) does not rise. Small parts are first moved all at once, then each part
-    by itself (CANN calls this pass "OptimizeIneffectiveMultiStream"); what is left of `EFFORT` goes into moving single blocks anywhere.
-
-    Args:
-        streams: Most streams.
-        effort: Blocks that may be simulated for single moves.
+    by itself (CANN calls this pass "OptimizeIneffectiveMultiStream"); what is left of the effort, blocks that may be simulated, goes into
+    moving single blocks to any of the streams.
     """
     if (problem.pin >= 0).any():
         return found  # streams mean something to the user: what is left to move is not worth the risk of mixing them up

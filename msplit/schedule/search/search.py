@@ -78,12 +78,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a search may use.
-
-    Attributes:
-        seconds: Time for all of it.
-        max_memory: Most memory, over one stream's.
-    """
+    """What a search may use: seconds in all, so many streams, and memory, over one stream's. The seed is for what is drawn."""
 
     seconds: float = 20.0
     streams: int = 16
@@ -111,12 +106,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Gain:
-    """A change that made the best so far faster.
-
-    Attributes:
-        ratio: How many times faster, in paired rounds of two builds.
-        at: Seconds since the start.
-    """
+    """A change that made the best so far so many times faster, in paired rounds of two builds, and at how many seconds since the start."""
 
     change: str
     ratio: float
