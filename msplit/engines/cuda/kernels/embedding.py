@@ -123,7 +123,7 @@ def _summed(  # type: ignore[no-untyped-def]
     term_count = tl.load(segment + 5).to(tl.int32)
     combiner = tl.load(segment + 6)
     most = tl.load(segment + 7).to(tl.int32)
-    turns = tl.load(segment + 8).to(tl.int32)
+    halvings = tl.load(segment + 8).to(tl.int32)
     pitch = tl.load(segment + 9)
     skipped = tl.load(segment + 10)
     here = row < rows
@@ -134,7 +134,7 @@ def _summed(  # type: ignore[no-untyped-def]
     for begin in range(0, term_count * most, IDS):
         slot = begin + tl.arange(0, IDS)[None, :]
         number = slot // most
-        turn = (slot - number * most).to(tl.int64)
+        nth = (slot - number * most).to(tl.int64)
         exists = number < term_count
         if SINGLE:
             term = terms + (first_term * 16 + tl.zeros([1, 1], tl.int64))
@@ -152,8 +152,8 @@ def _summed(  # type: ignore[no-untyped-def]
         valid_from = tl.load(term + 14)
         other = tl.load(term + 15)
         base = tl.where(other != 0, extra.to(tl.int64), shared.to(tl.int64)) + distance
-        active = here[:, None] & exists & (turn < count)
-        place = row[:, None] * stride + turn
+        active = here[:, None] & exists & (nth < count)
+        place = row[:, None] * stride + nth
         index = tl.load((base + place * 4).to(tl.pointer_type(tl.int32)), mask=active & (kind == 1), other=0).to(
             tl.int64
         )
@@ -175,7 +175,7 @@ def _summed(  # type: ignore[no-untyped-def]
             edge_count = tl.load(term + 7).to(tl.int32)
             lowest = tl.zeros([ROWS, IDS], tl.int32)
             highest = tl.zeros([ROWS, IDS], tl.int32) + tl.maximum(edge_count, 0)
-            for _ in range(turns):
+            for _ in range(halvings):
                 undecided = active & (lowest < highest)
                 middle = (lowest + highest) // 2
                 edge = tl.load(edges + middle, mask=undecided, other=0).to(tl.float64)

@@ -265,9 +265,9 @@ class _Maker:
         segment = piece.segment
         first = len(self.terms)
         self.terms += [self._term(term, segment.width) for term in segment.terms]
-        turns = max(len(term.boundaries or ()).bit_length() for term in segment.terms)
+        halvings = max(len(term.boundaries or ()).bit_length() for term in segment.terms)
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, turns]
+        what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, halvings]
         return [*where, *what, segment.width, piece.left, _scale(segment)]
 
     def vector(self, pieces: Sequence[_Piece]) -> int:

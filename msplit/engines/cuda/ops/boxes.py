@@ -154,10 +154,10 @@ def _select(
         Places and scores, each a row of `size` for each row, place 0 where there are fewer; and how many there are, as int32.
     """
     rows, count = scores.shape
-    kind = scores.dtype
-    threshold = threshold.to(kind)
+    dtype = scores.dtype
+    threshold = threshold.to(dtype)
     nothing = scores.new_full((), -torch.inf)
-    least = scores.new_full((), torch.finfo(kind).min) if score_threshold is None else score_threshold.to(kind)
+    least = scores.new_full((), torch.finfo(dtype).min) if score_threshold is None else score_threshold.to(dtype)
     left = torch.where(scores > least, scores, nothing)
     if count == 0 or size == 0:
         none = torch.zeros(rows, size, dtype=torch.int64, device=scores.device)
@@ -170,11 +170,11 @@ def _select(
         place = torch.where(left == best, index, count).amin(1, keepdim=True)
         places.append(place)
         found.append(best)
-        overlap = similarity(place).to(kind)
+        overlap = similarity(place).to(dtype)
         lowered = torch.where(overlap > threshold, nothing, left)
         if sigma is not None:
             # Infinite scores times a weight of 0 would be NaN: what is out stays out.
-            softly = left * torch.exp(-0.5 / sigma.to(kind) * overlap * overlap)
+            softly = left * torch.exp(-0.5 / sigma.to(dtype) * overlap * overlap)
             softly = torch.where((softly > least) & (left > nothing), softly, nothing)
             lowered = torch.where(sigma > 0, softly, lowered)
         left = lowered.scatter(1, place, -torch.inf)

@@ -120,13 +120,10 @@ def spence(node: Node, x: Tensor) -> Tensor:
 @lowering("PopulationCount")
 def population_count(node: Node, x: Tensor) -> Tensor:
     """Number of one bits of every integer, as uint8."""
-    bits = 8 * x.element_size()
     value = x.to(torch.int64)
-    count = torch.zeros_like(value)
     # The sign bit of narrow types is repeated in int64, so only the type's own bits are counted.
-    for bit in range(bits):
-        count = count + ((value >> bit) & 1)
-    return count.to(torch.uint8)
+    bits = ((value >> bit) & 1 for bit in range(8 * x.element_size()))
+    return sum(bits, start=torch.zeros_like(value)).to(torch.uint8)
 
 
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -91,16 +91,12 @@ def stateful_random(node: Node, shape: np.ndarray, *inputs: Tensor) -> Tensor:
     return _floats(node, shape, generator, _DRAWS[node.attrs["draws"]])
 
 
-@lowering("StatelessRandomGetKeyCounter")
-def stateless_random_key_counter(node: Node, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """The key and the counter of a seed."""
-    return to_key(from_seed(seed))
-
-
-@lowering("StatelessRandomGetKeyCounterAlg")
-def stateless_random_key_counter_algorithm(node: Node, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The key and the counter of a seed, and the number of the algorithm."""
-    return (*to_key(from_seed(seed)), torch.full((), _PHILOX, dtype=torch.int32, device=seed.device))
+@lowering("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
+def stateless_random_key_counter(node: Node, seed: Tensor) -> tuple[Tensor, ...]:
+    """The key and the counter of a seed, and (Alg) the number of the algorithm."""
+    found = to_key(from_seed(seed))
+    with_algorithm = node.op.endswith("Alg")
+    return (*found, torch.full((), _PHILOX, dtype=torch.int32, device=seed.device)) if with_algorithm else found
 
 
 @lowering("StatelessRandomGetAlg")

@@ -32,16 +32,11 @@ def shape_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(shape(node, x) for x in inputs)
 
 
-@lowering("Size", shape_only=True)
+@lowering("Size", "Rank", shape_only=True)
 def size(node: Node, x: Tensor) -> Tensor:
-    """Number of elements as a scalar of `out_type`, on the CPU."""
-    return torch.tensor(x.numel(), dtype=torch_dtype(node.get("out_type", "int32")), device="cpu")
-
-
-@lowering("Rank", shape_only=True)
-def rank(node: Node, x: Tensor) -> Tensor:
-    """Number of axes as an int32 scalar, on the CPU."""
-    return torch.tensor(x.dim(), dtype=torch.int32, device="cpu")
+    """Number of elements (axes) as a scalar of `out_type` (int32), on the CPU."""
+    number = x.numel() if node.op == "Size" else x.dim()
+    return torch.tensor(number, dtype=torch_dtype(node.get("out_type", "int32")), device="cpu")
 
 
 @lowering("Reshape", static=(1,))

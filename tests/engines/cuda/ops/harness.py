@@ -75,7 +75,6 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
     """Every output of TensorFlow's CPU kernel for one node, internal ops such as ``_FusedMatMul`` included.
 
     Args:
-        op: The op.
         inputs: Arrays (or what `np.asarray` takes), flat.
         attrs: Attributes as a `Node` holds them; those that follow from the inputs may be absent.
 
@@ -121,9 +120,6 @@ def run_lowering(
     """Every output of the op's lowering, as tensors on the device.
 
     Args:
-        op: The op.
-        inputs: As for `run_tensorflow`.
-        attrs: As for `run_tensorflow`.
         nchw: The node's `Node.nchw`.
         device: ``"cpu"``, ``"meta"`` or ``"cuda"``; `DEVICE` by default.
         transposed: Lay the inputs out in memory with their axes reversed (same shapes and values).
@@ -181,7 +177,6 @@ def check(
     """Compares the op's lowering with TensorFlow's CPU kernel: dtypes, shapes and values.
 
     Args:
-        op: The op.
         inputs: Arrays in the order of the node's inputs, static ones included.
         attrs: Attributes as a `Node` holds them: type names, tuples for lists, shapes as tuples. Leave out what has a
             default and what follows from the inputs.
@@ -234,10 +229,7 @@ def check_both_formats(
 
     Args:
         op: An op whose first output is laid out by data_format.
-        inputs: As for `check`.
-        attrs: As for `check`.
         data: Positions of the inputs that are laid out by data_format; the sizes of Conv2DBackpropInput among them.
-        options: Further ones of `check`.
     """
     arrays = [np.asarray(array) for array in inputs]
     first, *rest = run_tensorflow(op, arrays, attrs)
