@@ -212,10 +212,10 @@ def convolution_filter_gradient(case: Case) -> Work:
     return _product(elements(weights[:-1]), inner, _size(weights[-1]), 1.0, case.sms)
 
 
-@formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")
-def depthwise(case: Case) -> Work:
-    """2 times outputs times the window; plain arithmetic. A thread goes through the window one element after the other."""
-    return _looping(case.outputs[0], case.node.shape(1), case.sms)
+# 2 times outputs times the window; plain arithmetic. A thread goes through the window one element after the other.
+formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")(
+    lambda case: _looping(case.outputs[0], case.node.shape(1), case.sms)
+)
 
 
 @formula("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter")
@@ -341,13 +341,11 @@ def sparse_dense_product(case: Case) -> Work:
     return Work(2.0 * count, math.ceil(count / THREADS))
 
 
-@formula(
-    "ScatterNd", "TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin"
+# The whole is made (or copied), and parts of it changed.
+formula("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin")(
+    lambda case: Work(elements(case.node.shape(2)), math.ceil(elements(case.outputs[0]) / 1024))
 )
-def scatter(case: Case) -> Work:
-    """Makes (or copies) the whole and changes parts of it."""
-    updates = case.node.shape(1 if case.node.op == "ScatterNd" else 2)
-    return Work(elements(updates), math.ceil(elements(case.outputs[0]) / 1024))
+formula("ScatterNd")(lambda case: Work(elements(case.node.shape(1)), math.ceil(elements(case.outputs[0]) / 1024)))
 
 
 @formula(

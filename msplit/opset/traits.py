@@ -163,7 +163,7 @@ merge (first port counts, free): Control flow v1: gives on the input that comes.
 xla merge: The same where XLA compiles.
 enter (forwards, hands on a handle, never merged, free): Control flow v1: into a loop.
 exit (forwards, never merged, free): Control flow v1: out of a loop.
-next (forwards, free): Control flow v1: into the next turn.
+next (forwards, free): Control flow v1: into the next iteration.
 while (enters loops, functional): Control flow v2: a loop.
 if (enters loops, functional, branch): Control flow v2: one of two functions.
 case (functional, branch): Control flow v2: one of several functions.

@@ -132,6 +132,9 @@ def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value |
 
 
 value_function(*_UNARY, needs=1)(lambda node, outputs, value: _apply(_UNARY[node.op], value))
+value_function("TensorListLength", "TensorArraySizeV3")(
+    lambda node, outputs: None if node.length() is None else scalar_value(node.length())
+)
 value_function("ZerosLike", "OnesLike", needs=1)(
     lambda node, outputs, value: np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
 )
@@ -195,13 +198,6 @@ def size_of(node: Node, outputs: Outputs) -> Value | None:
     if shape is None:
         return None
     return scalar_value(len(shape) if node.op == "Rank" else product(shape))
-
-
-@value_function("TensorListLength", "TensorArraySizeV3")
-def list_length(node: Node, outputs: Outputs) -> Value | None:
-    """Length of a list."""
-    length = node.length()
-    return None if length is None else scalar_value(length)
 
 
 @value_function("Pack")

@@ -9,27 +9,22 @@ import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
 from msplit.cost import data_sheet, estimate, gpu_names, infer
-from msplit.cost.costs import Costs
 from msplit.cost.gpus import SM_BYTES_PER_CYCLE
 from msplit.cost.timing import ACCESS, REACHED, TILE_SETUP
 from msplit.errors import MsplitError
-from msplit.flatten import FlatGraph, flatten
+from msplit.flatten import flatten
 from msplit.formats import read
 from tests.shapes import tf_graphs
-from tests.shapes.small import Builder
+from tests.shapes.small import Builder, costs_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-
-
-def _costs(flat: FlatGraph, gpu: str = "h200") -> Costs:
-    return estimate(flat, infer(flat), gpu)
 
 
 def test_product_counts_two_operations_per_multiplication_and_reads_everything_once() -> None:
     b = Builder()
     x = b.input("x", (128, 512))
     y = b.add("MatMul", x, b.weight(256, 512), T="float32", transpose_b=True)
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert costs.flops[y] == 2 * 128 * 512 * 256
     assert costs.bytes[y] == 4 * (128 * 512 + 512 * 256 + 128 * 256)
     assert costs.out_bytes[y] == 4 * 128 * 256
@@ -49,13 +44,13 @@ def test_einsum_counts_like_the_product_that_it_is(
 ) -> None:
     b = Builder()
     y = b.add("Einsum", b.input("a", a), b.input("c", c), equation=equation, T="float32", N=2)
-    assert _costs(b.flat()).flops[y] == flops
+    assert costs_of(b.flat()).flops[y] == flops
 
 
 def test_batched_product_with_broadcast_batch() -> None:
     b = Builder()
     y = b.add("BatchMatMulV2", b.input("x", (5, 1, 2, 3)), b.input("y", (7, 3, 4)), T="float32")
-    assert _costs(b.flat()).flops[y] == 2 * 5 * 7 * 2 * 3 * 4
+    assert costs_of(b.flat()).flops[y] == 2 * 5 * 7 * 2 * 3 * 4
 
 
 def test_grouped_and_depthwise_convolutions_count_only_their_own_channels() -> None:
@@ -65,7 +60,7 @@ def test_grouped_and_depthwise_convolutions_count_only_their_own_channels() -> N
     full = b.add("Conv2D", x, b.weight(3, 3, 8, 16), **plain)
     grouped = b.add("Conv2D", x, b.weight(3, 3, 2, 16), **plain)
     depthwise = b.add("DepthwiseConv2dNative", x, b.weight(3, 3, 8, 2), **plain)
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert costs.flops[full] == 2 * 100 * 16 * 9 * 8
     assert costs.flops[grouped] == 2 * 100 * 16 * 9 * 2
     assert costs.flops[depthwise] == 2 * 100 * 16 * 9
@@ -76,7 +71,7 @@ def test_gather_reads_rows_and_not_the_table() -> None:
     ids = b.input("ids", (64,), "int32")
     y = b.add("GatherV2", b.weight(1_000_000, 32), ids, b.scalar(0), Tparams="float32", Tindices="int32", Taxis="int32")
     pooled = b.add("SparseSegmentSum", b.weight(1_000_000, 32), ids, b.input("segments", (64,), "int32"), T="float32")
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert costs.bytes[y] == 64 * 4 + 4 + 2 * 64 * 32 * 4
     assert costs.bytes[pooled] < 3 * 64 * 32 * 4
     assert costs.time_us[y] < 5
@@ -86,7 +81,7 @@ def test_a_tensor_that_goes_in_twice_is_read_once() -> None:
     b = Builder()
     x = b.input("x", (1000,))
     square, product = b.add("Mul", x, x, T="float32"), b.add("Mul", x, b.input("y", (1000,)), T="float32")
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert costs.bytes[square] == 2 * 4000
     assert costs.bytes[product] == 3 * 4000
 
@@ -103,7 +98,7 @@ def test_what_launches_nothing_costs_nothing() -> None:
     pays = b.add("MatMul", x, free[-1], T="float32")
     host = b.add("AsString", x, T="float32")
     flat = b.flat(host=np.arange(len(b.ops)) == host)
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert costs.time_us[[*free, host]].tolist() == [0.0] * (len(free) + 1)
     assert costs.bytes[[*free, host]].sum() == 0
     assert costs.time_us[pays] > 0
@@ -114,7 +109,7 @@ def test_handles_of_custom_tables_cost_nothing() -> None:
     flat = flatten(read(SAMPLES / "custom_op.pb"))
     handles = [node for node, op in enumerate(flat.graph.ops) if op == "KvVarHandleOp"]
     lookups = [node for node, op in enumerate(flat.graph.ops) if op == "KvResourceGather"]
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert len(handles) == len(lookups) == 2
     assert costs.time_us[handles].tolist() == [0.0, 0.0]
     assert (costs.time_us[lookups] > 0).all()
@@ -125,7 +120,7 @@ def test_what_is_random_or_reads_state_is_not_prepared_once() -> None:
     noise = b.add("RandomUniform", b.ints(4, 4), dtype="float32", T="int32")
     after = b.add("Relu", noise, T="float32")
     flat = b.flat(stateful=np.array([op == "RandomUniform" for op in b.ops]))
-    assert (_costs(flat).time_us[[noise, after]] > 0).all()
+    assert (costs_of(flat).time_us[[noise, after]] > 0).all()
 
 
 def normalization(b: Builder, *, writer: str | None = None, reference: bool = False) -> int:
@@ -155,7 +150,7 @@ def test_what_depends_on_variables_that_nothing_assigns_is_prepared_once(
     scale = normalization(b, writer=writer, reference=reference)
     pays = b.add("Mul", b.input("x", (4, 8)), scale, T="float32")
     stateful = ("VarHandleOp", "VariableV2", "ReadVariableOp", "AssignVariableOp")
-    costs = _costs(b.flat(stateful=np.array([op in stateful for op in b.ops])))
+    costs = costs_of(b.flat(stateful=np.array([op in stateful for op in b.ops])))
     assert (costs.time_us[scale] == 0) == free
     assert costs.time_us[pays] > 0
 
@@ -164,7 +159,7 @@ def test_unknown_shapes_are_never_zero_and_are_marked() -> None:
     b = Builder()
     custom = b.add("Vendor>Magic", b.input("x", (2, 8)))
     after = b.add("MatMul", custom, b.weight(8, 4), T="float32")
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     launch = data_sheet("h200").launch_us
     assert (costs.time_us[[custom, after]] >= 2 * launch).all()
     assert not costs.known[[custom, after]].any()
@@ -175,7 +170,7 @@ def test_an_unused_output_of_unknown_shape_does_not_make_a_cost_unknown() -> Non
     b = Builder()
     x = b.input("x", (1, 4, 4, 32))
     y = b.add("FusedBatchNormV3", x, *(b.weight(32) for _ in range(4)), T="float32", U="float32", is_training=False)
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert costs.known[y]
     assert costs.flops[y] == 2 * 512
 
@@ -185,7 +180,7 @@ def test_windows_of_no_possible_size_never_give_a_negative_or_endless_cost(windo
     b = Builder()
     y = b.add("MaxPoolWithArgmax", b.input("x", (1, 4, 4, 32)), T="float32", ksize=window)
     gradient = b.add("AvgPoolGrad", b.ints(1, 4, 4, 32), b.input("g", (1, 2, 2, 32)), T="float32", ksize=window)
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert (costs.flops[[y, gradient]] >= 0).all()
     assert np.isfinite(costs.time_us).all()
 
@@ -193,7 +188,7 @@ def test_windows_of_no_possible_size_never_give_a_negative_or_endless_cost(windo
 def test_nodes_of_a_v1_loop_run_an_unknown_number_of_times() -> None:
     b = Builder()
     inside, outside = b.add("Tanh", b.input("x", (2, 4)), T="float32"), b.add("Tanh", b.input("y", (2, 4)), T="float32")
-    known = _costs(b.flat(**b.looped(inside))).known
+    known = costs_of(b.flat(**b.looped(inside))).known
     assert not known[inside]
     assert known[outside]
 
@@ -220,7 +215,7 @@ def test_loop_costs_one_turn_and_branch_its_costlier_side_and_both_are_guesses()
         Tout=("float32",),
     )
     one = b.add("Tanh", x, T="float32")
-    costs = _costs(b.flat(functions=functions))
+    costs = costs_of(b.flat(functions=functions))
     assert costs.time_us[one] >= data_sheet("h200").launch_us
     assert costs.time_us[[loop, branch]] == pytest.approx(3 * costs.time_us[one])
     assert not costs.known[[loop, branch]].any()
@@ -233,7 +228,7 @@ def test_small_kernels_take_the_launch_floor_and_large_ones_the_hardware_limit()
     wide = b.add("Relu", b.input("c", (1 << 28,)), T="float32")
     square = b.add("MatMul", b.input("d", (8192, 8192)), b.input("e", (8192, 8192)), T="float32")
     half = b.add("MatMul", b.input("f", (8192, 8192), "float16"), b.input("g", (8192, 8192), "float16"), T="float16")
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     # Of a hundredth of a block: its waiting, and its operations and bytes on one SM.
     cycles = ACCESS * 10 / 1024 + 2 * 40 / SM_BYTES_PER_CYCLE
     floor = sheet.launch_us + cycles / sheet.clock_mhz + 10 / (67e6 / sheet.sms)
@@ -252,7 +247,7 @@ def test_small_kernels_take_the_launch_floor_and_large_ones_the_hardware_limit()
 def test_a_small_grid_does_not_reach_the_peak() -> None:
     b = Builder()
     y = b.add("MatMul", b.input("x", (64, 300)), b.weight(300, 64), T="float32")
-    costs = _costs(b.flat(), "t4")
+    costs = costs_of(b.flat(), "t4")
     assert costs.share[y] == pytest.approx(1 / 40)
     assert costs.time_us[y] >= 2 * 64 * 300 * 64 / (8.1e6 / 40)
 
@@ -262,14 +257,14 @@ def test_more_work_never_takes_less_time() -> None:
     for rows in (1, 16, 128, 1024, 8192):
         b = Builder()
         y = b.add("MatMul", b.input("x", (rows, 1024)), b.weight(1024, 1024), T="float32")
-        times.append(_costs(b.flat()).time_us[y])
+        times.append(costs_of(b.flat()).time_us[y])
     assert times == sorted(times)
 
 
 @pytest.mark.parametrize("gpu", gpu_names())
 def test_every_data_sheet_prices_a_sample(gpu: str) -> None:
     flat = flatten(read(SAMPLES / "mmoe_small.pb"))
-    costs = _costs(flat, gpu)
+    costs = costs_of(flat, gpu)
     assert costs.gpu == gpu
     assert costs.time_us.sum() > 0
     assert ((costs.share > 0) & (costs.share <= 1)).all()
@@ -281,7 +276,7 @@ def test_unknown_gpu_lists_what_there_is() -> None:
 
 
 def test_empty_graph_costs_nothing() -> None:
-    costs = _costs(Builder().flat())
+    costs = costs_of(Builder().flat())
     assert len(costs.time_us) == 0
 
 
@@ -312,7 +307,7 @@ def _mobilenet_v2() -> Builder:
 
 def test_mobilenet_v2_has_the_300_million_multiplications_of_its_paper() -> None:
     flat = _mobilenet_v2().flat()
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert flat.graph.ops[-1] == "MatMul"
     products = [node for node, op in enumerate(flat.graph.ops) if "Conv" in op or op == "MatMul"]
     assert costs.flops[products].sum() / 2 == pytest.approx(300e6, rel=0.01)
@@ -320,7 +315,7 @@ def test_mobilenet_v2_has_the_300_million_multiplications_of_its_paper() -> None
 
 def test_inception_v3_has_the_5_7_billion_multiplications_of_its_paper() -> None:
     flat = flatten(read(SAMPLES / "inception_v3_stripped.pb"))
-    costs = _costs(flat)
+    costs = costs_of(flat)
     products = [node for node, op in enumerate(flat.graph.ops) if op in ("Conv2D", "MatMul")]
     assert costs.flops[products].sum() / 2 == pytest.approx(5.71e9, rel=0.01)
 

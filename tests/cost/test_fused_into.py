@@ -1,4 +1,4 @@
-"""What rides on another node's kernel, what is a view, and what is computed once: as the engine does it."""
+"""What is fused into another node's kernel, what is a view, and what is computed once: as the engine does it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 
 from msplit.cost import estimate, infer
-from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.flatten.flat import FlatGraph, Tensor
-from tests.shapes.small import Builder
+from msplit.flatten.flat import Tensor
+from tests.shapes.small import Builder, costs_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 FLOAT: dict[str, Any] = {"T": "float32"}
 SAME: dict[str, Any] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": "SAME"}
 
 
-def _costs(flat: FlatGraph) -> Costs:
-    return estimate(flat, infer(flat))
-
-
 def _kernels(b: Builder) -> list[str]:
     """Ops of the nodes that take time."""
     flat = b.flat()
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert costs.inside is not None
     assert not (costs.inside & (costs.time_us > 0)).any()
     return [b.ops[node] for node in np.flatnonzero(costs.time_us > 0).tolist()]
@@ -37,7 +32,7 @@ def _convolution(b: Builder) -> int:
     return b.add("Conv2D", b.input("x", (1, 8, 8, 4)), b.weight(3, 3, 4, 16), **SAME)
 
 
-def test_bias_and_activation_ride_on_a_product() -> None:
+def test_bias_and_activation_are_fused_into_a_product() -> None:
     b = Builder()
     product = b.add("MatMul", b.input("x", (2, 8)), b.weight(8, 4), **FLOAT)
     b.add(
@@ -47,7 +42,7 @@ def test_bias_and_activation_ride_on_a_product() -> None:
 
 
 @pytest.mark.parametrize("spelled", [("Mul", "AddV2"), ("Sub", "RealDiv"), ("FusedBatchNormV3",)])
-def test_a_batch_norm_in_any_spelling_and_its_relu_ride_on_a_convolution(spelled: tuple[str, ...]) -> None:
+def test_a_batch_norm_in_any_spelling_and_its_relu_are_fused_into_a_convolution(spelled: tuple[str, ...]) -> None:
     b = Builder()
     node = _convolution(b)
     for op in spelled:
@@ -63,42 +58,42 @@ def test_a_batch_norm_that_trains_is_a_kernel() -> None:
     assert _kernels(b) == ["Conv2D", "FusedBatchNormV3"]
 
 
-def test_what_somebody_else_reads_or_fetches_does_not_ride() -> None:
+def test_what_somebody_else_reads_or_fetches_is_not_fused() -> None:
     b = Builder()
     node = _convolution(b)
     biased = b.add("BiasAdd", node, b.weight(16), **FLOAT)
     active = b.add("Relu", biased, **FLOAT)
     flat = b.flat()
     fetched = replace(flat, outputs=(Tensor("y", active, 0), Tensor("z", biased, 0)))
-    assert (_costs(flat).time_us > 0).sum() == 1
-    assert (_costs(fetched).time_us > 0).sum() == 2
+    assert (costs_of(flat).time_us > 0).sum() == 1
+    assert (costs_of(fetched).time_us > 0).sum() == 2
     b.add("Neg", node, **FLOAT)
     assert _kernels(b) == ["Conv2D", "BiasAdd", "Relu", "Neg"]
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (1, 8, 8, 16)])
-def test_only_scales_per_channel_ride(shape: tuple[int, ...]) -> None:
+def test_only_scales_per_channel_are_fused(shape: tuple[int, ...]) -> None:
     b = Builder()
     b.add("Mul", _convolution(b), b.weight(*shape), **FLOAT)
     assert _kernels(b) == ["Conv2D", "Mul"]
 
 
-def test_a_scale_that_is_computed_does_not_ride() -> None:
+def test_a_scale_that_is_computed_is_not_fused() -> None:
     b = Builder()
     b.add("Mul", _convolution(b), b.input("scale", (16,)), **FLOAT)
     assert _kernels(b) == ["Conv2D", "Mul"]
 
 
-def test_a_shortcut_rides_where_a_relu_follows_and_is_read() -> None:
+def test_a_shortcut_is_fused_where_a_relu_follows_and_is_read() -> None:
     b = Builder()
     other = b.input("shortcut", (1, 8, 8, 16))
     node = _convolution(b)
     total = b.add("AddV2", node, other, **FLOAT)
-    moved = _costs(b.flat()).bytes[node]
+    moved = costs_of(b.flat()).bytes[node]
     assert _kernels(b) == ["Conv2D", "AddV2"]
     b.add("Relu", total, **FLOAT)
     assert _kernels(b) == ["Conv2D"]
-    assert _costs(b.flat()).bytes[node] == moved + 4 * 8 * 8 * 16
+    assert costs_of(b.flat()).bytes[node] == moved + 4 * 8 * 8 * 16
 
 
 def test_a_bias_behind_the_sum_of_two_products_moves_to_one_of_them() -> None:
@@ -127,7 +122,7 @@ def _dilated(b: Builder, sequence: bool, padding: str = "VALID") -> tuple[int, i
 
 
 @pytest.mark.parametrize("sequence", [True, False])
-def test_dilation_that_is_spelled_rides_on_the_convolution(sequence: bool) -> None:
+def test_dilation_that_is_spelled_is_fused_into_the_convolution(sequence: bool) -> None:
     b = Builder()
     _dilated(b, sequence)
     assert _kernels(b) == ["Conv2D"]
@@ -145,7 +140,7 @@ def test_dilation_is_no_dilation_where_the_parts_are_padded_or_read(sequence: bo
 
 
 @pytest.mark.parametrize("sequence", [True, False])
-def test_padding_rides_on_a_convolution(sequence: bool) -> None:
+def test_padding_is_fused_into_a_convolution(sequence: bool) -> None:
     b = Builder()
     x = b.input("x", (1, 10, 4) if sequence else (1, 10, 10, 4))
     node = b.add("Pad", x, b.const([[0, 0], *[[1, 1]] * (1 if sequence else 2), [0, 0]], "int32"), **FLOAT)
@@ -161,7 +156,7 @@ def _gelu(b: Builder, value: int) -> int:
     return b.add("Mul", half, b.add("AddV2", inner, b.const(1.0), **FLOAT), **FLOAT)
 
 
-def test_gelu_rides_and_another_gate_does_not() -> None:
+def test_gelu_is_fused_and_another_gate_does_not() -> None:
     b = Builder()
     product = b.add("BiasAdd", b.add("MatMul", b.input("x", (2, 8)), b.weight(8, 4), **FLOAT), b.weight(4), **FLOAT)
     _gelu(b, product)
@@ -197,7 +192,7 @@ def test_a_softmax_that_is_spelled_out_is_one_kernel() -> None:
     assert _kernels(b) == ["Max"]
 
 
-def test_padding_rides_where_a_convolution_alone_reads_it() -> None:
+def test_padding_is_fused_where_a_convolution_alone_reads_it() -> None:
     b = Builder()
     pads = b.const([[0, 0], [1, 1], [1, 1], [0, 0]], "int32")
     padded = b.add("Pad", b.input("x", (1, 8, 8, 4)), pads, **FLOAT)
@@ -215,7 +210,7 @@ def test_views_launch_nothing_and_a_reshape_behind_a_transposition_copies() -> N
     b.add("Reshape", x, b.ints(8, 6), **FLOAT)
     assert _kernels(b) == []
     copied = b.add("Reshape", turned, b.ints(12, 4), **FLOAT)
-    costs = _costs(b.flat())
+    costs = costs_of(b.flat())
     assert np.flatnonzero(costs.time_us).tolist() == [copied]
     assert costs.bytes[copied] >= 2 * 4 * 48
 
@@ -224,17 +219,17 @@ def test_nodes_that_compute_the_same_share_one_kernel() -> None:
     b = Builder()
     x = b.input("x", (64, 1024))
     one = b.add("Tanh", x, **FLOAT)
-    alone = _costs(b.flat())
+    alone = costs_of(b.flat())
     two = b.add("Tanh", x, **FLOAT, _stream_id=3)
     other = b.add("Relu", x, **FLOAT)
     noise = [b.add("Dropout", x, **FLOAT) for _ in range(2)]
-    costs = _costs(b.flat(stateful=np.array([op == "Dropout" for op in b.ops])))
+    costs = costs_of(b.flat(stateful=np.array([op == "Dropout" for op in b.ops])))
     assert costs.time_us[[one, two]] == pytest.approx(alone.time_us[one] / 2)
     assert costs.bytes[[one, two]].sum() == alone.bytes[one]
     assert (costs.time_us[[other, *noise]] > 1).all()
 
 
-def test_an_activation_that_is_there_twice_rides_once_for_both() -> None:
+def test_an_activation_that_is_there_twice_is_fused_once_for_both() -> None:
     b = Builder()
     node = _convolution(b)
     for _ in range(2):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Function, Graph, TensorValue
+from msplit.cost import DEFAULT_GPU, Costs, estimate, infer
 from msplit.flatten.flat import FlatGraph, Region, Tensor
 from msplit.formats.model import Endpoint, Format, Model
 
@@ -95,3 +96,8 @@ class Builder:
         region = np.full(len(self.ops), -1, np.int32)
         region[list(nodes)] = 0
         return {"region": region, "regions": (Region("loop", "frame"),)}
+
+
+def costs_of(flat: FlatGraph, gpu: str = DEFAULT_GPU) -> Costs:
+    """Static costs at the shapes that the graph itself says."""
+    return estimate(flat, infer(flat), gpu)

@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
-from msplit.cost import Costs
-from msplit.cost.estimate import estimate
 from msplit.flatten import FlatGraph, flatten
 from msplit.formats import read
 from msplit.shapes import infer
 
-from .small import Builder
-
-
-def _costs(flat: FlatGraph) -> Costs:
-    return estimate(flat, infer(flat))
+from .small import Builder, costs_of
 
 
 class Loop:
@@ -63,7 +57,7 @@ def _loop(limit: int, step: int = 1, start: int = 0, *, fed: bool = False) -> tu
 )
 def test_what_is_in_a_v1_loop_costs_its_trips(limit: int, step: int, start: int, trips: int) -> None:
     flat, nodes = _loop(limit, step, start)
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert costs.known.all()
     assert costs.time_us[nodes["tanh"]] == pytest.approx(trips * costs.time_us[nodes["outside"]])
     assert costs.flops[nodes["tanh"]] == trips * costs.flops[nodes["outside"]]
@@ -72,7 +66,7 @@ def test_what_is_in_a_v1_loop_costs_its_trips(limit: int, step: int, start: int,
 
 def test_what_a_v1_loop_counts_is_known_before_the_first_step() -> None:
     flat, nodes = _loop(12)
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert costs.time_us[nodes["less"]] == 0
     assert costs.time_us.sum() == pytest.approx(13 * costs.time_us[nodes["outside"]])
 
@@ -106,7 +100,7 @@ def test_a_while_may_count_in_floats(start: float, limit: float, step: float, tr
 
 def test_a_v1_loop_to_a_limit_that_is_fed_is_a_guess() -> None:
     flat, nodes = _loop(0, fed=True)
-    costs = _costs(flat)
+    costs = costs_of(flat)
     assert not costs.known[[nodes["tanh"], nodes["less"]]].any()
     assert costs.known[nodes["outside"]]
     assert costs.time_us[nodes["less"]] > 0
@@ -123,7 +117,7 @@ def test_v1_loops_inside_each_other_multiply(fed: bool) -> None:
     tanh = b.add("Tanh", inner.inside, T="float32")
     between = b.add("Tanh", inner.close(tanh), T="float32")
     outside = b.add("Tanh", outer.close(between), T="float32")
-    costs = _costs(b.flat(back_edges=(*outer.back, *inner.back)))
+    costs = costs_of(b.flat(back_edges=(*outer.back, *inner.back)))
     one = costs.time_us[outside]
     assert costs.known[[tanh, between, outside]].tolist() == [not fed, True, True]
     assert costs.time_us[between] == pytest.approx(3 * one)
@@ -140,7 +134,7 @@ def test_a_state_that_starts_with_a_constant_is_no_constant() -> None:
     entered = b.add("Enter", x, T="float32", frame_name="outer", is_constant=True)
     end = loop.close(b.add("AddV2", squared, entered, T="float32"))
     b.add("Tanh", end, T="float32")
-    assert _costs(b.flat(back_edges=tuple(loop.back))).time_us[squared] > 0
+    assert costs_of(b.flat(back_edges=tuple(loop.back))).time_us[squared] > 0
 
 
 def test_a_loop_over_constants_is_known_before_the_first_step() -> None:
@@ -148,7 +142,7 @@ def test_a_loop_over_constants_is_known_before_the_first_step() -> None:
     loop = Loop(b, b.scalar(0), b.scalar(4), b.const([1.0, 2.0]), 1, "outer")
     end = loop.close(b.add("Tanh", loop.inside, T="float32"))
     b.add("AddV2", b.input("x", (2,)), end, name="sum", T="float32")
-    costs = _costs(b.flat(back_edges=tuple(loop.back)))
+    costs = costs_of(b.flat(back_edges=tuple(loop.back)))
     assert (costs.time_us > 0).sum() == 1
 
 
@@ -186,7 +180,7 @@ def test_what_a_while_counts_is_known_before_the_first_step_and_its_state_is_not
     loop = b.add(
         "While", b.scalar(0), state, x, T=tuple(dtypes.values()), cond=FunctionRef("cond"), body=FunctionRef("body")
     )
-    costs = _costs(b.flat(functions=functions))
+    costs = costs_of(b.flat(functions=functions))
     assert costs.known[loop]
     # Tanh and AddV2 of the state, seven times: nothing for the counter.
     assert costs.time_us[loop] == pytest.approx(14 * costs.time_us[one], rel=0.05)
@@ -206,7 +200,7 @@ def test_a_call_that_xla_compiles_costs_what_its_kernels_do(op: str) -> None:
     attribute = "function" if op == "XlaLaunch" else "f"
     attrs: dict[str, Any] = {attribute: FunctionRef("f"), "Tout": ("float32",), "_XlaMustCompile": True}
     call = b.add(op, x, **attrs)
-    costs = _costs(b.flat(functions={"f": _function("f", {"a": "float32"}, build)}))
+    costs = costs_of(b.flat(functions={"f": _function("f", {"a": "float32"}, build)}))
     assert costs.known[call]
     assert costs.time_us[call] == pytest.approx(5 * costs.time_us[one])
 
@@ -233,7 +227,7 @@ def test_functions_with_a_way_per_path_through_them_are_priced_in_time() -> None
     b = Builder()
     inputs = [b.input(f"x{i}", (100, 100)) for i in range(depth)]
     call = b.add("PartitionedCall", *inputs, f=FunctionRef("f0"))
-    assert _costs(b.flat(functions=functions)).time_us[call] > 0
+    assert costs_of(b.flat(functions=functions)).time_us[call] > 0
 
 
 @pytest.mark.tf
@@ -260,7 +254,7 @@ def test_a_loop_costs_the_same_in_tensorflow_1_and_2(tmp_path: Path) -> None:
         path.write_bytes(graph.as_graph_def().SerializeToString())
         flat = flatten(read(path))
         assert ("LoopCond" in flat.graph.ops) == (version == 1)
-        costs = _costs(flat)
+        costs = costs_of(flat)
         assert costs.known.all()
         totals.append(costs.time_us.sum())
     assert totals[0] == pytest.approx(totals[1])

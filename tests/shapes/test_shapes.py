@@ -243,12 +243,12 @@ def _counting(
 
 
 @pytest.mark.parametrize(
-    ("limit", "step", "start", "turns"), [(12, 1, 0, 12), (12, 5, 0, 3), (12, 1, 10, 2), (3, 1, 7, 0)]
+    ("limit", "step", "start", "trips"), [(12, 1, 0, 12), (12, 5, 0, 3), (12, 1, 10, 2), (3, 1, 7, 0)]
 )
-def test_turns_of_a_counting_loop_are_known(limit: int, step: int, start: int, turns: int) -> None:
+def test_trip_counts_of_counting_loops_are_known(limit: int, step: int, start: int, trips: int) -> None:
     b, functions, loop = _counting(limit, step, start)
     shapes = infer(b.flat(functions=functions))
-    assert shapes.trip_counts == {loop: turns}
+    assert shapes.trip_counts == {loop: trips}
     assert shapes.shape(loop, 2) == (2, 4)
 
 
