@@ -32,8 +32,7 @@ from msplit.rules import Outcome, RuleSet
 from msplit.rules.manual import Manual
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import Plan, make_plan, record_order
 from msplit.schedule.predict import Prediction, predict
 from msplit.shapes import Shapes
 

@@ -23,8 +23,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import claim_rest
 from msplit.rules.base import Context
 from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import topological
+from msplit.schedule.plan.plan import Plan, make_plan, topological
 from msplit.schedule.search.candidates import Candidate
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from msplit.core.graph import Floats, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.record_order import topological, upward_rank
+from msplit.schedule.plan.plan import topological, upward_rank
 
 
 @dataclass(frozen=True, eq=False)

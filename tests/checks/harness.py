@@ -8,8 +8,7 @@ from msplit.cost import estimate, infer
 from msplit.flatten import flatten
 from msplit.rules import parse as parse_rules
 from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import make_plan, record_order
 from tests.flatten import graphdefs
 from tests.graphs import parse
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from msplit.checks.ms011_unordered_plan import loose_ends
 from msplit.core.dag import Dag
 from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import make_plan, record_order
 from tests.checks.harness import dumps, found, plan_of, skipped
 from tests.graphs import build, parse
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import Plan, make_plan, record_order
 from msplit.schedule.plan.reorder import keep_lanes
 from tests.campaign import campaign
 from tests.schedule.problems import random_dag

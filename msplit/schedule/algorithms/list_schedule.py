@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.plan.record_order import places
+from msplit.schedule.plan.plan import places
 from msplit.schedule.problem import Problem
 
 _FULL = 1 - 1e-9

@@ -8,7 +8,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.base import Skipped
-from msplit.schedule.plan.record_order import places
+from msplit.schedule.plan.plan import places
 from msplit.schedule.problem import Problem
 from msplit.schedule.reachability import LARGEST, ancestors, transitive_reduction
 

@@ -119,7 +119,7 @@ def _happens_before_edges(plan: Plan, rows: dict[int, int]) -> list[list[int]]:
 
 
 def _topological(before: list[list[int]]) -> list[int] | None:
-    """Depth-first order on an explicit stack, None on a cycle. (`plan` and `record_order` use Kahn's algorithm.)"""
+    """Depth-first order on an explicit stack, None on a cycle. (`plan` uses Kahn's algorithm.)"""
     state = bytearray(len(before))
     order = []
     for root in range(len(before)):

@@ -3,17 +3,24 @@
 For a given assignment and a given order of each stream the fewest waits are unique: the cross-stream edges of the transitive
 reduction of (graph ∪ stream order). They are found in one pass with vector clocks (Mattern 1989; Fidge 1988): a clock per stream says how
 far into every other stream it has waited already, and a producer that the clock covers needs no wait.
+
+In a CUDA graph there are no streams, only edges, but the order in which nodes are recorded decides which lane a node replays on:
+a node that joins several branches goes on where its first recorded producer ran. So the critical child of a fork is
+recorded first, and what has slack comes as late as its consumers allow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.analysis.path import longest
+from msplit.core.contraction import topological_numbers
 from msplit.core.dag import Dag, distinct
-from msplit.core.graph import Ints
+from msplit.core.graph import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,3 +249,44 @@ def _joins(lanes: _Lanes, clocks: list[list[int]]) -> Ints:
             clock = list(map(max, clock, clocks[lane]))
             clock[lane] = position
     return np.asarray(join, np.int32)
+
+
+def upward_rank(dag: Dag, weights: Floats, order: Ints) -> Floats:
+    """Length of the longest path from each node to a sink, its own weight included. `order` is any topological one."""
+    return longest(weights, order[::-1], dag.start, dag.src)
+
+
+def places(key: Floats) -> tuple[list[int], list[int]]:
+    """The place of each node by falling key, ties by number, and the node at each place.
+
+    A heap of places is faster than one of pairs of key and node.
+    """
+    by_key = np.argsort(-key, kind="stable")
+    place = np.empty(len(key), np.int64)
+    place[by_key] = np.arange(len(key))
+    return place.tolist(), by_key.tolist()
+
+
+def topological(dag: Dag, key: Floats | None = None) -> Ints:
+    """A topological order: among ready nodes the one with the largest key first, ties by number (Kahn's algorithm with a heap)."""
+    count = len(dag)
+    out_start, out_dst = (column.tolist() for column in dag.consumers())
+    waiting = np.diff(dag.start).tolist()
+    place, node_at = places(np.zeros(count) if key is None else key)
+    heap = [place[node] for node in range(count) if waiting[node] == 0]
+    heapify(heap)
+    result = []
+    while heap:
+        node = node_at[heappop(heap)]
+        result.append(node)
+        for consumer in out_dst[out_start[node] : out_start[node + 1]]:
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                heappush(heap, place[consumer])
+    return np.asarray(result, dtype=np.int32)
+
+
+def record_order(dag: Dag, weights: Floats) -> Ints:
+    """Topological order by falling upward rank: the critical child first, side work breadth-first across branches."""
+    # The rank is the same along any topological order.
+    return topological(dag, upward_rank(dag, weights, topological_numbers(dag)))

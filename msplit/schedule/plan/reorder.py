@@ -13,8 +13,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.plan.plan import Plan
-from msplit.schedule.plan.record_order import places
+from msplit.schedule.plan.plan import Plan, places
 from msplit.schedule.problem import Problem
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints
-from msplit.schedule.plan.plan import Plan
-from msplit.schedule.plan.record_order import topological
+from msplit.schedule.plan.plan import Plan, topological
 from msplit.schedule.plan.reorder import timed_order
 from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import Simulation, plan_of, simulate

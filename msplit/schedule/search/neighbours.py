@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.sections import Section, sections
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import topological
+from msplit.schedule.plan.plan import Plan, make_plan, topological
 from msplit.schedule.plan.reorder import keep_lanes, timed_order
 from msplit.schedule.problem import Problem
 from msplit.schedule.reachability import components

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import record_order, topological, upward_rank
+from msplit.schedule.plan.plan import Plan, make_plan, record_order, topological, upward_rank
 
 
 @st.composite

@@ -12,8 +12,7 @@ from msplit.flatten import flatten
 from msplit.formats import graph_hash, read
 from msplit.schedule.plan import planfile
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import make_plan, record_order
 from tests.graphs import parse
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schemas" / "plan.json").read_text("utf-8"))

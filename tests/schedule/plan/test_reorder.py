@@ -7,8 +7,7 @@ from hypothesis import given
 
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import make_plan, record_order
 from msplit.schedule.plan.reorder import keep_lanes
 from tests.schedule.plan.test_plan import assigned_dags, make
 

@@ -28,8 +28,7 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.record_order import record_order
+from msplit.schedule.plan.plan import Plan, make_plan, record_order
 from msplit.schedule.plan.reorder import keep_lanes
 from msplit.schedule.search.evaluate import evaluate, node_order
 
