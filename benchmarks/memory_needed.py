@@ -7,12 +7,14 @@ theorem with weights it is the sum of all weights less a maximum flow from value
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from msplit.engines.cuda.ir.program import Program
-from msplit.engines.cuda.runtime.stream_program import values_of
+from msplit.engines.cuda.runtime.stream_program import lifetimes, place_views
 from msplit.schedule.plan.plan import Plan
 
 _LARGEST = 1 << 30
@@ -21,6 +23,31 @@ _LARGEST = 1 << 30
 
 _MOST_VALUES = 2000
 """The flow has up to half as many edges as the square of this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Memory of one step's results.
+
+    Attributes:
+        owner: The step.
+        bytes: Its size.
+        readers: Steps that must be over before it is let go; None: it is never let go.
+    """
+
+    owner: int
+    bytes: int
+    readers: tuple[int, ...] | None
+
+
+def values_of(program: Program, plan: Plan) -> list[Value]:
+    """What lies in memory during a run, by the steps that it is made by."""
+    groups, readers = lifetimes(program, place_views(program, plan)[1])
+    return [
+        Value(number, step.bytes, tuple(readers[number]) if number in groups else None)
+        for number, step in enumerate(program.steps)
+        if step.launches and step.bytes
+    ]
 
 
 def needed_bytes(program: Program, plan: Plan) -> int | None:

@@ -13,11 +13,23 @@ from numpy.typing import NDArray
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorFlowOptions:
+    """How the tensorflow engine runs a job.
+
+    Attributes:
+        xla: Compile the model with XLA; one stream only.
+        cpu: Keep it off the GPU.
+    """
+
+    xla: bool = False
+    cpu: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,14 +14,13 @@ from msplit.cost.costs import Costs
 from msplit.decide.export import check_places
 from msplit.decide.model import price
 from msplit.decide.plans import stored_job
-from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.base import Arrays, Engine, Job, TensorFlowOptions
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.seeds import remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
-from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for

@@ -6,7 +6,7 @@ import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class SessionExecutable:
             with errors_of(self._model), self._graph.as_default():
                 set_precision(ieee)
                 _load(self._session, model, placed)
-                self._state = _State(self._session, placed.variables)
+                self._variables = {name: _variable(self._graph, name) for name in placed.variables}
                 self._prepare(placed)
         except BaseException:
             self.close()
@@ -122,12 +122,15 @@ class SessionExecutable:
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The values of the variables that the graph uses, by node name."""
         with errors_of(self._model):
-            return self._state.save()
+            known = self._session.run({name: one.known for name, one in self._variables.items()})
+            values = self._session.run({name: one.read for name, one in self._variables.items() if known[name]})
+        return {name: np.array(value) for name, value in values.items()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Gives variables the values that `save_state` of this or of another executable of the same model returned."""
+        chosen = [(self._variables[name], value) for name, value in state.items() if name in self._variables]
         with errors_of(self._model):
-            self._state.load(state)
+            self._session.run([one.write for one, _ in chosen], {one.value: value for one, value in chosen})
 
     def _arrays(self, feeds: Arrays) -> list[NDArray[Any]]:
         missing = [name for name in self._inputs if name not in feeds]
@@ -219,35 +222,23 @@ def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
         loader.load(session, list(model.tags), folder)
 
 
-class _State:
-    """Reads and writes the variables of a session's graph."""
+class _Variable(NamedTuple):
+    """Ops of a variable: whether it has a value, the value, and what gives it the value that `value` is fed."""
 
-    def __init__(self, session: Any, names: tuple[str, ...]) -> None:
-        tf = tensorflow()
-        self._session = session
-        self._reads: dict[str, Any] = {}
-        self._known: dict[str, Any] = {}
-        self._writes: dict[str, tuple[Any, Any]] = {}
-        for name in names:
-            holder = session.graph.get_operation_by_name(name)
-            dtype, handle = holder.get_attr("dtype"), holder.outputs[0]
-            value = tf.compat.v1.placeholder(dtype)
-            if holder.type == "VarHandleOp":
-                self._known[name] = tf.raw_ops.VarIsInitializedOp(resource=handle)
-                self._reads[name] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-                write = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-            else:
-                self._known[name] = tf.raw_ops.IsVariableInitialized(ref=handle)
-                self._reads[name] = tf.raw_ops.Identity(input=handle)
-                write = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
-            self._writes[name] = (value, write)
+    known: Any
+    read: Any
+    write: Any
+    value: Any
 
-    def save(self) -> dict[str, NDArray[Any]]:
-        known = self._session.run(self._known)
-        values = self._session.run({name: read for name, read in self._reads.items() if known[name]})
-        return {name: np.array(value) for name, value in values.items()}
 
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        chosen = {name: value for name, value in state.items() if name in self._writes}
-        feeds = {self._writes[name][0]: value for name, value in chosen.items()}
-        self._session.run([self._writes[name][1] for name in chosen], feeds)
+def _variable(graph: Any, name: str) -> _Variable:
+    tf = tensorflow()
+    holder = graph.get_operation_by_name(name)
+    dtype, handle = holder.get_attr("dtype"), holder.outputs[0]
+    value = tf.compat.v1.placeholder(dtype)
+    if holder.type == "VarHandleOp":
+        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return _Variable(known, read, tf.raw_ops.AssignVariableOp(resource=handle, value=value), value)
+    known, read = tf.raw_ops.IsVariableInitialized(ref=handle), tf.raw_ops.Identity(input=handle)
+    return _Variable(known, read, tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False), value)

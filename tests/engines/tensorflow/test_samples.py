@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.engines.base import Job
+from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE, reference
-from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from msplit.api import load
-from msplit.engines.base import Job
+from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import session
 from msplit.engines.tensorflow.engine import ENGINE, reference
-from msplit.engines.tensorflow.options import TensorFlowOptions
 from msplit.errors import EngineError
 from tests.formats import foreign
 from tests.formats.foreign import built

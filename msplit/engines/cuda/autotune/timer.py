@@ -45,8 +45,8 @@ class Timer(Protocol):
     def lanes(self) -> int:
         """How many calls it can run side by side."""
 
-    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
-        """µs of one run: `before` in order, then the lanes side by side, each in order, then `after`; all of that `repeat` times."""
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
+        """µs of one run: `before` in order, then the lanes side by side, each in order; all of that `repeat` times."""
 
 
 class CudaTimer:
@@ -69,17 +69,17 @@ class CudaTimer:
             tensor = tensor * 1.0
         torch.cuda.synchronize(self._device.place)
 
-    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
         """See `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the device takes to begin
         with a graph is in it.
 
         Raises:
             RuntimeError: A call can not be captured.
         """
-        with self._graph(lanes, before, after, repeat) as (graph, origin):
+        with self._graph(lanes, before, repeat) as (graph, origin):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * RUNS)]
             graph.replay()
-            nodes = repeat * (len(before) + sum(map(len, lanes)) + len(after))
+            nodes = repeat * (len(before) + sum(map(len, lanes)))
             torch.cuda._sleep(HEAD_START_CYCLES + NODE_CYCLES * nodes)
             for run in range(RUNS):
                 marks[2 * run].record(origin)
@@ -113,7 +113,7 @@ class CudaTimer:
 
     @contextlib.contextmanager
     def _graph(
-        self, lanes: Sequence[Lane], before: Lane = (), after: Lane = (), repeat: int = 1, *, keep: bool = False
+        self, lanes: Sequence[Lane], before: Lane = (), repeat: int = 1, *, keep: bool = False
     ) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
         """The captured calls and the current stream, to replay them on. With `keep`, results stay until the capture ends."""
         count = max(len(lanes), 1)
@@ -132,7 +132,7 @@ class CudaTimer:
                 with torch.cuda.stream(stream):
                     for call in dict.fromkeys(lane):
                         size += lane.count(call) * bytes_of(call())
-            for call in dict.fromkeys([*before, *after]):
+            for call in dict.fromkeys(before):
                 call()
             torch.cuda.synchronize(place)
             if keep and size > MOST_KEPT:
@@ -140,7 +140,7 @@ class CudaTimer:
             kept: list[object] | None = [] if keep and size <= MOST_KEPT else None
             with capture(streams, self._device.scratch.handle) as graph:
                 for _ in range(repeat):
-                    _record(streams, lanes, before, after, kept)
+                    _record(streams, lanes, before, kept)
             del kept
             try:
                 yield graph, streams[0]
@@ -153,9 +153,9 @@ class CudaTimer:
 
 
 def _record(
-    streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, after: Lane, kept: list[object] | None
+    streams: Sequence[torch.cuda.Stream], lanes: Sequence[Lane], before: Lane, kept: list[object] | None
 ) -> None:
-    """Forks right after `before`, joins right before `after`. What is not kept is dropped at once, on the stream that made it."""
+    """Forks right after `before`, and joins. What is not kept is dropped at once, on the stream that made it."""
     origin = streams[0]
     for call in before:
         call()
@@ -170,8 +170,6 @@ def _record(
                 del result
     for stream in streams[1:]:
         origin.wait_stream(stream)
-    for call in after:
-        call()
 
 
 def enough(times: Sequence[float]) -> bool:
@@ -191,9 +189,9 @@ class CpuTimer:
 
     lanes = 1
 
-    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = (), after: Lane = ()) -> float:
+    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
         """See `Timer`."""
-        calls = [*before, *(call for lane in lanes for call in lane), *after]
+        calls = [*before, *(call for lane in lanes for call in lane)]
         with torch.no_grad():
             for call in dict.fromkeys(calls):
                 call()

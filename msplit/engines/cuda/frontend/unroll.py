@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
@@ -41,7 +42,6 @@ class Unroller:
         shapes: Of all other values; likewise.
         names: What is another value; the results of functional ops and of lists are put in.
         values: What the inference holds; loses what nothing reads any more.
-        hands_on: Whether an op gives its inputs back.
 
     Attributes:
         kept: Values that may be read later, whoever was the last that the graph names.
@@ -57,11 +57,10 @@ class Unroller:
         shapes: Mapping[Key, tuple[int, ...]],
         names: dict[Key, Key],
         values: dict[Key, Any],
-        hands_on: Callable[[str, Mapping[str, Any]], bool],
     ) -> None:
         self.graph, self._bodies = graph, bodies
         self._static, self._shapes, self.names = static, shapes, names
-        self._values, self._hands_on = values, hands_on
+        self._values = values
         self.kept: set[Key] = set()
         self.made: list[Key] = []
         self._lists: dict[Key, TensorList] = {}
@@ -249,7 +248,7 @@ class Unroller:
 
         for piece in body.ops:
             inputs = [find(key) for key in piece.inputs]
-            if self._hands_on(piece.op, piece.attrs):
+            if hands_on(piece.op, piece.attrs):
                 values.update({(piece.node, port): key for port, key in enumerate(inputs)})
                 continue
             op = self.new(piece.op, like, piece.attrs, inputs)

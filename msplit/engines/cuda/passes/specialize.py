@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
@@ -273,7 +272,7 @@ def specialize(
     facts = KnownValues(graph, tracer.static, tracer.shapes) if densify else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values, hands_on)
+        unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept

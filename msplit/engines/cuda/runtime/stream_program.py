@@ -69,7 +69,7 @@ def arrange(program: Program, plan: Plan) -> StreamProgram:
     for node, on in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
         waits.setdefault(node, []).append(on)
     recorded = set(plan.wait_on.tolist()) | set(plan.join.tolist())
-    first_views, views = _place_views(program, plan)
+    first_views, views = place_views(program, plan)
     frees, peak = _frees(program, plan, waits, views)
     instructions = tuple(
         Instruction(
@@ -87,7 +87,7 @@ def arrange(program: Program, plan: Plan) -> StreamProgram:
     )
 
 
-def _place_views(program: Program, plan: Plan) -> tuple[list[int], dict[int, list[int]]]:
+def place_views(program: Program, plan: Plan) -> tuple[list[int], dict[int, list[int]]]:
     """Each view right after the last of the steps that its inputs come from."""
     made_by = program.producers()
     rank = {step: number for number, step in enumerate(plan.order.tolist())}
@@ -113,7 +113,7 @@ def _frees(
     program: Program, plan: Plan, waits: Mapping[int, list[int]], views: Mapping[int, list[int]]
 ) -> tuple[dict[int, list[Key]], int]:
     """After which step of its own stream each value is let go, and the memory needed at the highest."""
-    groups, readers = _lifetimes(program, views)
+    groups, readers = lifetimes(program, views)
     known = _Knowledge(plan, waits)
     frees: dict[int, list[Key]] = {}
     freed: dict[int, int] = {}  # bytes let go after each step
@@ -133,32 +133,7 @@ def _frees(
     return frees, peak
 
 
-@dataclass(frozen=True, eq=False)
-class Value:
-    """Memory of one step's results.
-
-    Attributes:
-        owner: The step.
-        bytes: Its size.
-        readers: Steps that must be over before it is let go; None: it is never let go.
-    """
-
-    owner: int
-    bytes: int
-    readers: tuple[int, ...] | None
-
-
-def values_of(program: Program, plan: Plan) -> list[Value]:
-    """What lies in memory during a run, by the steps that it is made by."""
-    groups, readers = _lifetimes(program, _place_views(program, plan)[1])
-    return [
-        Value(number, step.bytes, tuple(readers[number]) if number in groups else None)
-        for number, step in enumerate(program.steps)
-        if step.launches and step.bytes
-    ]
-
-
-def _lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:
+def lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:
     """Per step whose memory is let go at some time: the values that lie in it, and the steps that must be over by then."""
     base = {(step.op.node, port): where for step in program.steps for port, where in enumerate(step.bases)}
     made_after = {view: step for step, placed in views.items() for view in placed}

@@ -7,14 +7,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.options import KernelMode, StoredPlan
+from msplit.engines.cuda.profiling.step_costs import StepCosts, estimated, measured
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -27,9 +28,6 @@ from msplit.schedule.problem import Problem
 from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.simulate import Breakdown, breakdown, simulate
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.profiling.step_costs import StepCosts
 
 BURST_SECONDS = 0.003
 """How long one candidate runs on in a round."""
@@ -119,8 +117,6 @@ def compile_variants(
             come from a profile are measured already.
         tell: Told what is being done.
     """
-    from msplit.engines.cuda.profiling.step_costs import estimated, measured
-
     profiled = job.costs is not None and job.costs.constants is not None
     found: dict[str, CompiledVariant] = {}
     seen = set()
@@ -186,20 +182,18 @@ class GpuRunner(_Memory):
 
     Args:
         variants: By the kernel mode that candidates name.
-        seed: Of the order in which candidates run.
         build: Makes what runs a plan, in place of the engine.
     """
 
     def __init__(
         self,
         variants: Mapping[str, CompiledVariant],
-        seed: int = 0,
         build: Callable[[CompiledVariant, Plan], Executable] | None = None,
     ) -> None:
         super().__init__(variants)
         self._build = build or (lambda one, plan: executable_for(one.job, one.compiled, plan, timing_only=True))
         self._built: dict[tuple[str, bytes], Executable] = {}
-        self._chance = random.Random(seed)
+        self._chance = random.Random(0)  # of the order in which candidates run
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """See `schedule.search.search.Device`."""
@@ -237,14 +231,7 @@ class GpuRunner(_Memory):
 
     def describe(self) -> str:
         """See `schedule.search.search.Device`."""
-        return gpu_name()
-
-
-def gpu_name() -> str:
-    """The current CUDA device."""
-    import torch
-
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "CPU"
+        return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "CPU"
 
 
 def _burst(executable: Executable) -> int:
