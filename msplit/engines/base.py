@@ -37,7 +37,6 @@ class Job:
     """What an engine is asked to run.
 
     Attributes:
-        flat: The graph.
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
         streams: How many streams the assignment uses.
         feeds: Example inputs by name: they fix shapes and dtypes.

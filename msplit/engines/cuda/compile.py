@@ -97,9 +97,7 @@ def optimize(
     """Imports a graph and runs the passes that every layout and mode has in common.
 
     Args:
-        flat: The graph.
         feeds: An array per input: they fix the shapes.
-        device: Where it will run.
         op_libraries: Shared objects with custom TensorFlow ops, for the host part.
         rewrites: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.

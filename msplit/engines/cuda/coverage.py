@@ -87,7 +87,6 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
 
     Args:
-        flat: The graph.
         sizes: Its shapes; those of a batch of one if None.
         build: Whether to build the graph as the engine does, which needs PyTorch and time: in any case, for what kernels make of
             attributes, types and shapes, or never. None: where it has loops, conds or lists, for only a build tells of those.

@@ -89,10 +89,8 @@ class EngineOptions:
         device: "cuda", or "cpu" to simulate streams on CPU tensors.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
-        mode: Which kernels are made.
         compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
         plan: The plan to run by, where it fits the program.
-        torture: For tests.
     """
 
     device: str = "cuda"

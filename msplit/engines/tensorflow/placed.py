@@ -38,7 +38,6 @@ class Placed:
     """A graph ready for a session.
 
     Attributes:
-        graph_def: The GraphDef.
         feeds: Tensor name by input name.
         fetches: Tensor name by output name.
         targets: Nodes to run though nothing of them is fetched.
@@ -81,10 +80,6 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
     """Puts every node of the flat graph on the device of its stream.
 
     Args:
-        flat: The graph.
-        ids: Stream id per node.
-        devices: Of each stream.
-        host: Device of host nodes.
         clone_limit: See `CLONE_LIMIT`. A larger constant is kept once, on a stream that reads it.
 
     Raises:

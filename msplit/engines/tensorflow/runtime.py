@@ -139,7 +139,6 @@ def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = Fal
     """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process.
 
     Args:
-        streams: How many.
         cpu_only: They are on the CPU even where there is a GPU.
         auto_jit: XLA compiles what it can, in clusters.
         optimized: TensorFlow rewrites the graph first, as it does for everybody. It takes half a minute for 98,000 nodes.

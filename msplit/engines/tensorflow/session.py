@@ -30,10 +30,7 @@ class SessionExecutable:
 
     Args:
         model: Where the graph comes from: its variables, assets and initializers.
-        placed: The graph to run.
-        config: Of the session.
         ieee: IEEE float32 instead of TF32.
-        facts: What `facts` gives.
 
     Raises:
         EngineError: TensorFlow can not load or initialize it.

@@ -73,8 +73,6 @@ class Work:
     """What is to be computed: a layer, to which another may be added for the members from `first` on, then an activation.
 
     Attributes:
-        one: A layer of all members.
-        activation: Its name, or nothing.
         alpha: LeakyRelu's slope.
         second: A layer of the members from `first` on, or None.
         first: See `second`.

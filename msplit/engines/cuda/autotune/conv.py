@@ -56,7 +56,6 @@ def choose(
     Args:
         op: A convolution with a constant filter.
         arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
-        lowered: What runs an op.
         keep_filter: The filter must stay as it lies, because others read it.
     """
     if not worth_a_kernel(arguments[0].dtype):

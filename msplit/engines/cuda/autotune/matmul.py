@@ -67,7 +67,6 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     Args:
         op: A MatMul, _FusedMatMul or _GroupedMatMul, or a batched product.
         arguments: Its inputs, on a CUDA device, of the shapes that they have in every run.
-        lowered: What runs an op.
         movable: The second input is constant, and nothing else reads it as it lies now.
     """
     data, weights = arguments[0], arguments[1]

@@ -27,7 +27,6 @@ class _Loop:
         node: The Exit that becomes the `While`.
         exits: Exit -> number of its loop variable.
         inputs: What the loop variables begin with, and then what the frame reads of the outside.
-        cond, body: Its functions.
     """
 
     node: int
@@ -42,7 +41,6 @@ class Raised:
     """A graph with TensorFlow 1's loops and conds as nodes of op `While` and `If`.
 
     Attributes:
-        flat: The graph.
         bodies: The functions of the model and of those nodes.
         origin: Output of a loop -> the value that it is in the graph as it was.
         frames: Node that a loop has become -> the nodes whose work it does: its frame's, and those of frames inside of that.

@@ -35,7 +35,6 @@ def build(flat: FlatGraph, fed: Mapping[str, Key], stand_ins: dict[Key, StandIn]
     """The ops that the outputs need.
 
     Args:
-        flat: The graph.
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
             outputs need must have a lowering: see `partition.refuse`.
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.

@@ -19,7 +19,6 @@ class Changes:
     """What is to change.
 
     Attributes:
-        ops: Node -> its new op.
         attrs: Node -> its new attributes.
         inputs: Node -> its new data inputs; it has no other inputs then.
         stands_for: Value -> what is read in its place.

@@ -37,7 +37,6 @@ class Unroller:
 
     Args:
         graph: Gets the constants of bodies.
-        bodies: The model's functions.
         static: What is known; grows while the inference goes on.
         shapes: Of all other values; likewise.
         names: What is another value; the results of functional ops and of lists are put in.

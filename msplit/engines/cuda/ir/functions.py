@@ -27,8 +27,6 @@ class BodyOp:
 
     Attributes:
         node: Its number in the body.
-        name: There.
-        op: TensorFlow's.
         attrs: Plain attributes; of a functional op with the functions that it names.
         inputs: Values of the body.
     """
@@ -47,8 +45,6 @@ class Body:
     Attributes:
         parameters: Its arguments, as values of the body.
         ops: In topological order, constants left out.
-        constants: Values that are known.
-        results: Values of the body.
         every_op: Op and name of every node of the function, those included that run only for their effect.
     """
 
@@ -63,7 +59,6 @@ class Bodies:
     """The functions of a model, read when somebody asks.
 
     Args:
-        model: Where they are.
         more: Functions that are not in its library.
     """
 

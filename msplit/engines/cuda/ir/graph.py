@@ -46,7 +46,6 @@ class Op:
         node: The op's number in `OpGraph.ops`: the flat node, or a fresh number for an op that a rewrite adds.
         name: For messages.
         op: TensorFlow op whose lowering runs it.
-        attrs: Plain attributes.
         inputs: Data inputs by slot.
         source_nodes: Every flat node that this op does the work of, the one whose stream it runs on first.
         batch: How many alike ops it does side by side.
@@ -70,7 +69,6 @@ class Merge:
 
     Attributes:
         op: TensorFlow op of each.
-        members: How many.
         copies: Kernels that put operands side by side.
         launches: Whether a member would launch a kernel.
     """

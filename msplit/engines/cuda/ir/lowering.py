@@ -58,7 +58,6 @@ class Lowering:
     """How one op runs.
 
     Attributes:
-        op: The TensorFlow op.
         function: Takes the node and its data inputs.
         static: Positions of the inputs that come as NumPy arrays, known before the run.
         dynamic: The output's shape depends on values: eager only, never captured.

@@ -16,8 +16,6 @@ class Node:
     """One node as a lowering sees it.
 
     Attributes:
-        name: For messages.
-        op: The TensorFlow op.
         attrs: Attributes as plain values: ints, floats, bools, str for strings, dtype names such as ``"float32"`` for types,
             tuples for lists, and for shapes a tuple of ints with None for an unknown size (None alone: unknown rank).
             An attribute may be absent where the file left out its default: use `get`.

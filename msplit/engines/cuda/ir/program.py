@@ -20,7 +20,6 @@ class KernelCall:
     """One call of a lowering, its static inputs bound.
 
     Attributes:
-        op: What it does.
         call: Takes the tensors of `inputs`, returns a tuple of tensors.
         inputs: Values read on the device.
         outputs: How many values it makes: keys ``(op.node, 0..outputs-1)``.

@@ -43,7 +43,6 @@ def verify(graph: OpGraph, stage: Stage, nodes: int, *, after: str, unchanged: t
 
     Args:
         graph: What the pass `after` left.
-        stage: How far it has come.
         nodes: How many nodes the flat graph has.
         after: Name of the pass.
         unchanged: Its fingerprint before the pass, where that says it changed nothing.

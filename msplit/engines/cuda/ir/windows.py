@@ -30,11 +30,9 @@ class Window:
     Attributes:
         size: Length of the axis that the windows slide over.
         kernel: Length of a window, without dilation.
-        stride: Distance between windows.
         dilation: Distance between the elements of a window.
         before: Padding at the start of the axis.
         after: Padding at its end.
-        outputs: Number of windows.
     """
 
     size: int
@@ -86,7 +84,6 @@ def windows(
     """The windows of each spatial axis by the node's `padding` and `explicit_paddings`.
 
     Args:
-        node: The convolution or pool.
         sizes: Per spatial axis its length; the others have as many numbers.
         kernel: See `Window`.
         strides: See `Window`.

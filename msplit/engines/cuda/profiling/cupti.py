@@ -20,11 +20,6 @@ class Record:
     """One kernel as it ran.
 
     Attributes:
-        name: Its name.
-        blocks: Of its grid.
-        threads: Of a block.
-        registers: Per thread.
-        shared_bytes: Per block.
         occupancy: Share of the threads that an SM can hold that this kernel's blocks fill, 0 to 1, by CUPTI's estimate; None: not given.
         time_us: How long this one run took.
     """

@@ -77,8 +77,6 @@ def measure(
     Steps of the same op, attributes, constant arguments, shapes, types and strides count as one.
 
     Args:
-        program: The steps.
-        feeds: Its inputs.
         device: Where it was traced; on a CPU the times are the CPU's and nothing else is measured.
         seconds: How long it may take; what is not reached has no time.
         grids: Whether to record grids and occupancy too.
@@ -189,7 +187,6 @@ def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> fl
     Args:
         alone_us: Its time alone.
         each_us: Time per kernel when many of its like run side by side.
-        lanes: How many ran.
         issue_us: The least that `each_us` can be: the device does not start kernels faster.
     """
     if each_us <= 1.2 * issue_us:

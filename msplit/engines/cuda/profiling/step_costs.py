@@ -33,7 +33,6 @@ class StepCosts:
         time_us: Time of each alone on the device.
         share: Share of the device that it fills.
         bytes: Memory traffic.
-        measured: How many were measured.
         constants: Of the device, where they were measured.
         one_us: A whole step on one stream, where that was measured.
     """
@@ -167,11 +166,8 @@ def measured(
     """Times every kind of step alone on the device; what the seconds do not suffice for stays estimated.
 
     Args:
-        program: The steps.
-        feeds: Their inputs.
         costs: For what is not measured.
         device_name: Where it was traced. On a CPU nothing is measured.
-        ieee: In which precision.
         seconds: How long it may take.
     """
     found = estimated(program, costs)

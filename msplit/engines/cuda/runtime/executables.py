@@ -43,7 +43,6 @@ class Optimized:
     Attributes:
         graph: What runs on the device.
         feeds: Example inputs of it.
-        context: What passes were asked for.
         host: What runs before and behind; None for most models.
     """
 
@@ -65,7 +64,6 @@ class Compiled:
     """A program with what is shared by all its executables.
 
     Attributes:
-        program: What runs.
         layout: Memory layout of convolutions; "none" where there are none.
         optimized: What it was traced from.
         facts: What fusion and grouping did.
@@ -112,8 +110,6 @@ def executable_for(job: Job, compiled: Compiled, plan: Plan, *, timing_only: boo
     """What runs a plan of a compiled graph, without the host part in front of it.
 
     Args:
-        job: For its options and precision.
-        compiled: The program.
         plan: Proved.
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
     """

@@ -28,7 +28,6 @@ class HostPart:
     """Everything in front of the device part as one TensorFlow session, and everything behind it as another.
 
     Args:
-        flat: The graph.
         partition: Which of its nodes run here.
         op_libraries: Shared objects with custom ops to load first.
         origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
@@ -36,7 +35,6 @@ class HostPart:
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
-        nodes: How many nodes run here.
 
     Raises:
         EngineError: TensorFlow is missing, or can not load the model.

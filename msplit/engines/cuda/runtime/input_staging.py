@@ -35,12 +35,10 @@ class Block:
     """Tensors side by side in one block of host memory, pinned where there is a GPU.
 
     Args:
-        like: The tensors.
         runs: Their names in groups: those of a group lie side by side without a gap, each group starts where memory is aligned.
         device: Which else is to see the memory.
 
     Attributes:
-        host: The block.
         starts: Byte of the block at which each tensor starts, by name.
         arrays: The tensors in it as NumPy arrays.
     """
@@ -63,10 +61,7 @@ class _Group:
     """Inputs of one type that lie side by side without a gap.
 
     Attributes:
-        names: In order.
         take: Their arrays out of all that are fed.
-        shapes: Of each.
-        dtypes: Likewise, all the same.
         places: Where they lie in the host block.
         memory: The same place as bytes.
     """

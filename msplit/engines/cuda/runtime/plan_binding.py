@@ -74,7 +74,6 @@ def ids_of(program: Program, lanes: Ints, nodes: int) -> Ints:
     """Stream per flat node, -1 for nodes that no launching step covers.
 
     Args:
-        program: The steps.
         lanes: Per step its stream, -1 for a step that launches nothing.
         nodes: How many nodes the flat graph has.
     """
@@ -93,7 +92,6 @@ def ties(program: Program, groups: Ints) -> Ints:
     So every node has one stream, and all nodes that share a kernel have the same.
 
     Args:
-        program: The steps.
         groups: Per flat node its group, -1 for a node on its own.
     """
     count = int(groups.max(initial=-1)) + 1

@@ -26,7 +26,6 @@ class Instruction:
     """One step of one stream, with what surrounds it.
 
     Attributes:
-        step: Step to run.
         lane: Its stream.
         waits: Steps on other streams whose events it waits for first.
         records: Whether somebody waits for its event.
@@ -51,7 +50,6 @@ class StreamProgram:
         first_views: Views of constants and inputs: made before the first instruction.
         fork: Steps that wait for the start of the origin stream.
         join: Steps whose events the origin stream waits for at the end.
-        count: Number of streams.
         peak_bytes: Memory for values at its highest: per stream, since a stream reuses only its own, added up.
     """
 
@@ -235,11 +233,7 @@ def simulate(
     overwritten with NaN bytes when it is let go, so that what was let go too early shows as a wrong value.
 
     Args:
-        program: The steps.
-        stream_program: The instructions.
         values: Inputs, filled with every value still alive at the end.
-        seed: Of the interleaving.
-        tap: Told of each instruction.
     """
     queues: list[list[Instruction]] = [[] for _ in range(stream_program.count)]
     for instruction in reversed(stream_program.instructions):

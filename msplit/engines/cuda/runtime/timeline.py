@@ -23,7 +23,6 @@ class EventTap:
     Between two steps of a stream without a wait one event is the end of the first and the start of the second.
 
     Args:
-        streams: The stream of each lane.
         captured: Whether the run is being captured.
     """
 

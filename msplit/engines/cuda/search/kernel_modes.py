@@ -33,7 +33,6 @@ class SimulatedVariant:
     """A model compiled in one kernel mode, with its schedules in the simulator.
 
     Attributes:
-        compiled: Its kernels.
         candidates: Ways to put them on streams, as `choose` gives them; empty where nothing launches.
     """
 
@@ -133,7 +132,6 @@ def simulate_variants(
     Args:
         job: The model, its inputs, its costs, and the engine's options; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
-        streams: Most streams.
         names: Kernel modes, the simplest first.
         candidates: Algorithms to try; None: all.
         wait_us: What a wait for another stream costs, in place of what is known of the GPU.

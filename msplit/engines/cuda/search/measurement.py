@@ -45,9 +45,6 @@ class CompiledVariant:
     Attributes:
         name: Its `KernelMode`.
         job: With the options that make these kernels; on one stream.
-        compiled: The program.
-        problem: Its steps.
-        costs: What they cost.
     """
 
     name: str
@@ -112,10 +109,8 @@ def compile_variants(
     Args:
         job: What to run; its ids do not matter.
         groups: Per flat node a group that must share a stream, or -1.
-        names: Kernel modes.
         seconds: How long kernels may be timed alone, half of it for the first, so that simulations go by measured times. Costs that
             come from a profile are measured already.
-        tell: Told what is being done.
     """
     profiled = job.costs is not None and job.costs.constants is not None
     found: dict[str, CompiledVariant] = {}
