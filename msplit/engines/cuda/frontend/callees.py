@@ -19,12 +19,10 @@ class Within:
     """The inside of one node.
 
     Attributes:
-        ops: Every op that it may run, those included that only effects need.
         missing: Op -> names, for ops that the engine can not run.
-        names: Op -> names of all nodes.
+        names: Op -> names of all nodes that it may run, those included that only effects need.
     """
 
-    ops: frozenset[str] = frozenset()
     missing: Mapping[str, list[str]] = field(default_factory=dict)
     names: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -86,4 +84,4 @@ class Inside:
                         missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
                 elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in listed():
                     missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
-        return Within(frozenset(names), missing, names)
+        return Within(missing, names)

@@ -135,7 +135,7 @@ def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
 
     The host part has run before the first step, to learn its shapes, and serves several executables: it can not draw as TensorFlow does.
     """
-    return flat.graph.ops[node] in DRAWS or any(op in DRAWS for op in inside.of(node).ops)
+    return flat.graph.ops[node] in DRAWS or not DRAWS.isdisjoint(inside.of(node).names)
 
 
 class _Kinds:
@@ -163,7 +163,7 @@ class _Kinds:
         """Says of a node what it is."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
         covered = (op in BY_THE_ENGINE or op in self._listed) and not within.missing
-        heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.ops))
+        heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.names))
         made = [key for key in self._inputs[node] if key not in self._outside]
         late = any(key[0] in self._after_work for key in made)
         follows = any(key[0] in self._behind for key in made)

@@ -21,7 +21,7 @@ from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.profiling import cupti
 from msplit.engines.cuda.profiling.microbench import constants
 from msplit.errors import EngineError
-from msplit.progress import Progress
+from msplit.progress import Progress, silent
 
 LONG_US = 150.0
 """A chain of copies of a step takes about so long; the time that a graph takes to begin is 2 % of it."""
@@ -82,7 +82,7 @@ def measure(
         grids: Whether to record grids and occupancy too.
         progress: Told what is done and how much of it.
     """
-    tell = progress or (lambda _what, _share: None)
+    tell = progress or silent
     start = time.perf_counter()
     on_gpu = device.type == "cuda"
     timer: Timer = Device.of(device).owned(CudaTimer) if on_gpu else CpuTimer()
