@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamLoad:
-    """One stream of an assignment.
-
-    Attributes:
-        nodes: Nodes on it, host nodes not counted.
-        kernels: Those that launch a kernel.
-        time_us: Their cost.
-    """
+    """One stream of an assignment: its nodes (host nodes not counted), those that launch a kernel, and their cost."""
 
     stream: int
     nodes: int

@@ -34,12 +34,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        status: "ok", "limited" or "missing".
-        fix: How to get more, "" where nothing is missing.
-    """
+    """One line of the report. `status` is "ok", "limited" or "missing"; `fix` is how to get more, "" where nothing is missing."""
 
     subject: str
     status: str
@@ -154,7 +149,6 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
     """What each command needs, and whether it is here.
 
     Args:
-        findings: From `examine`.
         names: All commands; those that nothing else is said of need neither a GPU nor TensorFlow nor PyTorch.
 
     Returns:

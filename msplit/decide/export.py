@@ -21,16 +21,11 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 
 
 def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False) -> None:
-    """Refuses a set of outputs before the first of them is written.
-
-    Args:
-        flat: The graph, whose file must not be written over.
-        paths: Where outputs shall go.
-        force: Whether they may replace what is there.
+    """Refuses a set of places for outputs of a graph before the first of them is written.
 
     Raises:
-        WriteError: Two of them are one place, one is the input or lies in its folder, something is there already, or there is no folder
-            that can be written to.
+        WriteError: Two of them are one place, one is the input or lies in its folder, something is there already and `force` is not
+            given, or there is no folder that can be written to.
     """
     source = Path(os.path.realpath(flat.model.path))
     taken: dict[Path, Path] = {}

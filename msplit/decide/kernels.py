@@ -35,14 +35,9 @@ MADE_HERE = ("gpu", "driver", "torch")
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Kernels other than plain ones, on their streams.
+    """Kernels other than plain ones, on streams that an algorithm chose.
 
-    Attributes:
-        planned: Ids, options and the plan to run.
-        algorithm: What put them on streams.
-        predicted_us: Simulated time.
-        one_us: Simulated time of plain kernels on one stream.
-        streams_us: Simulated time of plain kernels on their best streams.
+    Simulated times: of these, and of plain kernels on one stream and on their best streams.
     """
 
     planned: Planned

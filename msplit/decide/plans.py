@@ -64,12 +64,7 @@ class Planned:
 
 
 def planned(variant: CompiledVariant, candidate: Candidate, batch: int | None = None) -> Planned:
-    """What a schedule of compiled kernels means for the graph.
-
-    Args:
-        variant: The kernels; its job has costs.
-        candidate: Their schedule.
-        batch: For the plan file.
+    """What a schedule of compiled kernels means for the graph. Their job has costs; the batch is for the plan file.
 
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.

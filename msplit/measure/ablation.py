@@ -37,13 +37,7 @@ class AblationStep:
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """What is to be measured to show what each step adds, beside what is measured anyway.
-
-    Attributes:
-        steps: In order.
-        variants: Those to add.
-        notes: Which steps change nothing, and are left out.
-    """
+    """The steps in order, the variants that show them beside those that are measured anyway, and which steps are left out."""
 
     steps: tuple[AblationStep, ...] = ()
     variants: tuple[Variant, ...] = ()
@@ -58,7 +52,6 @@ def list_steps(one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence
     """The steps above one stream that are asked for: more streams, then larger kernels, whether they change anything or not.
 
     Args:
-        one: The variant on one stream.
         most: The largest number of streams that is measured, its ids, and its label.
         modes: The larger kernels, each with what those before it have.
     """

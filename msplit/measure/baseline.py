@@ -18,13 +18,9 @@ _FIX = "give what `msplit bench --format json` printed"
 
 @dataclass(frozen=True)
 class Timed:
-    """Times of one variant.
+    """Times of one variant for a batch (None where none was asked for), by the "device" or the "host" clock.
 
-    Attributes:
-        batch: Batch, None where none was asked for.
-        asked: What was asked for that it stands for.
-        clock: "device" or "host".
-        iqr_us: Distance of the quartiles, µs.
+    `asked` is what was asked for that it stands for, `iqr_us` the distance of the quartiles.
     """
 
     batch: int | None
@@ -37,12 +33,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier measurement.
-
-    Attributes:
-        circumstances: What it was measured on and with, by what a person calls that.
-        times: Of each variant and clock.
-    """
+    """An earlier measurement: its file, what it was measured on and with by what a person calls that, and all times."""
 
     path: Path
     circumstances: Mapping[str, Any]
@@ -168,9 +159,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> Compared:
     """Holds runs against a baseline. Variants are matched by batch and label; else by what was asked for, where that is one of each.
 
-    Args:
-        runs: Payloads of `msplit bench`, one per batch.
-        limit: The share of its time by which a variant may be slower.
+    Runs are payloads of `msplit bench`, one per batch; `limit` is the share of its time by which a variant may be slower.
     """
     now = [one for run in runs for one in timed(run["result"], run.get("batch"))]
     left = list(baseline.times)

@@ -33,12 +33,7 @@ from msplit.progress import Progress
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """One step of a variant as it ran.
-
-    Attributes:
-        ids: Stream id per node of the flat graph.
-        assignment: Which rule decided each; None where no rules did.
-    """
+    """One step of a variant as it ran, the stream of each node of the flat graph, and which rules decided that, if any did."""
 
     label: str
     timeline: Timeline

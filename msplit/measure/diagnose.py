@@ -58,12 +58,7 @@ def hints(flat: FlatGraph, costs: Costs) -> Hints:
 
 
 def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> tuple[str, ...]:
-    """Explains what was measured.
-
-    Args:
-        variants: The variants, the baseline first.
-        about: What the cost model says of the graph, if it was asked.
-    """
+    """Explains what was measured, by the times of the variants and what the cost model says of the graph, if it was asked."""
     measured = [variant for variant in variants if variant.host is not None]
     found = [*_devices(measured), *_host_bound(measured), *_gains(measured)]
     several = [variant for variant in measured if variant.streams > 1 or variant.asked]

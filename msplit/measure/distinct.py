@@ -31,11 +31,9 @@ class Distinct:
 
 
 def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) -> Distinct:
-    """Of variants that run the same kernels in the same order on the same streams, the first only. Each is compiled to tell.
+    """Of variants that run the same kernels in the same order on the same streams, the first only, and the steps that they show.
 
-    Args:
-        variants: Named after what was asked for.
-        steps: What they show.
+    Variants are named after what was asked for. Each is compiled to tell.
     """
     alike: dict[Hashable, list[Variant]] = {}
     used: dict[Hashable, int] = {}

@@ -135,12 +135,7 @@ def profile(
 
 
 def compared(profile: Profile, *, ieee: bool, layout: str = "auto") -> list[str]:
-    """What costs a run goes by, and how this run differs from the one that they were measured in.
-
-    Args:
-        ieee: Whether the run is in IEEE float32.
-        layout: Memory layout of its convolutions, "auto" if that is left open.
-    """
+    """What costs a run goes by, and how this run differs from the one that they were measured in; layout "auto" leaves that open."""
     gpu = next(iter(environment.gpus()), {})
     there, precision = profile.device, "ieee" if ieee else "tf32"
     pairs = [

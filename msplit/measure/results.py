@@ -150,13 +150,10 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Everything that a bench found out.
+    """Everything that a bench found out of its variants, in the order in which they were given.
 
-    Attributes:
-        variants: In the order they were given.
-        baseline: Label of the variant that ratios are over.
-        warnings: What makes the measurement doubtful.
-        diagnosis: Why it is as fast as it is, in words.
+    Ratios are over the one whose label is `baseline`; `warnings` say what makes the measurement doubtful, `diagnosis` why it is as fast
+    as it is.
     """
 
     variants: tuple[VariantResult, ...]

@@ -63,12 +63,7 @@ def assignments_for(
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """An assignment on at most as many streams as were asked for.
-
-    Attributes:
-        ids: Stream id per node.
-        note: What was done, in words; "" where nothing was.
-    """
+    """Stream id per node, on at most as many streams as were asked for. `note` says what was done, "" where nothing was."""
 
     ids: Ints
     streams: int
@@ -78,12 +73,8 @@ class Folded:
 def fold_ids(ids: Ints, costs_time: NDArray[np.float64], streams: int) -> Folded:
     """Packs ids onto fewer streams so that their loads are even: the most loaded id first, each to the least loaded stream.
 
-    Longest processing time first (Graham 1969). Id 0 stays on stream 0. An assignment with few enough ids stays as it is.
-
-    Args:
-        ids: Stream id per node.
-        costs_time: Time per node, any unit.
-        streams: How many streams there may be.
+    Longest processing time first (Graham 1969), by the time of each node in any unit. Id 0 stays on stream 0. An assignment with few
+    enough ids stays as it is.
 
     Raises:
         ValueError: `streams` is not positive.

@@ -17,12 +17,7 @@ from msplit.progress import Progress
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Benches of one model by batch.
-
-    Attributes:
-        runs: Batch -> what was measured, in the order asked for.
-        failed: Batch -> why it could not be run.
-    """
+    """Benches of one model by batch, in the order asked for, and why a batch could not be run."""
 
     runs: Mapping[int, Bench]
     failed: Mapping[int, str]

@@ -164,8 +164,7 @@ def tune(
 def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
     """The tuned plan after a bench has verified and measured it; one stream in its place where the bench found it slower than that.
 
-    Args:
-        label: The variant that runs the plan; "" where it is one stream.
+    The variant of this label runs it; "" where it is one stream.
     """
     variant = next((variant for variant in result.variants if variant.label == label), None)
     if variant is None or variant.failed:

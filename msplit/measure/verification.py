@@ -114,12 +114,7 @@ _SMALLEST_SCALE = 1e-12
 
 
 def tolerance_of(dtype: str, *, ieee: bool) -> float:
-    """The tolerance for a type; 0 for integers, booleans and strings, which must be equal.
-
-    Args:
-        dtype: Name as in ``"float32"``.
-        ieee: Whether float32 products are IEEE float32; otherwise they may be TF32.
-    """
+    """The tolerance for a type such as ``"float32"``, whose products are TF32 if not `ieee`; 0 for what must be equal, such as integers."""
     return (_TIGHT if ieee else _TF32).get(dtype, 0.0)
 
 

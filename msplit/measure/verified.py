@@ -75,14 +75,9 @@ class KnowsDevice(Protocol):
 
 @dataclass(eq=False)
 class Running:
-    """A variant on its way.
+    """A variant on its way, and the label of the one that it is held against.
 
-    Attributes:
-        partner: Label of the variant that it is held against.
-        burst: Steps that it runs in a round.
-        host: Seconds of each step, by build and round.
-        device: Likewise, by the device's clock.
-        launch: Seconds of each step without copies.
+    Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has.
     """
 
     variant: Variant
@@ -135,14 +130,7 @@ class Running:
 
 @dataclass(frozen=True, eq=False)
 class Verification:
-    """How variants are verified.
-
-    Attributes:
-        fresh: Makes a new set of inputs from a seed.
-        settings: How many sets, and how closely outputs must agree.
-        reference: Inputs with outputs that every variant must give, if there is one.
-        tell: Told how far it is.
-    """
+    """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference."""
 
     fresh: Callable[[int], Arrays]
     settings: Settings
