@@ -36,7 +36,7 @@ class Analysis(Shown):
     """What `analyze` finds. Times in µs, on the GPU that `costs` names.
 
     Attributes:
-        ops: Nodes by op and side.
+        ops: Nodes by op and placement.
         functions: Functions of the library.
         parameters: Constants and variables.
         tables: Embedding tables and what their lookups cost.

@@ -74,12 +74,7 @@ class Basis:
 class Given:
     """What the user says, by options or in settings; None or empty where nothing was said.
 
-    Attributes:
-        streams: Ids are 0..streams-1.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        gpu: Data sheet.
-        origin: "rules" and so on -> who said so, where that is not `GIVEN`.
+    `origin` gives, for "rules" and so on, who said so where that is not `GIVEN`.
     """
 
     rules: RuleSet | None = None
