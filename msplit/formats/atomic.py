@@ -65,7 +65,7 @@ def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: boo
     with _replacing(Path(path), force=force) as (target, temporary):
         if target.is_dir():
             raise WriteError("is a folder", where=str(path), fix="give the name of a file")
-        _write_file(temporary, data, _mode_of(target))
+        write_new_file(temporary, data, _mode_of(target))
 
 
 def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> None:
@@ -142,8 +142,8 @@ def _mode_of(target: Path) -> int | None:
         return None
 
 
-def _write_file(path: Path, data: bytes | memoryview, mode: int | None, made_with: int = 0o666) -> None:
-    # The process's umask applies, as for any new file.
+def write_new_file(path: Path, data: bytes | memoryview, mode: int | None, made_with: int = 0o666) -> None:
+    """Writes a file that nobody else sees yet: with a mode, or else with what the process's umask leaves of `made_with`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
     try:
         with memoryview(data) as view:
@@ -155,11 +155,6 @@ def _write_file(path: Path, data: bytes | memoryview, mode: int | None, made_wit
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_in_new_folder(path: Path, data: bytes, mode: int) -> None:
-    """Writes a file into a folder that nobody else sees yet, with a mode from which the process's umask takes away."""
-    _write_file(path, data, None, mode)
 
 
 def _put(temporary: Path, target: Path, *, force: bool) -> None:

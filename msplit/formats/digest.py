@@ -94,14 +94,11 @@ def _structure(node: Any) -> bytes:
         if key.startswith("_"):
             continue
         tensor = value.tensor if node.op == "Const" and key == "value" else None
-        if tensor is None or (tensor.dtype in _INTEGERS and _elements(tensor) <= _MOST_INTEGERS):
+        size = 0 if tensor is None else math.prod(dim.size for dim in tensor.tensor_shape.dim)
+        if tensor is None or (tensor.dtype in _INTEGERS and size <= _MOST_INTEGERS):
             bare.attr[key].CopyFrom(value)
         else:
             bare.attr[key].tensor.dtype = tensor.dtype
             bare.attr[key].tensor.tensor_shape.CopyFrom(tensor.tensor_shape)
     data: bytes = bare.SerializeToString(deterministic=True)
     return data
-
-
-def _elements(tensor: Any) -> int:
-    return math.prod(dim.size for dim in tensor.tensor_shape.dim)

@@ -43,18 +43,17 @@ class Library(Mapping[str, Function]):
     def __len__(self) -> int:
         return len(self._encoded)
 
-    def output_arguments(self, name: str) -> tuple[str, ...] | None:
-        """Names of the results of a function, without decoding its body; None where there is no such function."""
-        function = self._encoded.get(name)
-        return None if function is None else tuple(arg.name for arg in function.signature.output_arg)
+    def output_arguments(self, name: str) -> tuple[str, ...]:
+        """Names of the results of a function, without decoding its body."""
+        return tuple(arg.name for arg in self._encoded[name].signature.output_arg)
 
 
 def _decode(encoded: Any, library: Library) -> Function:
     signature = encoded.signature
     nodes = encoded.node_def
-    parameters = [arg.name for arg in signature.input_arg]
+    parameters = tuple(Argument(arg.name, _dtype(arg), i) for i, arg in enumerate(signature.input_arg))
     count = len(parameters)
-    names = parameters + [node.name for node in nodes]
+    names = [*(parameter.name for parameter in parameters), *(node.name for node in nodes)]
     index = numbered(names)
     ports = _Ports(nodes, count, library)
 
@@ -84,7 +83,7 @@ def _decode(encoded: Any, library: Library) -> Function:
         if isinstance(found, str):
             broken_results.append(BrokenInput(-1, f"{arg.name} = {source}", f"is a result that {found}"))
         else:
-            results.append(Argument(arg.name, dtype_name(arg.type) if arg.type else "", *found))
+            results.append(Argument(arg.name, _dtype(arg), *found))
     control_results = []
     for key in sorted(encoded.control_ret):
         node = index.get(encoded.control_ret[key])
@@ -106,12 +105,14 @@ def _decode(encoded: Any, library: Library) -> Function:
     return Function(
         name=signature.name,
         body=body,
-        parameters=tuple(
-            Argument(arg.name, dtype_name(arg.type) if arg.type else "", i) for i, arg in enumerate(signature.input_arg)
-        ),
+        parameters=parameters,
         results=tuple(results),
         control_results=tuple(control_results),
     )
+
+
+def _dtype(arg: Any) -> str:
+    return dtype_name(arg.type) if arg.type else ""
 
 
 def _is_index(text: str) -> bool:
@@ -151,7 +152,7 @@ class _Ports:
         op = encoded.op
         if op in self._library:
             if op not in self._results:
-                self._results[op] = numbered(self._library.output_arguments(op) or ())
+                self._results[op] = numbered(self._library.output_arguments(op))
             first = self._results[op].get(argument)
             return "names an output that its node has not" if first is None else first + position
         if schema.lookup(op) is not None:

@@ -115,7 +115,7 @@ def parse_text(data: Buffer, message: Any, where: str) -> Any:
     except text_format.ParseError as error:
         line = error.GetLine()
         place = f"{where}:{line}" if line is not None else where
-        cut = _is_cut_off(text)
+        cut = text.count("{") > text.count("}") and not text.rstrip().endswith("}")
         raise LoadError(
             "the text is cut off: a brace is never closed" if cut else f"the text is not valid: {error}",
             where=place,
@@ -128,7 +128,3 @@ def parse_text(data: Buffer, message: Any, where: str) -> Any:
 def has_comments(data: Buffer) -> bool:
     """Whether a text in protobuf's format has comments."""
     return data.find(b"#") >= 0 and any(found[1] for found in _COMMENT.finditer(data))
-
-
-def _is_cut_off(text: str) -> bool:
-    return text.count("{") > text.count("}") and not text.rstrip().endswith("}")

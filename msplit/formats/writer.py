@@ -16,7 +16,7 @@ from msplit.formats.atomic import (
     reported,
     write_bytes_atomic,
     write_folder_atomic,
-    write_in_new_folder,
+    write_new_file,
 )
 from msplit.formats.folder_copy import copy, listed
 from msplit.formats.model import Format, Model, meta_graphs
@@ -215,11 +215,11 @@ def _fill(folder: Path, source: Path, main: str, data: bytes, record: bytes | No
     """Fills a SavedModel's new folder: all files of the old one but the main file, the fingerprint and the record."""
     # Copies, not links: whoever edits one of the folders must not change the other.
     items = listed(source, (main, FINGERPRINT, os.path.join(*records.IN_SAVED_MODEL)))
-    write_in_new_folder(folder / main, data, stat.S_IMODE((source / main).stat().st_mode))
+    write_new_file(folder / main, data, None, stat.S_IMODE((source / main).stat().st_mode))
     copy(items, folder)
     if record is not None:
         place = folder.joinpath(*records.IN_SAVED_MODEL)
         place.parent.mkdir(exist_ok=True)
-        write_in_new_folder(place, record, 0o666)
+        write_new_file(place, record, None)
     # What the umask allows of what the old one has; the owner may always replace it.
     folder.chmod(folder.stat().st_mode & (source.stat().st_mode | 0o700) & 0o777)

@@ -130,8 +130,8 @@ def make_examples(
 
 def encode(features: Mapping[str, Values]) -> bytes:
     """A serialized Example of lists of bytes, floats or integers by name; the names in order, so that equal features give equal bytes."""
-    entries = (_field(1, _entry(name, features[name])) for name in sorted(features))
-    return _field(1, b"".join(entries))
+    entries = (_field(1, name.encode()) + _field(2, _feature(features[name])) for name in sorted(features))
+    return _field(1, b"".join(_field(1, entry) for entry in entries))
 
 
 def encode_steps(steps: Mapping[str, Sequence[Values]]) -> bytes:
@@ -158,10 +158,6 @@ def decode(data: bytes) -> dict[str, list[Any]]:
                 for kind, values in _fields(feature, _BYTES, _FLOATS, _INTEGERS):
                     found.setdefault(name, []).extend(_values(kind, values))
     return found
-
-
-def _entry(name: str, values: Values) -> bytes:
-    return _field(1, name.encode()) + _field(2, _feature(values))
 
 
 def _feature(values: Values) -> bytes:
