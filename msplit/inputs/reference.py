@@ -91,7 +91,7 @@ def load_reference(path: Path) -> Reference:
         values = {key: unpacked(array, head["packed"].get(key)) for key, array in arrays.items()}
     except OSError as error:
         raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
-    except DAMAGED as error:
+    except (*DAMAGED, MemoryError) as error:  # a header may claim any size
         raise LoadError("this is not a reference file of msplit", where=where, fix=fix) from error
     return Reference(
         feeds={key.removeprefix("input/"): value for key, value in values.items() if key.startswith("input/")},

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -48,7 +49,9 @@ def test_a_file_that_is_none_is_told(tmp_path):
     (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04 nonsense")
     (tmp_path / "empty.npz").write_bytes(b"")
     np.save(tmp_path / "single.npy", np.zeros(2))
-    for name in ("other.npz", "pickle.npz", "junk.npz", "empty.npz", "single.npy", "missing.npz"):
+    with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive, archive.open("input/x.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": (10**15,)})
+    for name in ("other.npz", "pickle.npz", "junk.npz", "empty.npz", "single.npy", "claims.npz", "missing.npz"):
         with pytest.raises(LoadError, match="--save-reference"):
             load_reference(tmp_path / name)
 
