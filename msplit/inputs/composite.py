@@ -27,6 +27,7 @@ _PER_ROW = 2
 _INTEGERS = ("int64", "int32")
 _RAGGED = ops_with("ragged")
 _SAME = ops_with("hands on parameters")
+_MOST_RANK = 254  # that TensorFlow knows
 _MOST_CELLS = 1 << 22
 """A row of a sparse tensor is looked upon as having so many cells at most: its entries are drawn among them."""
 
@@ -187,7 +188,7 @@ def _known_shape(flat: FlatGraph, node: int, slot: int | None, shape: Spec | Non
         value = _default(flat, flat.graph.names[shape.node])
     else:
         value = None if slot is None else constant(flat, node, slot)
-    if value is None or value.ndim != 1:
+    if value is None or value.ndim != 1 or value.size > _MOST_RANK:
         return None
     return tuple(size if size >= 0 else None for size in value.tolist())
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.vocabulary import Keys, table_of, vocabularies
+from msplit.inputs.vocabulary import MAX_KEYS, Keys, constant_of, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
 from msplit.shapes import infer
 from msplit.shapes.registry import plain_shape
@@ -217,10 +219,13 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     return None if fed[node] else shapes.shape(node, port)
 
 
-def constant(flat: FlatGraph, node: int, slot: int) -> np.ndarray[Any, Any] | None:
-    """The value of an input of a node that is a constant, else None."""
-    source = _source(flat, node, slot)
-    if source is None or flat.graph.ops[source] != "Const":
-        return None
-    value = flat.graph.attrs[source].get("value")
-    return np.asarray(value.load()) if isinstance(value, TensorValue) else None
+def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:
+    """The value of an input of a node that is a constant of at most `MAX_KEYS` elements, else None."""
+    value = constant_of(flat, _source(flat, node, slot))
+    return None if value is None or math.prod(value.shape) > MAX_KEYS else np.asarray(value.load())
+
+
+def is_constant_array(flat: FlatGraph, node: int, slot: int) -> bool:
+    """Whether an input of a node is a constant that has dimensions."""
+    value = constant_of(flat, _source(flat, node, slot))
+    return value is not None and value.shape != ()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.ids import constant
+from msplit.inputs.ids import is_constant_array
 from msplit.opset.traits import ops_with, traits
 
 _UNARY, _BINARY, _LOOKS = ops_with("keeps one value"), ops_with("keeps two values"), ops_with("asks for shapes")
@@ -60,11 +60,10 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
                 scalar = True
                 continue
             if op in _BINARY:
-                value = constant(flat, user, 1 - slot)
                 if data[graph.inputs(user)[1 - slot][0]]:
                     scalar = True
                     continue
-                if value is not None and value.ndim:
+                if is_constant_array(flat, user, 1 - slot):
                     return False
             elif op not in _UNARY:
                 if op in _LOOKS or op == "Switch":  # the pivots of a cond switch the predicate itself

@@ -78,11 +78,14 @@ def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
 
 
 def _literal(flat: FlatGraph, node: int) -> Keys | None:
-    source = _source(flat, node, 1)
-    value = None if source is None or flat.graph.ops[source] != "Const" else flat.graph.attrs[source].get("value")
-    if not isinstance(value, TensorValue) or math.prod(value.shape) > MAX_KEYS:
-        return None
-    return np.asarray(value.load()).reshape(-1)
+    value = constant_of(flat, _source(flat, node, 1))
+    return None if value is None or math.prod(value.shape) > MAX_KEYS else np.asarray(value.load()).reshape(-1)
+
+
+def constant_of(flat: FlatGraph, node: int | None) -> TensorValue | None:
+    """What a node holds that is a constant, else None."""
+    value = None if node is None or flat.graph.ops[node] != "Const" else flat.graph.attrs[node].get("value")
+    return value if isinstance(value, TensorValue) else None
 
 
 def _source(flat: FlatGraph, node: int, slot: int) -> int | None:

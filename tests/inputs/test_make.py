@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from msplit.core.graph import TensorValue
 from msplit.errors import LoadError, MsplitError
 from msplit.inputs.make import make_inputs
 
@@ -319,3 +320,52 @@ def test_row_splits_fit_their_values():
 def test_two_inputs_that_are_no_ragged_one_are_left_alone():
     feeds = make_inputs(ragged(is_ragged=False), {}, batch=4)
     assert len(feeds["w_1"]) == len(feeds["w"]) == 4
+
+
+def claiming(dtype, value, count=10**12):
+    """Attributes of a constant of one value over and over, which takes a few bytes in a file."""
+    kind = object if dtype == "string" else dtype
+    return {
+        "dtype": dtype,
+        "value": TensorValue(dtype, (count,), lambda: np.broadcast_to(np.array(value, kind), count)),
+    }
+
+
+def added():
+    nodes = [
+        placeholder("x", "int32", (None,)),
+        ("huge", "Const", [], claiming("int32", 1)),
+        ("sum", "AddV2", ["x", "huge"], {"T": "int32"}),
+        ("table", "Const", [], const(TABLE)),
+        ("axis", "Const", [], const(np.int32(0))),
+        ("y", "GatherV2", ["table", "sum", "axis"], {"Tparams": "float32", "Tindices": "int32", "Taxis": "int32"}),
+    ]
+    return flat_of(nodes, [("x", "int32", (None,))], ["y"])
+
+
+def dense_shape():
+    nodes = [
+        placeholder("x", "int64", (None, 2)),
+        placeholder("values", "float32", (None,)),
+        ("huge", "Const", [], claiming("int64", 3, 10**5)),
+        ("default", "Const", [], const(np.float32(0))),
+        ("y", "SparseToDense", ["x", "huge", "values", "default"], {"T": "float32", "Tindices": "int64"}),
+    ]
+    return flat_of(nodes, [("x", "int64", (None, 2)), ("values", "float32", (None,))], ["y"])
+
+
+def keys():
+    attrs = {"sparse_types": (), "Tdense": (), "ragged_value_types": (), "num_sparse": 0}
+    nodes = [
+        placeholder("x", "string", (None,)),
+        ("none", "Const", [], claiming("string", b"", 0)),
+        ("huge", "Const", [], claiming("string", b"a")),
+        ("y", "ParseExampleV2", ["x", "none", "none", "huge", "none"], attrs),
+    ]
+    return flat_of(nodes, [("x", "string", (None,))], ["y"])
+
+
+@pytest.mark.parametrize("model", [added, dense_shape, keys])
+@pytest.mark.timeout(60)
+def test_a_constant_that_claims_more_than_any_memory_holds_is_not_walked(model):
+    assert len(make_inputs(model(), {}, batch=2)["x"]) == 2
