@@ -78,8 +78,7 @@ _OWN: dict[str, Gpu] = {}
 """Data sheets from files of the user's, by name: costs name their GPU, and what simulates them asks for its sheet again."""
 
 _LARGEST = 1 << 16
-_AMOUNTS = ("memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us")
-_KEYS = ("sms", *_AMOUNTS, "tflops")
+_KEYS = ("sms", "memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us", "tflops")
 _FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
 
 
@@ -171,9 +170,9 @@ def _problem(sheet: Mapping[Any, Any]) -> str | None:
     for key in _KEYS:
         if key not in sheet:
             return f"`{key}` is missing"
-        if key == "sms" and (not isinstance(sheet[key], int) or not _positive(sheet[key])):
+        if key == "sms" and not (isinstance(sheet[key], int) and _positive(sheet[key])):
             return f"`{key}` is not a whole number above 0"
-        if key in _AMOUNTS and not _positive(sheet[key]):
+        if key != "tflops" and not _positive(sheet[key]):
             return f"`{key}` is not a number above 0"
     peaks = sheet["tflops"]
     if not isinstance(peaks, dict) or "float32" not in peaks:
