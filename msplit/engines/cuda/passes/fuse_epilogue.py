@@ -54,7 +54,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     reshapes = _reshapes(readers, key)
     if reshapes:
         key = (reshapes[-1].node, 0)
-    activation, ops, alpha = _activation(graph, readers, key)
+    activation, ops = _activation(graph, readers, key)
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
@@ -63,8 +63,8 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     bias = bias_op.inputs[1] if bias_op is not None else _zeros(graph, head)
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
-    if alpha is not None:
-        attrs["leakyrelu_alpha"] = alpha
+    if activation == "LeakyRelu":
+        attrs["leakyrelu_alpha"] = float(ops[0].attrs.get("alpha", _ALPHA))
     last = absorbed[-1]
     source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
     fused = f"_Fused{head.op}"
@@ -101,18 +101,15 @@ def _side_input(graph: OpGraph, readers: Readers, head: Op, key: Key) -> tuple[O
 
 def _reshapes(readers: Readers, key: Key) -> list[Op]:
     found: list[Op] = []
-    while True:
-        op = readers.only(key)
-        if op is None or op.op not in RESHAPES or op.inputs[0] != key:
-            return found
+    while (op := readers.only(key)) is not None and op.op in RESHAPES and op.inputs[0] == key:
         found.append(op)
         key = (op.node, 0)
+    return found
 
 
-def _activation(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op], float | None]:
-    """The activation that alone reads a value: its name as a fused op, its ops (the last one gives the result), LeakyRelu's slope."""
+def _activation(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:
+    """The activation that alone reads a value: its name as a fused op, and its ops, the last of which gives the result."""
     op = readers.only(key)
     if op is not None and op.op in _ACTIVATIONS and op.inputs == [key]:
-        return op.op, [op], float(op.attrs.get("alpha", _ALPHA)) if op.op == "LeakyRelu" else None
-    found = match_gelu(graph, readers, key)
-    return (found[0], found[1], None) if found is not None else (None, [], None)
+        return op.op, [op]
+    return match_gelu(graph, readers, key) or (None, [])

@@ -30,10 +30,8 @@ def join(builder: Builder, op: Op) -> bool:
         return True
     if op.op == "Pack":
         axis = int(op.attrs.get("axis", 0)) % (rank + 1)
-        if axis:
-            _place(builder, op, "Transpose", [stack, _front_to(builder, axis, rank)])
-        else:
-            _place(builder, op, "Reshape", [stack, _shape(builder, op)])
+        how = _front_to(builder, axis, rank) if axis else _shape(builder, op)
+        _place(builder, op, "Transpose" if axis else "Reshape", [stack, how])
         return True
     position = builder.graph.constants.get(op.inputs[-1])
     if position is None or not rank:

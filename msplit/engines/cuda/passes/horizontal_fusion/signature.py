@@ -112,7 +112,7 @@ def value_types(graph: OpGraph) -> dict[Key, str]:
         made = schema.output_dtypes(op.op, op.attrs, ports) or ()
         first = types.get(op.inputs[0]) if op.inputs else None
         for port in range(ports):
-            # Ops that rewrites added lack attributes; those that do not say hand on the type of their first input.
+            # Ops that passes added lack attributes; those that do not say hand on the type of their first input.
             found = (made[port] if port < len(made) else None) or (
                 first if op.op in VIEWS or op.op in _SAME_TYPE else None
             )

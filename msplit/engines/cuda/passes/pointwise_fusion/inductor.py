@@ -69,7 +69,7 @@ class Report:
         seconds: Time it took.
         compiled: Kernels made.
         cached: How many of them came from the disk.
-        refused: Group -> why it stays as it is, by reason.
+        refused: Why groups stay as they are -> how many.
     """
 
     seconds: float = 0.0
