@@ -74,8 +74,8 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is asked of the result, and how it is told."""
+class Asked:
+    """What is asked of the result, and how it is printed."""
 
     trace: Path | None
     bisect: bool
@@ -180,7 +180,7 @@ class Told:
     show_default=True,
     help="How to print the result. csv: a row per variant and batch.",
 )
-@options.together(run=Run, work=Sweep, measured=Measured, tuning=Tuning, told=Told)
+@options.together(run=Run, work=Sweep, measured=Measured, tuning=Tuning, asked=Asked)
 def command(
     model: Path,
     choice: options.Choice,
@@ -188,7 +188,7 @@ def command(
     work: Sweep,
     measured: Measured,
     tuning: Tuning,
-    told: Told,
+    asked: Asked,
     beside: comparing.Beside,
 ) -> int:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
@@ -201,20 +201,20 @@ def command(
     from msplit.measure.tuning import write
     from msplit.report import benchmark
 
-    _refuse(run, work, tuning, told, beside)
+    _refuse(run, work, tuning, asked, beside)
     then = beside.load()
     given = work.arguments()
     flat = choice.load(model, record=not work.no_record)
-    places = (tuning.output, tuning.plan_out, told.trace, run.save_reference, beside.plot)
-    check_places(flat, [path for path in places if path is not None], force=told.force)
-    request = _request(run, given, measured, tuning, told)
-    if told.bisect:
-        return _bisect(flat, request, told.style)
+    places = (tuning.output, tuning.plan_out, asked.trace, run.save_reference, beside.plot)
+    check_places(flat, [path for path in places if path is not None], force=asked.force)
+    request = _request(run, given, measured, tuning, asked)
+    if asked.bisect:
+        return _bisect(flat, request, asked.style)
     comparing.refuse(then, request, beside.limit, flat)
     if work.several:
         with telling() as tell:
             swept = sweep(flat, request, work.several, progress=tell)
-        return comparing.report(flat, swept, beside, then, told.style, force=told.force)
+        return comparing.report(flat, swept, beside, then, asked.style, force=asked.force)
     with telling() as tell:
         found = bench(flat, request, progress=tell)
     written: list[str] = []
@@ -224,38 +224,38 @@ def command(
             found.tuned,
             output=tuning.output,
             plan=tuning.plan_out,
-            force=told.force,
+            force=asked.force,
             workload=found.workload,
         )
-    if told.trace is not None and found.traced:  # what gives wrong outputs is not traced
+    if asked.trace is not None and found.traced:  # what gives wrong outputs is not traced
         from msplit import formats
         from msplit.report import trace
 
-        formats.write_bytes_atomic(told.trace, trace.to_bytes(trace.from_bench(flat, found)), force=told.force)
+        formats.write_bytes_atomic(asked.trace, trace.to_bytes(trace.from_bench(flat, found)), force=asked.force)
         written.append(
-            f"Written: {told.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
+            f"Written: {asked.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )
     shown = comparing.Shown(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    return comparing.show(flat, shown, then, beside.limit, told.style)
+    return comparing.show(flat, shown, then, beside.limit, asked.style)
 
 
-def _refuse(run: Run, work: Sweep, tuning: Tuning, told: Told, beside: comparing.Beside) -> None:
+def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: comparing.Beside) -> None:
     """Raises a UsageError for options that do not go together."""
     others = {
         "--tune": tuning.tune,
         "-o": tuning.output,
         "--plan-out": tuning.plan_out,
         "--plan": run.plan,
-        "--trace": told.trace,
+        "--trace": asked.trace,
         "--save-reference": run.save_reference,
     }
-    if told.bisect and (extra := [name for name, value in others.items() if value]):
+    if asked.bisect and (extra := [name for name, value in others.items() if value]):
         raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
-    if told.bisect and run.engine == "tensorflow":
+    if asked.bisect and run.engine == "tensorflow":
         raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
-    if told.bisect and (work.several or told.style == "csv"):
+    if asked.bisect and (work.several or asked.style == "csv"):
         raise click.UsageError(
             "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
         )
@@ -270,7 +270,7 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, told: Told, beside: comparing
         one_batch = {
             "--tune": tuning.tune,
             "--plan": run.plan,
-            "--trace": told.trace,
+            "--trace": asked.trace,
             "--reference": run.reference,
             "--save-reference": run.save_reference,
         }
@@ -282,7 +282,7 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, told: Told, beside: comparing
         raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
 
 
-def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, told: Told) -> BenchRequest:
+def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, asked: Asked) -> BenchRequest:
     """What the options ask for."""
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
@@ -298,11 +298,11 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         compare_tensorflow=not run.no_tensorflow,
         reference=run.reference,
         save_reference=run.save_reference,
-        force=told.force,
+        force=asked.force,
         settings=Settings(**vars(measured), seed=run.seed),
         tune=TuneSettings(tuning.tune_seconds, tuning.max_memory, seed=run.seed) if tuning.tune else None,
         plan=run.plan,
-        timelines=told.trace is not None,
+        timelines=asked.trace is not None,
         command=("msplit", *sys.argv[1:]),
         **given,
         **run.arguments(),

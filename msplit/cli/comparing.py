@@ -174,8 +174,8 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
     code = 0
     for run in shown.runs:
         if run.result.failed:
-            way = "\n  fix: --bisect names the first node whose value differs" if run.engine == "cuda" else ""
-            output.tell(f"error: outputs differ\n{run.result.describe_failures()}{way}")
+            fix = "\n  fix: --bisect names the first node whose value differs" if run.engine == "cuda" else ""
+            output.tell(f"error: outputs differ\n{run.result.describe_failures()}{fix}")
             code = 1
     if compared is not None and compared.failing:
         output.tell("\n".join(["error: slower than the baseline", *map("  {}".format, regression.failures(compared))]))

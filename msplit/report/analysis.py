@@ -271,8 +271,8 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
 def _coverage_note(coverage: Coverage) -> str:
     reasons = coverage.reasons
     if reasons:
-        way = "Use --engine tensorflow, or cut it with --inputs and --outputs."
-        return f"The cuda engine can not run this model: {'; '.join(reasons)}. {way}"
+        fix = "Use --engine tensorflow, or cut it with --inputs and --outputs."
+        return f"The cuda engine can not run this model: {'; '.join(reasons)}. {fix}"
     if coverage.unbuilt:
         return (
             "The cuda engine has every op of this model. Whether it can run its loops and branches was not tried, "

@@ -63,8 +63,8 @@ def _us(summary: Summary | None, key: str) -> str | None:
 def _gain(clock: str, ratio: Ratio | None) -> dict[str, object]:
     if ratio is None:
         return {}
-    told = ratio.to_dict()
-    ends = {"": ratio.value, "_low": told["low"], "_high": told["high"]}
+    plain = ratio.to_dict()
+    ends = {"": ratio.value, "_low": plain["low"], "_high": plain["high"]}
     return {f"{clock}_gain{key}": None if value is None else f"{value:.4f}" for key, value in ends.items()}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msplit import escape
+from msplit.escape import html
 
 _WIDTH, _HEIGHT = 900, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 20, 50, 60
@@ -46,13 +46,13 @@ def svg(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="title about" '
         'font-family="sans-serif" font-size="12">',
-        f'<title id="title">{_text(title)}</title>',
-        f'<desc id="about">{_text(f"{y_name} over {x_name}: {_told(series)}")}</desc>',
+        f'<title id="title">{html(title)}</title>',
+        f'<desc id="about">{html(f"{y_name} over {x_name}: {_described(series)}")}</desc>',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="24" font-size="15" font-weight="bold">{_text(title)}</text>',
+        f'<text x="{_LEFT}" y="24" font-size="15" font-weight="bold">{html(title)}</text>',
         *_grid(across, up, xs),
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 16}" text-anchor="middle">{_text(x_name)}</text>',
-        f'<text transform="translate(18 {(_TOP + _HEIGHT - _BOTTOM) / 2:.1f}) rotate(-90)" text-anchor="middle">{_text(y_name)}</text>',
+        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 16}" text-anchor="middle">{html(x_name)}</text>',
+        f'<text transform="translate(18 {(_TOP + _HEIGHT - _BOTTOM) / 2:.1f}) rotate(-90)" text-anchor="middle">{html(y_name)}</text>',
     ]
     for number, one in enumerate(series):
         parts += _line(number, one, across, up)
@@ -100,21 +100,17 @@ def _line(number: int, one: Series, across: _Axis, up: _Axis) -> list[str]:
     style = f'stroke="{colour}" fill="none"' + (f' stroke-dasharray="{dash}"' if dash else "")
     points = [(across(x), up(y), up(low), up(high)) for x, (y, low, high) in sorted(one.points.items())]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
-    parts = [f"<g><title>{_text(one.name)}</title>", f'<polyline points="{path}" stroke-width="2" {style}/>']
+    parts = [f"<g><title>{html(one.name)}</title>", f'<polyline points="{path}" stroke-width="2" {style}/>']
     for x, y, low, high in points:
         parts.append(f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="{colour}"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
     place = _HEIGHT + _LEGEND * number
     parts.append(f'<line x1="{_LEFT}" y1="{place}" x2="{_LEFT + 30}" y2="{place}" stroke-width="2" {style}/>')
-    parts.append(f'<text x="{_LEFT + 38}" y="{place + 4}">{_text(one.name)}</text></g>')
+    parts.append(f'<text x="{_LEFT + 38}" y="{place + 4}">{html(one.name)}</text></g>')
     return parts
 
 
-def _told(series: Sequence[Series]) -> str:
+def _described(series: Sequence[Series]) -> str:
     return "; ".join(
         f"{one.name}: {', '.join(f'{x:g}: {y:.4g}' for x, (y, _, _) in sorted(one.points.items()))}" for one in series
     )
-
-
-def _text(text: str) -> str:
-    return escape.html(text)

@@ -80,18 +80,20 @@ def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
     """
     names: list[dict[str, Any]] = []
     timed: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = []
-    told: list[dict[str, Any]] = []
+    about: list[dict[str, Any]] = []
     arrows = 0
     for number, run in enumerate(runs):
         found, moved, undrawn = _events(run, PROCESS + number, arrows)
         names += _names(run, PROCESS + number, number)
         timed += [((at, kind, number, place), event) for at, kind, place, event in found]
         arrows += sum(kind == _FLOW_START for _, kind, _, _ in found)
-        told.append({"title": run.title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn, **run.about})
+        about.append(
+            {"title": run.title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn, **run.about}
+        )
     timed.sort(key=lambda entry: entry[0])
     return {
         "displayTimeUnit": "ns",
-        "otherData": told[0] if len(told) == 1 else {"runs": told},
+        "otherData": about[0] if len(about) == 1 else {"runs": about},
         "traceEvents": [*names, *(event for _, event in timed)],
     }
 
@@ -102,8 +104,9 @@ def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, i
     for piece in slices:
         if not (np.isfinite(piece.start_us) and np.isfinite(piece.duration_us)) or piece.duration_us < 0:
             raise ValueError(f"slice {piece.name!r} has no valid time: {piece.start_us} for {piece.duration_us} µs")
-    start, end, moved = _placed(slices)
-    track = _tracks(slices)
+    numbers = _tracks(slices)
+    track = [numbers[piece.stream, piece.row] for piece in slices]
+    start, end, moved = _placed(slices, np.array(track, np.int64))
     events = [
         (
             int(start[number]),
@@ -114,7 +117,7 @@ def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, i
                 "name": piece.name,
                 "cat": "kernel",
                 "pid": process,
-                "tid": track[piece.stream, piece.row],
+                "tid": track[number],
                 "ts": _micros(int(start[number])),
                 "dur": _micros(int(end[number] - start[number])),
                 "args": _plain(piece.args),
@@ -124,21 +127,16 @@ def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, i
     ]
     undrawn = 0
     for number, (before, after) in enumerate(run.waits):
-        leaves = min(int(end[before]) - 1, int(start[after]))
+        arrives = int(start[after])
+        leaves = min(int(end[before]) - 1, arrives)
         if leaves < start[before]:
             undrawn += 1
             continue
         arrows += 1
-        common = {"name": "wait", "cat": "wait", "id": arrows, "pid": process}
-        for phase, kind, at, owner in (
-            ("s", _FLOW_START, leaves, before),
-            ("f", _FLOW_END, int(start[after]), after),
-        ):
-            piece = slices[owner]
-            event = {"ph": phase, **common, "tid": track[piece.stream, piece.row], "ts": _micros(at)}
-            if phase == "f":
-                event["bp"] = "e"
-            events.append((at, kind, number, event))
+        wait = {"name": "wait", "cat": "wait", "id": arrows, "pid": process}
+        head = {"ph": "f", **wait, "tid": track[after], "ts": _micros(arrives), "bp": "e"}
+        events.append((leaves, _FLOW_START, number, {"ph": "s", **wait, "tid": track[before], "ts": _micros(leaves)}))
+        events.append((arrives, _FLOW_END, number, head))
     return events, moved, undrawn
 
 
@@ -242,16 +240,13 @@ def to_bytes(trace: Mapping[str, Any]) -> bytes:
     return (json.dumps(trace, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
-def _placed(slices: Sequence[Slice]) -> tuple[np.ndarray, np.ndarray, int]:
+def _placed(slices: Sequence[Slice], track: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Begin and end of each slice in ns, so that none overlaps on its stream and none is empty; and how far one was cut at most."""
-    count = len(slices)
     start = np.array([round(piece.start_us * 1000) for piece in slices], np.int64)
     end = np.array([round((piece.start_us + piece.duration_us) * 1000) for piece in slices], np.int64)
-    number_of = _tracks(slices)
-    track = np.array([number_of[piece.stream, piece.row] for piece in slices], np.int64)
     moved = 0
     before = -1
-    for number in np.lexsort((np.arange(count), end, start, track)).tolist():
+    for number in np.lexsort((end, start, track)).tolist():
         if before >= 0 and track[before] == track[number] and start[number] < end[before]:
             moved = max(moved, int(end[before] - start[number]))
             start[number] = end[before]

@@ -157,7 +157,7 @@ def _results(flat: FlatGraph, shapes: Shapes | None) -> dict[str, Any]:
     """Types and shapes of what each node gives, as numbers in a list of all that there are."""
     if shapes is None:
         return {"result": [], "results": []}
-    told: dict[str, int] = {}
+    texts: dict[str, int] = {}
     numbers = []
     for node in range(len(flat)):
         outputs = shapes.outputs[node]
@@ -167,8 +167,8 @@ def _results(flat: FlatGraph, shapes: Shapes | None) -> dict[str, Any]:
         ]
         if len(outputs) > _MOST_RESULTS:
             lines.append(f"and {len(outputs) - _MOST_RESULTS} more")
-        numbers.append(told.setdefault("; ".join(lines), len(told)))
-    return {"result": numbers, "results": list(map(visible, told))}
+        numbers.append(texts.setdefault("; ".join(lines), len(texts)))
+    return {"result": numbers, "results": list(map(visible, texts))}
 
 
 def rounded(values: np.ndarray) -> Sequence[float]:
