@@ -49,7 +49,7 @@ _NO_GRAPH = "its steps can not be captured as one CUDA graph"
 
 @dataclass(frozen=True)
 class Row:
-    """One way.
+    """Kernels of one mode on streams that one algorithm, or rules, chose.
 
     Attributes:
         name: The algorithm, with its number of streams and its grain; or ``rules NAME``; with other kernels those in front, as in
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """All of them.
+    """What `compare` found.
 
     Attributes:
         streams: Most streams.
