@@ -7,27 +7,28 @@ SCRIPT = """
 import os, subprocess, sys, threading, time
 import numpy as np, torch
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels import copy as copy_kernel, delivery
+from msplit.engines.cuda.kernels import copy as copy_kernel
 from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.runtime import output_staging
 
 CPU = torch.device("cpu")
 rng = np.random.default_rng(0)
 
 
 def outputs(tensors):
-    found = delivery.Outputs(tensors, Device.of(CPU), captured=True)
+    found = output_staging.Outputs(tensors, Device.of(CPU), captured=True)
     arrays, base = found._block.arrays, found._block.host.data_ptr()
     targets = [base + found._block.starts[name] for name in arrays]
-    found._delivery = copy_kernel.Delivery([array.nbytes for array in arrays.values()], targets, CPU)
-    found.deliver(tensors)  # as when it is compiled
-    found.deliver(tensors)
+    found._output_copy = copy_kernel.OutputCopy([array.nbytes for array in arrays.values()], targets, CPU)
+    found.to_host(tensors)  # as when it is compiled
+    found.to_host(tensors)
     found.aim()
     found.settle()
     return found
 
 
 def replay(found):
-    found._delivery.issue([source.data_ptr() for source in found._sources])
+    found._output_copy.issue([source.data_ptr() for source in found._sources])
 
 
 def values(scale):
@@ -57,7 +58,7 @@ for names in (
             np.testing.assert_array_equal(array, to_numpy(tensors[name]), err_msg=name)
 
 # A replay that was announced and never came is not waited for for ever, and the next one is not mistaken for it.
-delivery._PATIENCE = 0.01
+output_staging._PATIENCE = 0.01
 found.expect()
 assert not found.arrived()
 found.settle()
@@ -67,7 +68,7 @@ assert found.arrived()
 
 # Waiting beside processes that want the same processor takes as long as it is meant to: it is not given to them.
 found.settle()
-delivery._PATIENCE = 0.2e-3
+output_staging._PATIENCE = 0.2e-3
 processors = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {min(processors)})
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
@@ -87,7 +88,7 @@ os.sched_setaffinity(0, processors)
 assert np.median(times) < 2e-3, np.median(times)
 
 # While the host looks, other threads run: one of them may be what makes the work.
-delivery._PATIENCE = 60
+output_staging._PATIENCE = 60
 found.expect()
 threading.Timer(0.05, replay, (found,)).start()
 assert found.arrived()
