@@ -1,4 +1,7 @@
-"""One file per family of ops. A file here is found by itself: a new op needs no other change than its function and its test."""
+"""One file per family of ops. A file here is found by itself: a new op needs no other change than its function and its test.
+
+Forms of an op that get other inputs as arrays are decorators above each other, the common form lowest, since each one wraps those below it.
+"""
 
 from __future__ import annotations
 
