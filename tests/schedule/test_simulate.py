@@ -16,7 +16,7 @@ from msplit.schedule.plan.reorder import timed_order
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.evaluate import evaluate, node_order
-from msplit.schedule.simulate import plan_of, simulate
+from msplit.schedule.simulate import SWITCHES, breakdown, plan_of, simulate
 from tests.schedule.problems import FREE, Builder, lstm, problems
 
 
@@ -319,3 +319,32 @@ def test_large_graphs_are_simulated():
     stream = (np.arange(len(problem)) % 8).astype(np.int32)
     plan = make_plan(problem.dag, stream, timed_order(problem, stream))
     assert simulate(problem, plan).makespan_us >= problem.bound_us()
+
+
+@settings(max_examples=200)
+@given(**CASES)
+def test_the_parts_are_the_whole_and_the_rest_is_what_kernels_need(problem, seed, streams):
+    plan = plan_of(problem, assigned(problem, seed, streams))
+    found = breakdown(problem, plan)
+    assert found.makespan_us == simulate(problem, plan).makespan_us
+    assert found.kernels_us + sum(found.parts.values()) == pytest.approx(found.makespan_us, abs=1e-6)
+    # No cost of the machine is left: what remains is bounded by the path and the SMs, as every schedule is.
+    alone = replace(problem, machine=FREE)
+    assert found.kernels_us >= alone.bound_us() * (1 - 1e-9)
+
+
+def test_each_part_is_what_its_switch_saves():
+    machine = replace(FREE, contention=0.8, company=1.5, wait_us=0.5, step_us=6.0)
+    problem = Problem.of(Dag.of(3, [0, 1], [2, 2]), [10.0, 10.0, 4.0], 0.25, machine=machine, contracted=False)
+    found = breakdown(problem, plan_of(problem, np.asarray([0, 1, 0], np.int32)))
+    assert found.kernels_us == pytest.approx(14.0)
+    assert found.parts["contention"] == pytest.approx(15.0 * 0.8 * 0.25)
+    assert found.parts["company"] == pytest.approx(7.0)
+    assert found.parts["starts and waits"] == pytest.approx(0.5)
+    assert found.parts["the step itself"] == pytest.approx(6.0)
+    assert found.parts["bandwidth"] == 0.0
+
+
+def test_every_cost_of_the_machine_is_switched_off_by_one_of_them():
+    off = {name for _, fields in SWITCHES for name in fields}
+    assert off | {"issue_lanes"} == set(vars(Machine()))  # lanes of a start that costs nothing
