@@ -12,6 +12,7 @@ from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError
 from msplit.flatten.placement import host_nodes
 from msplit.formats import graph_hash
+from msplit.schedule.plan import planfile
 
 _FIX = "run `msplit assign` with the rules again and commit what it writes"
 
@@ -51,8 +52,7 @@ def _by_rules(subject: Subject) -> Iterator[Finding]:
 def _by_plan(subject: Subject) -> Iterator[Finding]:
     plan_file = subject.plan_file
     assert plan_file is not None
-    fix = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
-    model = subject.flat.model
+    model, fix = subject.flat.model, planfile.FIX
     if plan_file.graph_hash and model.graph_def is not None and plan_file.graph_hash != graph_hash(model):
         yield Finding(
             "the plan was made for another graph: its graph hash differs", fix, file=plan_file.source, depends=""

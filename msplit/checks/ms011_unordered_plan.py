@@ -12,8 +12,7 @@ from msplit.checks.subject import ABSENT, Check, Subject
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import Plan
-
-_FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+from msplit.schedule.plan.planfile import FIX
 
 
 def find(subject: Subject) -> Iterator[Finding]:
@@ -25,7 +24,7 @@ def find(subject: Subject) -> Iterator[Finding]:
         count = len(unknown)
         yield Finding(
             f"the plan names {nodes(unknown, count)}, which {verb(count, 'is', 'are')} not in the graph",
-            _FIX,
+            FIX,
             unknown[:NODES_SHOWN],
             count,
             file=source,
@@ -34,7 +33,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     if len(left_out):
         count = len(left_out)
         what = f"{verb(count, 'launches', 'launch')} a kernel and {verb(count, 'is', 'are')} not in the plan"
-        yield subject.about(left_out, what, _FIX, file=source)
+        yield subject.about(left_out, what, FIX, file=source)
     elsewhere = np.flatnonzero((plan.stream >= 0) & (subject.stated != ABSENT) & (subject.stated != plan.stream))
     if len(elsewhere):
         first = int(elsewhere[0])
@@ -42,28 +41,28 @@ def find(subject: Subject) -> Iterator[Finding]:
             elsewhere,
             f"{verb(len(elsewhere), 'is on another stream than its id says', 'are on other streams than their ids say')}: "
             f"'{graph_names[first]}' is on stream {plan.stream[first]}, and its id is {subject.stated[first]}",
-            _FIX,
+            FIX,
             file=source,
         )
     ordered = dict(subject.plan_file.order)
     torn = list(dict.fromkeys(n for n, _, lane in subject.plan_file.kernels if n in ordered and ordered[n] != lane))
     if torn:
         what = f"{verb(len(torn), 'is', 'are')} on another stream in `kernels` than in `order`"
-        yield about(torn, what, _FIX, file=source)
+        yield about(torn, what, FIX, file=source)
     violations = check(plan, Dag.from_graph(subject.flat.graph)) if len(plan.order) else []
     for violation in violations:
         involved = [node for node in (violation.producer, violation.consumer) if node >= 0]
         what = f"'{graph_names[violation.consumer]}' {violation.text}"
         if violation.producer >= 0:
             what += f": '{graph_names[violation.producer]}'"
-        yield Finding(what, _FIX, subject.names(involved), len(involved), file=source)
+        yield Finding(what, FIX, subject.names(involved), len(involved), file=source)
     if not violations:
         for stream, end in loose_ends(plan):
             text = {
                 "start": f"the first node of stream {stream} waits for nothing, not even the start of the step: it is not in `fork`",
                 "end": f"the end of the step does not wait for stream {stream}: its last node is not in `join`",
             }[end]
-            yield Finding(text, _FIX, file=source)
+            yield Finding(text, FIX, file=source)
 
 
 def loose_ends(plan: Plan) -> Iterator[tuple[int, str]]:

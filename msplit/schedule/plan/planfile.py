@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -36,25 +36,11 @@ KIND = "plan"
 MAX_BYTES = 256 << 20
 """Longest plan file: a million nodes with long names and as many waits."""
 
-_KEYS = (
-    "schema_version",
-    "kind",
-    "graph_hash",
-    "streams",
-    "order",
-    "waits",
-    "fork",
-    "join",
-    "edges",
-    "merged_waits",
-    "kernels",
-    "groups",
-    "made_for",
-)
 KINDS = ("fused", "grouped", "fused and grouped", "columns", "library")
 """Of groups; see `engines.cuda.options.SharedKernel`."""
 
-_FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
+"""How to mend a plan."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +114,9 @@ class PlanFile:
         return plan, unknown
 
 
+_KEYS = {"schema_version", "kind", *(one.name for one in fields(PlanFile))} - {"source"}
+
+
 def dump(
     plan: Plan,
     flat: FlatGraph,
@@ -181,7 +170,7 @@ def load(path: str | os.PathLike[str]) -> PlanFile:
     Raises:
         MsplitError: It can not be read, or is no plan.
     """
-    return parse(read_file(path, MAX_BYTES, what=KIND, fix=_FIX), os.fspath(path))
+    return parse(read_file(path, MAX_BYTES, what=KIND, fix=FIX), os.fspath(path))
 
 
 def parse(text: str, source: str) -> PlanFile:
@@ -190,7 +179,7 @@ def parse(text: str, source: str) -> PlanFile:
     Raises:
         MsplitError: It is no plan.
     """
-    data = JsonValue.parse(text, source, what=KIND, fix=_FIX).value
+    data = JsonValue.parse(text, source, what=KIND, fix=FIX).value
     if not isinstance(data, dict):
         raise _wrong("the plan is not an object", source)
     if data.get("kind") != KIND:
@@ -314,4 +303,4 @@ def _count(data: Mapping[str, Any], key: str, source: str) -> int:
 
 
 def _wrong(what: str, source: str) -> MsplitError:
-    return MsplitError(what, where=source, fix=_FIX)
+    return MsplitError(what, where=source, fix=FIX)
