@@ -98,7 +98,7 @@ class Places:
     help="A rules file, or the name of a shipped rule set.",
 )
 @click.option("--streams", type=options.STREAMS, help="Number of streams (default: what the rules say).")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the annotated model.")
+@click.option("-o", "--output", type=options.PATH, help="Where to write the annotated model.")
 @click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
 @click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
 @click.option("--explain", metavar="NODE", help="Say which rule decided this node's stream, and why.")
@@ -109,14 +109,12 @@ class Places:
 @click.option(
     "--emit",
     "emits",
-    type=(click.Choice(EMITS), click.Path(path_type=Path)),
+    type=(click.Choice(EMITS), options.PATH),
     multiple=True,
     metavar="KIND PATH",
     help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
 )
-@click.option(
-    "--trace", type=click.Path(path_type=Path), help="Write the simulated timeline, for Perfetto or chrome://tracing."
-)
+@click.option("--trace", type=options.PATH, help="Write the simulated timeline, for Perfetto or chrome://tracing.")
 @click.option(
     "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
 )

@@ -127,10 +127,8 @@ class Asked:
     type=click.FloatRange(0),
     help="Relative and absolute tolerance of outputs (default: by type and precision).",
 )
-@click.option(
-    "--reference", type=click.Path(path_type=Path), help="Verify against this .npz instead of TensorFlow on the CPU."
-)
-@click.option("--save-reference", type=click.Path(path_type=Path), help="Save inputs and reference outputs as .npz.")
+@click.option("--reference", type=options.PATH, help="Verify against this .npz instead of TensorFlow on the CPU.")
+@click.option("--save-reference", type=options.PATH, help="Save inputs and reference outputs as .npz.")
 @click.option(
     "--tune",
     is_flag=True,
@@ -147,12 +145,12 @@ class Asked:
     metavar="RATIO",
     help="--tune takes no plan that needs more than so many times the memory of one stream.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tuned streams as an annotated model.")
-@click.option("--plan-out", type=click.Path(path_type=Path), help="Write the tuned plan: streams, order and waits.")
-@click.option("--plan", type=click.Path(path_type=Path), help="cuda: also run a plan that --plan-out wrote.")
+@click.option("-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model.")
+@click.option("--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits.")
+@click.option("--plan", type=options.PATH, help="cuda: also run a plan that --plan-out wrote.")
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
 )
 @click.option(

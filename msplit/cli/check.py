@@ -73,13 +73,13 @@ class Wanted:
 
 
 @click.command()
-@click.argument("models", metavar="MODEL…", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("models", metavar="MODEL…", type=options.PATH, nargs=-1, required=True)
 @options.choice_options
 @click.option(
     "--rules", metavar="FILE|NAME", shell_complete=options.complete_rules, help="Rules that the ids should come from."
 )
-@click.option("--plan", type=click.Path(path_type=Path), help="Plan to prove (from `msplit assign --emit plan`).")
-@click.option("--against", type=click.Path(path_type=Path), metavar="OLD", help="The model that the ids were made for.")
+@click.option("--plan", type=options.PATH, help="Plan to prove (from `msplit assign --emit plan`).")
+@click.option("--against", type=options.PATH, metavar="OLD", help="The model that the ids were made for.")
 @click.option("--streams", type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say).")
 @click.option(
     "--select",
@@ -93,18 +93,18 @@ class Wanted:
 )
 @click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward).",
 )
 @click.option("--fail-on", type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1.")
 @click.option(
     "--baseline",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     help="Known findings, which --write-baseline wrote: only others are told, and fail.",
 )
 @click.option(
     "--write-baseline",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="FILE",
     help="Write what is found as known, and exit 0. Replaces an earlier baseline.",
 )

@@ -85,12 +85,10 @@ class _Percent(options.Parameter):
 
 
 beside_options = options.together(
-    click.option(
-        "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the time of a step over the batches."
-    ),
+    click.option("--plot", type=options.PATH, metavar="FILE.svg", help="Draw the time of a step over the batches."),
     click.option(
         "--baseline",
-        type=click.Path(path_type=Path),
+        type=options.PATH,
         metavar="OLD.json",
         help="Compare with what an earlier run printed with --format json.",
     ),

@@ -10,8 +10,8 @@ from msplit.cli import options
 
 
 @click.command()
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("model", metavar="NEW", type=click.Path(path_type=Path))
+@click.argument("old", type=options.PATH)
+@click.argument("model", metavar="NEW", type=options.PATH)
 @options.choice_options
 @click.option(
     "--rules",

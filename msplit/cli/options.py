@@ -82,6 +82,8 @@ class Shape(Parameter):
 GPUS = ("h200", "h100", "a100", "l4", "t4")
 """What `msplit.cost.gpu_names` lists, here without reading the data sheets."""
 
+PATH = click.Path(path_type=Path)
+
 STREAMS = click.IntRange(1, 1024)
 """A number of streams."""
 
@@ -245,7 +247,7 @@ choice_options = together(
     choice=Choice,
 )
 
-model_options = together(click.argument("model", type=click.Path(path_type=Path)), choice_options)
+model_options = together(click.argument("model", type=PATH), choice_options)
 
 shape_option = click.option(
     "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
@@ -283,14 +285,14 @@ run_options = together(
         "--op-library",
         "op_libraries",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="Custom TensorFlow ops. Repeatable.",
     ),
 )
 profile_option = click.option(
     "--profile",
     "profile_path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Costs that `msplit profile` measured, in place of the data sheet's.",
 )
 

@@ -21,7 +21,7 @@ class Measured(options.Execution):
 
 @click.command()
 @options.model_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the profile.")
+@click.option("-o", "--output", type=options.PATH, help="Where to write the profile.")
 @options.size_options
 @options.run_options
 @click.option(

@@ -14,7 +14,7 @@ from msplit.progress import phase
 
 @click.command()
 @options.model_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The HTML file to write.")
+@click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
 @click.option(
     "--rules",
     "ruleset",
@@ -28,7 +28,7 @@ from msplit.progress import phase
 @click.option(
     "--bench",
     "bench_paths",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     multiple=True,
     help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
 )

@@ -16,7 +16,7 @@ from msplit.errors import MsplitError
 
 @click.command()
 @click.argument("name", required=False, shell_complete=options.complete_sample)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the frozen GraphDef.")
+@click.option("-o", "--output", type=options.PATH, help="Where to write the frozen GraphDef.")
 @click.option(
     "--size", "sizes", multiple=True, metavar="KEY=N", help="A size of the model, such as experts=4. Repeatable."
 )

@@ -10,7 +10,7 @@ from msplit.cli import options
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=options.PATH)
 @click.option("--all", "everything", is_flag=True, help="List every function, not only the largest.")
 @options.format_option
 def command(model: Path, everything: bool, style: str) -> None:

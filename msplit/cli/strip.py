@@ -13,7 +13,7 @@ from msplit.report.text import plural
 
 @click.command()
 @options.model_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Where to write the model.")
+@click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def command(model: Path, choice: options.Choice, output: Path, force: bool) -> None:
     """Write MODEL without any stream id and without the record of its assignment. Nothing else changes.

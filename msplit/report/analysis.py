@@ -58,58 +58,35 @@ def document(
 
 
 def _facts(found: Analysis) -> list[tuple[str, str]]:
-    flat, model = found.flat, found.flat.model
+    flat, model, costs, limits, level = found.flat, found.flat.model, found.costs, found.bounds, found.level_width
     host = int(np.count_nonzero(flat.host))
+    facts = {"signature": model.signature} if model.signature else {}
+    facts["inputs"] = _endpoints(model.inputs)
+    facts["outputs"] = _endpoints(model.outputs)
+    if model.left_out is not None:
+        facts["outputs"] += " (guessed: --outputs names others)"
+    facts["nodes"] = f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"
+    facts["kernels"] = f"launched by {plural(found.kernels, 'node')}"
     weights = sum(parameter.bytes for parameter in found.parameters)
-    facts = []
-    if model.signature:
-        facts.append(("signature", model.signature))
-    facts += [
-        ("inputs", _endpoints(model.inputs)),
-        (
-            "outputs",
-            _endpoints(model.outputs) + ("" if model.left_out is None else " (guessed: --outputs names others)"),
-        ),
-        ("nodes", f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"),
-        ("kernels", f"launched by {plural(found.kernels, 'node')}"),
-        ("parameters", f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"),
-    ]
+    facts["parameters"] = f"{plural(len(found.parameters), 'tensor')}, {size(weights)}"
     if found.functions:
-        facts.append(("functions", plural(len(found.functions), "function") + " in the library; calls are inlined"))
+        facts["functions"] = plural(len(found.functions), "function") + " in the library; calls are inlined"
     if found.group_sizes:
-        facts.append(
-            (
-                "colocation",
-                f"{plural(len(found.group_sizes), 'group')}, the largest of {plural(max(found.group_sizes), 'node')}",
-            )
-        )
-    if found.costs.source != "static":
-        facts.append(("costs", found.costs.source))
-    facts += [
-        (
-            "work",
-            f"{micros(found.bounds.serial_us)} of kernels, {operations(float(found.costs.flops.sum()))}, "
-            f"{size(float(found.costs.bytes.sum()))} moved",
-        ),
-        ("critical path", f"{micros(found.bounds.critical_path_us)}, {plural(len(found.bounds.path), 'node')}"),
-        (
-            "work / path",
-            ratio(found.bounds.serial_us / found.bounds.critical_path_us) if found.bounds.critical_path_us else "-",
-        ),
-        (
-            "level width",
-            f"{plural(found.level_width.width, 'kernel')} on level {found.level_width.level} of {found.level_width.levels}",
-        ),
-        (
-            "max antichain",
-            found.antichain.skipped
-            if found.antichain.size is None
-            else plural(found.antichain.size, "mutually independent kernel"),
-        ),
-        ("gain at most", _gains(found)),
-        ("bounds", _bounds(found)),
-    ]
-    return facts
+        largest = plural(max(found.group_sizes), "node")
+        facts["colocation"] = f"{plural(len(found.group_sizes), 'group')}, the largest of {largest}"
+    if costs.source != "static":
+        facts["costs"] = costs.source
+    moved = size(float(costs.bytes.sum()))
+    facts["work"] = f"{micros(limits.serial_us)} of kernels, {operations(float(costs.flops.sum()))}, {moved} moved"
+    facts["critical path"] = f"{micros(limits.critical_path_us)}, {plural(len(limits.path), 'node')}"
+    facts["work / path"] = ratio(limits.serial_us / limits.critical_path_us) if limits.critical_path_us else "-"
+    facts["level width"] = f"{plural(level.width, 'kernel')} on level {level.level} of {level.levels}"
+    antichain = found.antichain.size
+    independent = None if antichain is None else plural(antichain, "mutually independent kernel")
+    facts["max antichain"] = independent or found.antichain.skipped
+    facts["gain at most"] = _gains(found)
+    facts["bounds"] = _bounds(found)
+    return list(facts.items())
 
 
 def _endpoints(endpoints: Sequence[Endpoint]) -> str:
