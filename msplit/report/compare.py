@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -143,7 +143,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     Raises:
         AssignError: The rules contradict each other on the new model.
     """
-    reasons = _Reasons(new, ruleset)
+    reason = _reasons(new, ruleset)
     index = old.flat.graph.index
     moved, added, replaced, seen = [], [], [], np.zeros(len(old.flat), np.bool_)
     for node, name in enumerate(new.flat.graph.names):
@@ -158,7 +158,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
         ids = int(old.prediction.ids[before]), int(new.prediction.ids[node])
         if ids[0] != ids[1]:
             time = float(new.prediction.kernel_us[node])
-            moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reasons.of(node)))
+            moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reason(node)))
     removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
     return Comparison(
         old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
@@ -175,20 +175,19 @@ def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | Non
     return rules.assign(flat, costs, ruleset, streams=streams, by_hand=by_hand)
 
 
-class _Reasons:
-    """Why nodes of the new model have their ids."""
+def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, str]]:
+    """What gives (rule, reason) of the id that a node of the new model has."""
+    if ruleset is None:
+        return lambda _: ("", "")
+    outcome = by_rules(side.flat, side.costs, ruleset)
 
-    def __init__(self, side: Side, ruleset: RuleSet | None) -> None:
-        self._ids = side.prediction.ids
-        self._outcome = None if ruleset is None else by_rules(side.flat, side.costs, ruleset)
-
-    def of(self, node: int) -> tuple[str, str]:
-        if self._outcome is None:
-            return "", ""
-        given = int(self._outcome.ids[node])
-        if given != self._ids[node]:
+    def reason(node: int) -> tuple[str, str]:
+        given = int(outcome.ids[node])
+        if given != side.prediction.ids[node]:
             return "graph", f"the id is on the graph; the rules alone give {given}"
-        return self._outcome.assignment.why(node) or ("default", "no rule claims it")
+        return outcome.assignment.why(node) or ("default", "no rule claims it")
+
+    return reason
 
 
 def _node(side: Side, node: int) -> Node:
