@@ -232,5 +232,5 @@ def _only_feeds_saver(graph: Graph, node: int) -> bool:
             following += [int(graph.edges.dst[e]) for e in edges.tolist() if graph.edges.port[e] != CONTROL]
         if any(graph.ops[consumer] in _SAVERS for consumer in following):
             return True
-        frontier = [consumer for consumer in following if graph.ops[consumer] in _FILE_NAMES]
+        frontier = dict.fromkeys(consumer for consumer in following if graph.ops[consumer] in _FILE_NAMES)
     return False

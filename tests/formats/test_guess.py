@@ -1,12 +1,16 @@
 """Outputs that are guessed: TensorFlow can fetch each of them, and a user would have named them."""
 
+from itertools import pairwise
+
 import pytest
 
 from msplit.flatten import flatten
 from msplit.formats import left_out_text
+from msplit.formats.guess import guessed
 from msplit.inputs.make import make_inputs
 from tests.formats.foreign import WANTED, built
 from tests.formats.models import FLOAT, PLACEHOLDER, graph, names, read
+from tests.graphs import flat
 
 
 @pytest.mark.tf
@@ -75,3 +79,11 @@ def test_a_chain_of_nested_switches_takes_time_linear_in_its_length(tmp_path):
     lines += [f"s{n} Switch s{n - 1}:1 x | {FLOAT}" for n in range(1, 20_000)]
     model = read(tmp_path, graph("\n".join([*lines, f"y Relu x | {FLOAT}"])))
     assert names(model.outputs) == ["y"]
+
+
+@pytest.mark.timeout(60)
+def test_a_file_name_that_goes_many_ways_is_followed_once() -> None:
+    layers = [["x"], *([f"l{layer}_{node}" for node in range(150)] for layer in range(4))]
+    joined = [f"{name}:StringJoin({','.join(before)})" for before, names in pairwise(layers) for name in names]
+    view = flat(";".join(["x:Placeholder[dtype=string]", *joined]))
+    assert [end.name for end in guessed(view.graph).inputs] == ["x"]
