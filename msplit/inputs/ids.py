@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from msplit.shapes.registry import plain_shape
 _PASSING, _ANY_SLOT, _ALL_PORTS = ops_with("passes values"), ops_with("any slot"), ops_with("all ports")
 _SCATTERED = 2
 """Slot of the values of a TensorArrayScatter."""
+
+_MOST_VISITS = 64
+"""How often a node is come to with more added on the way than before: a hostile graph has a way for each subset of its constants."""
 
 _FINDS, _SPLITS = ops_with("finds"), ops_with("splits strings")
 _RECORDS = PARSERS | ops_with("decodes")
@@ -77,6 +81,7 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
     separator: bytes | None = None
     ops: set[str] = set()
     seen: dict[int, int] = {node: 0}
+    visits: Counter[int] = Counter()
     waiting = [(node, port, 0)]
     while waiting:
         source, at, offset = waiting.pop()
@@ -98,9 +103,10 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
             if op.startswith("TensorArrayScatter") and slot == _SCATTERED:
                 waiting += [(reader, 0, offset) for reader in _reads_of_array(flat, user) if reader not in seen]
             further = _handed_on(flat, user, slot, offset)
-            if further is None or seen.get(user, -1) >= further:
+            if further is None or seen.get(user, -1) >= further or visits[user] == _MOST_VISITS:
                 continue
             seen[user] = further
+            visits[user] += 1
             waiting += [(user, p, further) for p in _ports(flat, user)]
     rows = [found.rows - found.offset for found in lookups if found.rows is not None]
     least = max(1, min(rows)) if rows else None

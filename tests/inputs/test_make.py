@@ -369,3 +369,18 @@ def keys():
 @pytest.mark.timeout(60)
 def test_a_constant_that_claims_more_than_any_memory_holds_is_not_walked(model):
     assert len(make_inputs(model(), {}, batch=2)["x"]) == 2
+
+
+@pytest.mark.timeout(60)
+def test_ids_that_grow_along_ever_more_ways_take_time_linear_in_the_graph():
+    nodes = [placeholder("x", "int64", (None,)), ("axis", "Const", [], const(np.int32(0)))]
+    last = "x"
+    for step in range(40):
+        nodes += [
+            (f"c{step}", "Const", [], const(np.int64(1 << 40 - step))),
+            (f"more{step}", "AddV2", [last, f"c{step}"], {"T": "int64"}),
+            (f"both{step}", "ConcatV2", [last, f"more{step}", "axis"], {"T": "int64", "N": 2}),
+        ]
+        last = f"both{step}"
+    nodes += [("table", "Const", [], const(TABLE)), ("y", "GatherV2", ["table", last, "axis"], {"Taxis": "int32"})]
+    assert make_inputs(flat_of(nodes, [("x", "int64", (None,))], ["y"]), {}, batch=3)["x"].tolist() == [0, 0, 0]
