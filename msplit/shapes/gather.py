@@ -154,11 +154,3 @@ def parse_example(node: Node) -> Outputs:
     dense = [None if shape is None else batch + shape for shape in node.attr("dense_shapes", ())]
     ragged = len(node.attr("ragged_value_types", ()) or ()) + len(node.attr("ragged_split_types", ()) or ())
     return (*[(None, axes)] * sparse, *[(None,)] * sparse, *[(axes,)] * sparse, *dense, *[(None,)] * ragged)
-
-
-@shape_function("DecodeJpeg", "DecodePng", "DecodeImage", "DecodeBmp", "DecodeGif")
-def decode_image(node: Node) -> Outputs:
-    """Height and width depend on the file."""
-    if node.op in ("DecodeImage", "DecodeGif"):
-        return (unsized(4 if node.op == "DecodeGif" else None),)
-    return ((None, None, int(node.attr("channels", 0)) or None),)

@@ -132,6 +132,11 @@ shape_function("TensorArrayV3", "TensorArrayGradV3")(lambda node: ((2,), ()))
 shape_function("StatelessRandomGetKeyCounter")(lambda node: ((1,), (2,)))
 shape_function("StatelessRandomGetKeyCounterAlg")(lambda node: ((1,), (2,), ()))
 shape_function("StringSplit", "StringSplitV2")(lambda node: ((None, 2), (None,), (2,)))
+shape_function("DecodeImage")(lambda node: (None,))
+shape_function("DecodeGif")(lambda node: ((None,) * 4,))
+shape_function("DecodeJpeg", "DecodePng", "DecodeBmp")(
+    lambda node: ((None, None, int(node.attr("channels", 0)) or None),)
+)
 shape_function("ListDiff", "RaggedRange")(lambda node: ((None,), (None,)))
 shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")(
     lambda node: ((None,),)
