@@ -20,7 +20,7 @@ def environment(command: Sequence[str] = ()) -> dict[str, Any]:
     """Describes this machine and this process as plain data. Imports nothing heavy; what is not known is None or left out."""
     return {
         "msplit": __version__,
-        "commit": _run("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD") or None,
+        "commit": _commit(),
         "command": list(command),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -54,6 +54,14 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _commit() -> str | None:
+    """Of the checkout that msplit runs from. An environment inside of somebody's repository, which does not track it, has none."""
+    here = Path(__file__)
+    if _run("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _run("git", "-C", str(here.parent), "rev-parse", "HEAD")
 
 
 def _cpu() -> str | None:
