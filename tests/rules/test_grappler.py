@@ -14,7 +14,7 @@ from msplit.flatten.origin import to_ids
 from msplit.formats import read
 from msplit.samples import fill
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.no_cover]  # traced, the searches of `auto` take four times as long
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 FILES = (

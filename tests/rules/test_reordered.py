@@ -23,6 +23,8 @@ from msplit.opset import proto
 from tests.campaign import examples
 from tests.strategies import graph_defs
 
+pytestmark = pytest.mark.no_cover  # traced, the searches of `auto` take four times as long
+
 NAMES = ("auto", "default", "recsys", "rnn", "vision")
 
 DRAWN = settings(
