@@ -1,4 +1,4 @@
-"""Which nodes must share a stream: colocation classes, regions, and variable handles with their users."""
+"""Which nodes must share a stream: colocation classes, regions, variable handles with their users, and what writes state unordered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.analysis.paths import Paths
+from msplit.analysis.state import unordered, users
 from msplit.core.graph import CONTROL, Ints
 from msplit.core.union_find import DisjointSets
 from msplit.flatten.flat import FlatGraph
@@ -36,24 +38,46 @@ class Groups:
         return np.split(order, np.searchsorted(self.of[order], np.arange(1, self.count))) if self.count else []
 
 
-def groups(flat: FlatGraph, *, classes: bool = True, regions: bool = True, handles: bool = True) -> Groups:
+def groups(
+    flat: FlatGraph, *, classes: bool = True, regions: bool = True, handles: bool = True, state: bool = True
+) -> Groups:
     """Closes all that ties nodes together, transitively.
 
     Tied are: by `classes` the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the
-    graph any more), by `regions` those of one region, and by `handles` a variable's handle with the nodes that take it.
+    graph any more), by `regions` those of one region, by `handles` a variable's handle with the nodes that take it, and by `state` what
+    writes a variable, table or array with its other users that no path orders: on two streams they would race.
     """
     pairs = _classes(flat) if classes else []
     pairs += _regions(flat) if regions else []
     pairs += _handle_users(flat) if handles else []
+    of = _closed(flat, pairs)
+    if state and (racing := _racing(flat, of)):
+        of = _closed(flat, pairs + racing)
+    return Groups(of, int(of.max(initial=-1)) + 1)
+
+
+def _closed(flat: FlatGraph, pairs: list[tuple[int, int]]) -> Ints:
+    """Per node the number of its group, or -1."""
     tied = sorted({node for pair in pairs for node in pair})
     place = {node: number for number, node in enumerate(tied)}
     sets = DisjointSets(len(tied))
     for first, second in pairs:
         sets.join(place[first], place[second])
-    leaders, number = np.unique([sets.find(node) for node in range(len(tied))], return_inverse=True)
+    number = np.unique([sets.find(node) for node in range(len(tied))], return_inverse=True)[1]
     of = np.full(len(flat), -1, np.int32)
     of[tied] = number
-    return Groups(of, len(leaders))
+    return of
+
+
+def _racing(flat: FlatGraph, of: Ints) -> list[tuple[int, int]]:
+    """Pairs of users of one state on the GPU, of which one writes, that are in no group together and that nothing orders."""
+    group = np.where(of >= 0, of, len(flat) + np.arange(len(flat))).tolist()
+    known = [
+        {node: writes for node, writes in of_one.items() if not flat.host[node]} for of_one in users(flat).values()
+    ]
+    open_ = [of_one for of_one in known if any(of_one.values()) and len({group[node] for node in of_one}) > 1]
+    paths = Paths(flat.graph, [node for of_one in open_ for node in of_one], flat.back_edges)
+    return [pair for of_one in open_ for pair in unordered(paths, of_one, group)]
 
 
 def _classes(flat: FlatGraph) -> list[tuple[int, int]]:

@@ -41,7 +41,7 @@ def colours(flat: FlatGraph, weights: Floats | None = None) -> list[int]:
         )
     ]
     order = graph.topological.tolist()
-    of = groups(flat).of.tolist()
+    of = groups(flat, state=False).of.tolist()
     forward = _refined(_tied(own, of), order, graph.in_start.tolist(), *_columns(flat, inputs=True))
     back = _refined(_tied(forward, of), order[::-1], graph.out_start.tolist(), *_columns(flat, inputs=False))
     return _refined(_tied(back, of), order, graph.in_start.tolist(), *_columns(flat, inputs=True))

@@ -106,7 +106,7 @@ class Cells:
         """Links of nodes and groups, both ways, each with a hash of what kind it is."""
         graph, edges = flat.graph, flat.graph.edges
         count = len(graph)
-        self._group_of = groups(flat, handles=False).of
+        self._group_of = groups(flat, handles=False, state=False).of
         self._groups = int(self._group_of.max(initial=-1)) + 1
         tied = np.flatnonzero(self._group_of >= 0)
         # The place of an input counts, that of control inputs too: whatever walks along inputs goes by it.

@@ -11,7 +11,7 @@ from msplit.checks.subject import Check, Subject, splits
 
 def find(subject: Subject) -> Iterator[Finding]:
     """One finding per group."""
-    of = groups(subject.flat, regions=False, handles=False).of
+    of = groups(subject.flat, regions=False, handles=False, state=False).of
     for _, members, streams in splits(subject, of):
         what = f"are one colocation group (`_class`), but on {streams}"
         yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")

@@ -23,7 +23,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     colocations = [rule for rule in rules if isinstance(rule, Colocation)]
     if colocations and not any(rule.handles for rule in colocations):
         return  # the rules say that users of a handle may be on several streams
-    for _, members, streams in splits(subject, groups(flat, classes=False, regions=False).of):
+    for _, members, streams in splits(subject, groups(flat, classes=False, regions=False, state=False).of):
         yield subject.about(
             members,
             f"are a variable's handle and its users, but on {streams}",

@@ -77,7 +77,7 @@ class Context:
 
         `handles` says whether a variable's handle and its users must; see `Colocation`.
         """
-        return with_copies(self.flat, groups(self.flat, handles=handles), self.same, self._fixed).of
+        return with_copies(self.flat, groups(self.flat, handles=handles, state=handles), self.same, self._fixed).of
 
     @cached_property
     def same(self) -> Ints:

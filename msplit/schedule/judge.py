@@ -93,7 +93,7 @@ def foresee(flat: FlatGraph, costs: Costs) -> tuple[float, int]:
     """
     order = canonical(flat, costs.time_us)
     same = copies(flat, costs.time_us)
-    tie = with_copies(flat, groups(flat, handles=False), same).of
+    tie = with_copies(flat, groups(flat, handles=False, state=False), same).of
     problem = Problem.from_flat(flat, costs, tie=tie, same=same, order=order, machine=Machine.of_costs(costs))
     if not len(problem):
         return 1.0, 1

@@ -185,6 +185,12 @@ class Problem:
         return np.stack([np.clip(column / work, 0.0, 1.0) for column in columns], axis=1)
 
     @cached_property
+    def demands(self) -> tuple[list[float], list[float], list[float]]:
+        """The columns of `demand`: a search simulates one problem thousands of times."""
+        sms, bandwidth, issue = (column.tolist() for column in self.demand.T)
+        return sms, bandwidth, issue
+
+    @cached_property
     def joints(self) -> NDArray[np.bool_]:
         """Blocks without kernels."""
         return np.asarray(self.kernels == 0)

@@ -69,16 +69,16 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
             following[before] = node
             missing[node] = 1
         last[lanes[node]] = node
-    by_event = np.argsort(plan.wait_on, kind="stable")
-    waiter_start = np.searchsorted(plan.wait_on[by_event], np.arange(count + 1)).tolist()
-    waiters = plan.wait_node[by_event].tolist()
-    waits = np.bincount(plan.wait_node, minlength=count)
-    more_waits = (np.maximum(waits - 1, 0) * machine.join_us).tolist()
-    for node in np.flatnonzero(waits).tolist():
-        missing[node] += int(waits[node])
+    waits = [0] * count
+    waiters: dict[int, list[int]] = {}
+    for node, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
+        missing[node] += 1
+        waits[node] += 1
+        waiters.setdefault(event, []).append(node)
+    more_waits = [max(many - 1, 0) * machine.join_us for many in waits]
 
     work = (problem.work_us if work_us is None else work_us).tolist()
-    sms, bandwidth, issue = (column.tolist() for column in problem.demand.T)
+    sms, bandwidth, issue = problem.demands
     wait_us = machine.wait_us
     ready = [0.0] * count  # the earliest start, over the predecessors that have ended
     upcoming: list[tuple[float, int]] = []  # (real time, block): may start then
@@ -129,7 +129,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
                     used_issue -= issue[ended]
                 else:
                     used_sms = used_bandwidth = used_issue = virtual = 0.0
-                for node in waiters[waiter_start[ended] : waiter_start[ended + 1]]:
+                for node in waiters.get(ended, ()):
                     if ready[node] < now + wait_us:
                         ready[node] = now + wait_us
                     missing[node] -= 1

@@ -118,3 +118,35 @@ def test_applying_it_twice_changes_nothing():
 def test_options_in_yaml():
     rules = parse_rules("version: 1\nrules: [colocation, colocation: {handles: false}]", "f").rules
     assert rules == (Colocation(True), Colocation(False))
+
+
+RACING = {
+    "an array": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t); flow:Relu(t:1)",
+    "two handles of one variable": """
+        v:VarHandleOp[dtype=float32,shared_name=v]; w:VarHandleOp[dtype=float32,shared_name=v]
+        one:AssignVariableOp(v,x)[dtype=float32]; two:ReadVariableOp(w)[dtype=float32]; x:MatMul; flow:Relu(x)
+    """,
+}
+ORDERED = {
+    "by a control edge": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t,^one)",
+    "by what one gives the other": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t,one)",
+    "readers": """
+        v:VarHandleOp[dtype=float32,shared_name=v]; w:VarHandleOp[dtype=float32,shared_name=v]
+        one:ReadVariableOp(v)[dtype=float32]; two:ReadVariableOp(w)[dtype=float32]
+    """,
+}
+
+
+@pytest.mark.parametrize("graph", RACING.values(), ids=RACING)
+def test_what_writes_state_shares_a_stream_with_users_that_nothing_orders(graph):
+    """Found by random graphs: a fresh assignment put them on several streams, which `check` calls a race (MS010)."""
+    flat, after, _ = apply(graph, [("branch", 2, "one"), ("branch", 3, "two"), ("branch", 4, "flow")])
+    ids = by_name(flat, after.ids)
+    assert (ids["one"], ids["two"]) == (2, 2)
+    assert ids["flow"] == 4, "it uses a number that the array gives, not the array"
+
+
+@pytest.mark.parametrize("graph", ORDERED.values(), ids=ORDERED)
+def test_users_of_one_state_stay_apart_where_nothing_can_race(graph):
+    flat, after, _ = apply(graph, [("branch", 2, "one"), ("branch", 3, "two")])
+    assert by_name(flat, after.ids)["two"] == 3

@@ -229,8 +229,10 @@ def _waits(keys: NDArray[np.int64], lanes: _Lanes) -> tuple[tuple[Ints, Ints, in
 
 def _forks(lanes: _Lanes, wait_node: Ints) -> Ints:
     """First nodes of streams but the origin that wait for nothing, in record order."""
-    heads = lanes.members[lanes.first[:-1][np.diff(lanes.first) > 0]]
-    heads = heads[(lanes.stream[heads] != 0) & ~np.isin(heads, wait_node)]
+    heads = lanes.members[lanes.first[:-1][lanes.first[1:] > lanes.first[:-1]]]
+    waits = np.zeros(len(lanes.stream), bool)
+    waits[wait_node] = True
+    heads = heads[(lanes.stream[heads] != 0) & ~waits[heads]]
     return np.asarray(heads[np.argsort(lanes.rank[heads])], np.int32)
 
 
@@ -238,7 +240,7 @@ def _joins(lanes: _Lanes, clocks: list[list[int]]) -> Ints:
     """Tails of the streams that the origin has not waited for, less those that another such tail waited for."""
     if not lanes.count:
         return np.empty(0, np.int32)
-    tails = lanes.members[lanes.first[1:][np.diff(lanes.first) > 0] - 1]
+    tails = lanes.members[lanes.first[1:][lanes.first[1:] > lanes.first[:-1]] - 1]
     tails = tails[lanes.stream[tails] != 0]
     clock = clocks[0]
     join = []
