@@ -117,3 +117,4 @@ def test_what_the_library_can_not_capture_is_named_and_runs_launch_by_launch() -
     eager.close()
     with pytest.raises(EngineError, match=r"inverse \(MatrixInverse\) can not be captured: .*\n.*--no-capture"):
         CudaEngine().build(job)
+    assert torch.randn(3, device="cuda").shape == (3,), "a capture that failed must leave the generator as it was"

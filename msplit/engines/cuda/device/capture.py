@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,9 +41,25 @@ def capture(
                 for stream in others:
                     origin.wait_stream(stream)
             with contextlib.suppress(RuntimeError):
-                graph.capture_end()
+                _end(graph)
             raise
+        _end(graph)
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends a capture on the current stream.
+
+    Where that fails, PyTorch (2.11) leaves its generator of random numbers in the state of a capture, so that nothing in the process can
+    draw any more. Another capture that ends well sets it back.
+    """
+    try:
         graph.capture_end()
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings(action="ignore"):  # this graph is empty
+            again = torch.cuda.CUDAGraph()
+            again.capture_begin(capture_error_mode="relaxed")
+            again.capture_end()
+        raise
 
 
 class ScratchPool:
