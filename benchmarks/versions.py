@@ -76,7 +76,7 @@ def measured(checkout: Path, graphs: Path, folder: Path, model: str) -> list[tup
     results = folder / "h200.json"
     runs: list[Any] = json.loads(results.read_text())["runs"] if results.exists() else []
     return [
-        ((f"{run['model']}:{run['batch']}", variant["label"], clock), variant[clock]["median"])
+        ((model, variant["label"], clock), variant[clock]["median"])
         for run in runs
         for variant in run["result"]["variants"]
         for clock in CLOCKS
