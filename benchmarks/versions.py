@@ -68,7 +68,7 @@ def measured(checkout: Path, graphs: Path, folder: Path, model: str) -> list[tup
         done = subprocess.run(
             [sys.executable, *command, *OPTIONS],
             cwd=checkout,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "MSPLIT_KEEP_CHOICES": "0"},
             stdout=printed,
             stderr=subprocess.STDOUT,
         )

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from msplit.engines.base import Arrays, Job
+from msplit.engines.cuda.autotune.choices import Family
+from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
@@ -32,6 +34,10 @@ from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.text import JsonValue
+
+LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag)
+"""Whether a graph's convolutions run faster on data that lie as NCHW."""
 
 
 def compile_job(job: Job) -> Compiled:
@@ -65,15 +71,24 @@ def _unfused(job: Job, device: Device) -> Compiled:
     wanted = {"nhwc": [False], "nchw": [True]}.get(job.options.layout, [False, True])
     if not has_choice or not device.is_gpu:
         wanted = wanted[:1]
-    candidates = []
-    for nchw in wanted:
-        laid_out = optimized.at(Stage.LAID_OUT, nchw=nchw)
-        program = trace(laid_out.graph, optimized.feeds, device.place, nchw=nchw)
-        facts = merge_facts(laid_out.graph.merges) if groups else {}
-        candidates.append(Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", laid_out, facts))
-    if len(candidates) == 1:
-        return candidates[0]
-    return min(candidates, key=lambda candidate: one_stream_seconds(job, candidate))
+
+    def laid_out(nchw: bool) -> Compiled:
+        own = optimized.at(Stage.LAID_OUT, nchw=nchw)
+        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw)
+        facts = merge_facts(own.graph.merges) if groups else {}
+        return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
+
+    if len(wanted) == 1:
+        return laid_out(wanted[0])
+    candidates: dict[bool, Compiled] = {}
+
+    def faster() -> bool:
+        candidates.update({nchw: laid_out(nchw) for nchw in wanted})
+        return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
+
+    # Where it was measured before, in another process too, only that layout is traced.
+    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), job.ieee), faster)
+    return candidates.get(nchw) or laid_out(nchw)
 
 
 def _fused(plain: Compiled, job: Job, device: Device) -> Compiled:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.formats.text import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.matmul import Tile
 
 _ALPHA = 0.20000000298023224
 _TILED = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,8 +37,19 @@ WIDE = "_wide"
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""
 
-FAMILY = "grouped products"
-"""The choices of `Tuner.chosen` that are made here: the name of the kernel, and the µs of all that was measured."""
+
+def times_of(value: JsonValue) -> Mapping[str, float]:
+    """What was measured, µs by name, as it is kept."""
+    return {name: time.number() for name, time in value.entries()}
+
+
+def _choice_of(value: JsonValue) -> tuple[str, Mapping[str, float]]:
+    name, times = value.items()
+    return name.text(), times_of(times)
+
+
+FAMILY: Family[tuple[str, Mapping[str, float]]] = Family("grouped products", list, _choice_of)
+"""The choices that are made here: the name of the kernel, and the µs of all that was measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,11 +180,10 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
         candidates["wide"] = {WIDE: True}
     candidates |= {f"triton {tile}": {TILE: tile} for tile in tiles(work)}
     tuner = Tuner.of(work.one.x.device)
-    chosen: dict[tuple[Any, ...], tuple[str, Mapping[str, float]]] = tuner.chosen(FAMILY)
-    key = work.key()
-    if key not in chosen:
-        chosen[key] = _fastest(tuner, work, candidates) if len(candidates) > 1 else ("library", {})
-    attrs = candidates.get(chosen[key][0])
+    name = "library"
+    if len(candidates) > 1:
+        name, _ = tuner.choose(FAMILY, work.key(), lambda: _fastest(tuner, work, candidates))
+    attrs = candidates.get(name)
     return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 
 

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.formats.text import JsonValue
 
 _ANY = (1, 2, 4, 8)
 
@@ -44,8 +46,16 @@ Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
-FAMILY = "convolutions"
-"""The choices of `Tuner.chosen` that are made here: `Tiles`, or None where the library runs it."""
+
+def tiles_of(value: JsonValue) -> Tiles:
+    """Tiles as they are kept, a list of their fields."""
+    *sizes, turned = value.items()
+    pixels, results, summands, warps, stages, parts = (size.whole(1, 1 << 16) for size in sizes)
+    return Tiles(pixels, results, summands, warps, stages, parts, turned.flag())
+
+
+FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of))
+"""The choices that are made here: `Tiles`, or None where the library runs it."""
 
 
 def choose(
@@ -64,10 +74,7 @@ def choose(
     key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
     tuner = Tuner.of(arguments[0].device)
-    chosen = tuner.chosen(FAMILY)
-    if key not in chosen:
-        chosen[key] = _winner(tuner, op, arguments, turned, lowered)
-    tiles: Tiles | None = chosen[key]
+    tiles = tuner.choose(FAMILY, key, lambda: _winner(tuner, op, arguments, turned, lowered))
     if tiles is None:
         return op, arguments[1]
     return _tiled(op, tiles), turned if tiles.turned else arguments[1]

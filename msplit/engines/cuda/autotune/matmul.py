@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any
 
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import TILE
+from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
+from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.kernels.tiles import Tile
+from msplit.formats.text import JsonValue
 from msplit.opset.traits import BATCH_MATMULS, MATMULS
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.matmul import Tile
 
 GROUPED = "_GroupedMatMul"
 ANY_WEIGHTS = BATCH_MATMULS | {GROUPED}
@@ -56,9 +56,24 @@ class Choice:
     times: Mapping[str, float] = field(default_factory=dict)
 
 
-FAMILY = "products"
-"""The choices of `Tuner.chosen` that are made here: a `Choice` each. A key begins with the op, its fused ops and the shapes of data and
-weights."""
+def _packed(choice: Choice) -> list[Any]:
+    return [None if choice.tile is None else list(astuple(choice.tile)), choice.turned, choice.times]
+
+
+def _unpacked(value: JsonValue) -> Choice:
+    tile, turned, times = value.items()
+    return Choice(tile.or_none(_tile_of), turned.flag(), times_of(times))
+
+
+def _tile_of(value: JsonValue) -> Tile:
+    sizes = [size.whole(1, 1 << 16) for size in value.items()]
+    if len(sizes) != len(fields(Tile)):
+        raise value.wrong("is not what a program of the kernel computes")
+    return Tile(*sizes)
+
+
+FAMILY: Family[Choice] = Family("products", _packed, _unpacked)
+"""The choices that are made here. A key begins with the op, its fused ops and the shapes of data and weights."""
 
 
 def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> tuple[Op, torch.Tensor]:
@@ -80,14 +95,13 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
     tuner = Tuner.of(data.device)
-    chosen: dict[tuple[Any, ...], Choice] = tuner.chosen(FAMILY)
-    free = chosen.get(key)
-    if free is None or not (movable or weights.shape[-1] == 1 or free.turned == _is_turned(op, weights)):
+    free = tuner.known(FAMILY, key)
+    if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
         if not movable:
             key = (*key, weights.stride())
-        if key not in chosen:
-            chosen[key] = _fastest(tuner, op, arguments, lowered, movable=movable)
-    choice = chosen[key]
+        choice = tuner.choose(FAMILY, key, lambda: _fastest(tuner, op, arguments, lowered, movable=movable))
+    else:
+        choice = free[0]
     if choice.turned and movable:
         weights = _turned(op, weights)
     if op.op == GROUPED:

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device import Device
 
@@ -59,6 +60,7 @@ class Tuner:
 
     def __init__(self, device: Device) -> None:
         self._timer = device.owned(CudaTimer)
+        self._kept = device.owned(Choices)
         self._chosen: dict[str, dict[tuple[Any, ...], Any]] = {}
         self.spent = 0.0
 
@@ -67,9 +69,35 @@ class Tuner:
         """The tuner of a device."""
         return Device.of(place).owned(Tuner)
 
-    def chosen(self, family: str) -> dict[tuple[Any, ...], Any]:
-        """All choices between ways to compute one family of ops, by what they depend on, to be read and added to."""
-        return self._chosen.setdefault(family, {})
+    def chosen(self, family: Family[T]) -> dict[tuple[Any, ...], T]:
+        """The choices of a family that were made or found in this process, by what they depend on."""
+        return self._chosen.setdefault(family.name, {})
+
+    def known(self, family: Family[T], key: tuple[Any, ...]) -> tuple[T] | None:
+        """A choice that was made before, in this process or in another, alone in a tuple; None where there is none."""
+        made = self.chosen(family)
+        if key not in made:
+            kept = self._kept.known(family, key)
+            if kept is None:
+                return None
+            made[key] = kept[0]
+        return (made[key],)
+
+    def choose(self, family: Family[T], key: tuple[Any, ...], measure: Callable[[], T]) -> T:
+        """A choice, measured where it was not made before. What is chosen by rule, because the time is spent, holds for this process
+        only.
+
+        Args:
+            key: All that the choice depends on beside the device and the code. Its `repr` tells it from others.
+        """
+        known = self.known(family, key)
+        if known is not None:
+            return known[0]
+        in_time = not self.is_spent
+        choice = self.chosen(family)[key] = measure()
+        if in_time:
+            self._kept.keep(family, key, choice)
+        return choice
 
     def ranked(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 from collections.abc import Mapping
@@ -109,6 +110,15 @@ class OpGraph:
     streamless: frozenset[int] = frozenset()
     merges: list[Merge] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def signature(self) -> str:
+        """A hash of what its time depends on: ops with their attributes, what they read, and shapes; not names, and no values."""
+        rows = (
+            (op.op, sorted((name, repr(value)) for name, value in op.attrs.items()), op.inputs, op.batch)
+            for op in self.ops.values()
+        )
+        shapes = sorted(self.shapes.items())
+        return hashlib.sha256(repr((list(rows), shapes)).encode()).hexdigest()
 
     def copy(self) -> OpGraph:
         """A graph that can be changed without changing this one. Constants are shared."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.kernels.tiles import Tile
 
 ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6}
 
@@ -33,35 +34,6 @@ MOST_BLOCKS = 300
 
 _MOST_PROGRAMS = 512
 """A block of the kernel for few columns takes more rows where there would be more blocks than this."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What one program of the kernel computes and how.
-
-    Attributes:
-        rows: Rows; 1 takes the kernel for one row, which multiplies without tensor cores.
-        columns: Columns; 1 takes the kernel for few columns, which multiplies without tensor cores.
-        inner: How much of the inner dimension at a time.
-        warps: Warps that share the work.
-        stages: Loads under way at once.
-        parts: Blocks that share a tile's summands.
-    """
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int = 3
-    parts: int = 1
-
-    @property
-    def exact(self) -> bool:
-        """Whether it multiplies in float32, whatever the precision asked for."""
-        return self.rows == 1 or self.columns == 1
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.inner}/{self.warps}" + f" in {self.parts}" * (self.parts > 1)
 
 
 def candidates(members: int, rows: int, inner: int, columns: int, *, split: bool = True) -> Iterator[Tile]:

@@ -1,12 +1,13 @@
-"""How the work of a convolution in our own kernel is cut. Apart from the kernel, since that needs Triton."""
+"""How the work of our own kernels is cut. Apart from the kernels, since these need Triton."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Tiles(NamedTuple):
-    """What a block of the kernel computes, and how.
+    """What a block of the kernel of convolutions computes, and how.
 
     Attributes:
         pixels: Of a tile.
@@ -26,6 +27,35 @@ class Tiles(NamedTuple):
     stages: int
     parts: int = 1
     turned: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of the kernel of products computes, and how.
+
+    Attributes:
+        rows: Rows; 1 takes the kernel for one row, which multiplies without tensor cores.
+        columns: Columns; 1 takes the kernel for few columns, which multiplies without tensor cores.
+        inner: How much of the inner dimension at a time.
+        warps: Warps that share the work.
+        stages: Loads under way at once.
+        parts: Blocks that share a tile's summands.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int = 3
+    parts: int = 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether it multiplies in float32, whatever the precision asked for."""
+        return self.rows == 1 or self.columns == 1
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.inner}/{self.warps}" + f" in {self.parts}" * (self.parts > 1)
 
 
 def reciprocal(divisor: int) -> tuple[int, int]:

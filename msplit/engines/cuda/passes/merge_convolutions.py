@@ -14,13 +14,14 @@ join), and many such kernels side by side must not take longer than as many time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from msplit.engines.cuda.autotune import conv
+from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Ranked, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
@@ -30,6 +31,7 @@ from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.pattern import Readers, heights
+from msplit.formats.text import JsonValue
 from msplit.opset.traits import CONV2D
 
 MOST = 4
@@ -155,9 +157,20 @@ class Times:
         )
 
 
-FAMILY = "merged convolutions"
-"""The choices of `Tuner.chosen` that are made here: `Times`, None where no kernel gives the same numbers. A key begins with the data's
-shape, the filter's height and width, and the members' output channels."""
+def _times_of(value: JsonValue) -> Times:
+    tiles, *times = value.items()
+    if len(times) != len(fields(Times)) - 1:
+        raise value.wrong("is not what was measured of convolutions")
+    return Times(conv.tiles_of(tiles), *(time.number() for time in times))
+
+
+FAMILY: Family[Times | None] = Family(
+    "merged convolutions",
+    lambda times: None if times is None else astuple(times),
+    lambda value: value.or_none(_times_of),
+)
+"""The choices that are made here: `Times`, None where no kernel gives the same numbers. A key begins with the data's shape, the filter's
+height and width, and the members' output channels."""
 
 
 def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
@@ -173,11 +186,8 @@ def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles |
         sizes = tuple(filter.shape[3] for filter in filters)
         key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs)
         tuner = Tuner.of(device)
-        measured: dict[tuple[Any, ...], Times | None] = tuner.chosen(FAMILY)
-        if key not in measured:
-            with torch.no_grad(), torch.cuda.device(device):
-                measured[key] = _measure(tuner, graph, members, device)
-        times = measured[key]
+        with torch.no_grad(), torch.cuda.device(device):
+            times = tuner.choose(FAMILY, key, lambda: _measure(tuner, graph, members, device))
         return times.tiles if times is not None and times.wins() else None
 
     return decide

@@ -1,0 +1,132 @@
+"""Choices that outlive the process that measured for them: a line of JSON each, in a file of the GPU that they hold for.
+
+A choice depends on the GPU, on the versions of what computes, and on our own code. All of these are in the file's name, so that nothing
+measured elsewhere, or before an update, is ever found. A line is added in one piece, so that processes may add to one file at once; what
+can not be read is left out and measured again. The folder is that of compiled kernels, with its rule: none that others may write to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.kernels import toolchain
+from msplit.errors import MsplitError
+from msplit.formats.special import read_bytes
+from msplit.formats.text import JsonValue
+
+T = TypeVar("T")
+
+OFF = "MSPLIT_KEEP_CHOICES"
+"""Environment variable: with ``0`` nothing is kept, and nothing that was kept is used."""
+
+LARGEST = 64 << 20
+"""Bytes of a file that are read. A choice takes some hundred."""
+
+_CODE = ("autotune", "kernels", "ops", "passes/merge_convolutions.py", "compile.py")
+"""Of the engine's modules those that say what is measured, how, and what it calls."""
+
+
+@dataclass(frozen=True)
+class Family(Generic[T]):
+    """What is chosen in one way.
+
+    Attributes:
+        name: Of this family alone.
+        pack: A choice as plain JSON data.
+        unpack: Likewise back. It raises a MsplitError where the data are no choice.
+    """
+
+    name: str
+    pack: Callable[[T], Any]
+    unpack: Callable[[JsonValue], T]
+
+
+class Choices:
+    """The choices that are kept for one device, which owns it. Of a CPU that stands in for a GPU none are.
+
+    Attributes:
+        path: Where; None where nothing is kept.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.path = _path(device) if device.is_gpu and os.environ.get(OFF) != "0" else None
+
+    def known(self, family: Family[T], key: tuple[Any, ...]) -> tuple[T] | None:
+        """A choice that was kept, alone in a tuple since it may be None; None where there is none."""
+        found = self._lines.get((family.name, repr(key)))
+        if found is None:
+            return None
+        try:
+            return (family.unpack(found),)
+        except (MsplitError, ValueError):
+            return None
+
+    def keep(self, family: Family[T], key: tuple[Any, ...], choice: T) -> None:
+        """Adds a choice. Where the disk is full, or may not be written to, it is not kept, and that is all."""
+        if self.path is None or " at 0x" in repr(key):  # which no other process would find
+            return
+        # The first line break ends what a crash has cut off.
+        line = "\n" + json.dumps([family.name, repr(key), family.pack(choice)]) + "\n"
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, line.encode())
+            finally:
+                os.close(file)
+        except OSError:
+            self.path = None
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, str], JsonValue]:
+        if self.path is None or not self.path.is_file():
+            return {}
+        try:
+            lines = read_bytes(self.path, LARGEST).split(b"\n")
+        except (OSError, EOFError):
+            return {}
+        found = {}
+        for line in filter(None, lines):
+            try:
+                whole = JsonValue.parse(line.decode(), str(self.path), what="choice", fix="delete the file")
+                family, key, choice = whole.items()
+                found[family.text(), key.text()] = choice
+            except (ValueError, MsplitError):  # cut off by a crash, or damaged
+                continue
+        return found
+
+
+def _path(device: Device) -> Path | None:
+    folder = toolchain.folder()
+    return None if folder is None else folder / f"choices-{made_for(device)}.jsonl"
+
+
+def made_for(device: Device) -> str:
+    """A hash of all that a choice depends on beside what is chosen between."""
+    gpu = torch.cuda.get_device_properties(device.place)
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
+    versions = (torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), driver, _triton())
+    hashed = hashlib.sha256(repr((gpu.name, gpu.multi_processor_count, gpu.total_memory, versions)).encode())
+    root = Path(__file__).parents[1]
+    for name in _CODE:
+        place = root / name
+        for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            hashed.update(file.name.encode() + b"\0" + file.read_bytes())
+    return hashed.hexdigest()[:24]
+
+
+def _triton() -> str:
+    if not toolchain.can_compile():
+        return ""
+    import triton
+
+    return str(triton.__version__)
