@@ -26,6 +26,7 @@ class Run(options.Execution):
     streams: tuple[int, ...]
     ruleset: str | None
     engine: str | None
+    effort: str
     no_capture: bool
     no_fuse: bool
     no_group: bool
@@ -117,6 +118,13 @@ class Asked:
     show_default=True,
     type=click.IntRange(1),
     help="How often everything is built anew while measuring.",
+)
+@click.option(
+    "--effort",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    show_default=True,
+    help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
 )
 @click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph.")
 @click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds.")
@@ -257,6 +265,8 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
         raise click.UsageError(
             "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
         )
+    if tuning.tune and run.effort == "fast":
+        raise click.UsageError("--tune measures, and --effort fast does not: leave one of the two out.")
     if tuning.tune and run.no_capture:
         raise click.UsageError("--tune measures CUDA graphs: leave --no-capture out.")
     if not tuning.tune and (tuning.output is not None or tuning.plan_out is not None):
@@ -290,6 +300,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         streams=run.streams,
         ruleset=run.ruleset,
         engine=run.engine,
+        effort=run.effort,
         capture=not run.no_capture,
         fuse=not run.no_fuse,
         group=not run.no_group,

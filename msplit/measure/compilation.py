@@ -109,7 +109,7 @@ def _modes(request: BenchRequest, wanted: Sequence[str]) -> tuple[KernelMode, ..
     return tuple(
         mode
         for mode in map(KernelMode, wanted)
-        if (request.fuse or not mode.fuses) and (request.group or not mode.groups)
+        if (request.fuses or not mode.fuses) and (request.group or not mode.groups)
     )
 
 

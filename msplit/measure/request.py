@@ -11,9 +11,14 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
+from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.results import Settings
 from msplit.measure.tuning import TuneSettings
+
+FULL, FAST = "full", "fast"
+EFFORTS = (FULL, FAST)
+"""What `BenchRequest.effort` may be."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class BenchRequest:
         ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
+        effort: ``full``, or ``fast`` to be ready in seconds: no kernel is timed and none is compiled of fused ops, so that libraries run
+            what they can, and outputs are held against one stream's only, in the precision that is measured, unless there is a
+            `reference`. Cuda engine only.
         fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
         group: Whether to show what batching alike branches adds to that.
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
@@ -62,6 +70,7 @@ class BenchRequest:
     ieee: bool = False
     capture: bool = True
     layout: str = "auto"
+    effort: str = FULL
     fuse: bool = True
     group: bool = True
     device: str = "cuda"
@@ -83,6 +92,20 @@ class BenchRequest:
         if self.batch is not None:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
+        if self.effort not in EFFORTS:
+            raise MsplitError(f"there is no effort {self.effort!r}", fix=f"one of: {', '.join(EFFORTS)}")
+        if self.is_fast and self.tune is not None:
+            raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether nothing is timed or compiled before it runs."""
+        return self.effort == FAST
+
+    @property
+    def fuses(self) -> bool:
+        """Whether groups of pointwise ops may become kernels, which are compiled."""
+        return self.fuse and not self.is_fast
 
     @property
     def workload(self) -> Workload:

@@ -112,6 +112,8 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
         save_reference(request.save_reference, saved, force=request.force)
     assignments, said = assignments_for(flat, sizes, costs, request)
     refused = cuda.refused_folders() if engine is CUDA else ()
+    if request.is_fast and engine is TENSORFLOW:
+        notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
     notes += filter(None, [*said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))])
     job = Job(
         flat=flat,
@@ -248,15 +250,17 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
     if assignments:
         streams, ids, _ = max(assignments, key=lambda found: found.streams)
         most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
-    larger = [KernelMode.FUSED] if request.fuse else []
+    larger = [KernelMode.FUSED] if request.fuses else []
     if request.group:
-        larger.append(KernelMode.of(fuses=request.fuse, groups=True))
+        larger.append(KernelMode.of(fuses=request.fuses, groups=True))
     return list_steps(one_stream(variants), most, larger)
 
 
 def cuda_options(request: BenchRequest) -> EngineOptions:
     """What the cuda engine is told of a request, larger kernels left out."""
-    return EngineOptions(device=request.device, layout=request.layout, capture=request.capture)
+    return EngineOptions(
+        device=request.device, layout=request.layout, capture=request.capture, measure=not request.is_fast
+    )
 
 
 def plan_label(plan: Path) -> str:
@@ -311,6 +315,10 @@ def _reference(
     """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
     if engine is TENSORFLOW:
         return None, ()
+    if request.is_fast:
+        return None, (
+            "with effort fast outputs were compared between streams only, in one precision: bring a reference with --reference",
+        )
     if TENSORFLOW.unavailable():
         return None, (
             "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",

@@ -75,3 +75,13 @@ def test_the_cuda_engine_without_a_gpu() -> None:
     assert "error: the cuda engine can not run here: " in done.err
     assert "fix: " in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.tf
+def test_with_little_effort_bench_says_what_it_left_out(tmp_path: Path) -> None:
+    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--streams", "2", "--effort", "fast")
+    done = fine("bench", SAMPLES / "mmoe_small.pb", "--engine", "tensorflow", *short)
+    assert "Effort fast is for the cuda engine: TensorFlow runs as it does otherwise." in " ".join(done.out.split())
+    refused = msplit("bench", SAMPLES / "mmoe_small.pb", *short, "--tune")
+    assert refused.code == 2
+    assert "--tune measures, and --effort fast does not" in refused.err

@@ -13,12 +13,15 @@ import torch
 
 import msplit
 from msplit import api
+from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.passes import pipeline
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, MsplitError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
+from msplit.measure import variants
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 SIMULATED = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8)
@@ -64,6 +67,46 @@ def test_the_layer_that_should_be_the_fastest_runs(mmoe):
         assert runner.facts["streams"] == 4
         assert {one.against for one in runner.checks} == {"TensorFlow on the CPU", "msplit, 1 stream, CUDA graph"}
         check(runner, mmoe)
+
+
+def test_with_little_effort_nothing_is_compiled_and_no_reference_is_run(mmoe, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("that takes seconds")
+
+    for place, name in (
+        (pipeline, "fuse"),
+        (variants, "_by_tensorflow"),
+        (Tuner, "choose"),
+        (pipeline, "merge_siblings"),
+    ):
+        monkeypatch.setattr(place, name, never)
+    with msplit.prepare(mmoe, replace(SIMULATED, effort="fast")) as runner:
+        assert runner.label.endswith("grouped")
+        assert "fused" not in runner.label
+        assert runner.checks
+        assert any("effort fast" in note for note in runner.notes)
+        monkeypatch.undo()
+        check(runner, mmoe)
+
+
+def test_with_little_effort_a_reference_that_is_given_counts(mmoe, tmp_path):
+    feeds = feeds_of(mmoe, 3)
+    outputs = reference(mmoe, feeds)
+    save_reference(tmp_path / "r.npz", Reference(feeds, outputs, "a file"))
+    with msplit.prepare(mmoe, replace(SIMULATED, effort="fast", reference=tmp_path / "r.npz")) as runner:
+        assert any(one.against == "a file" for one in runner.checks)
+        assert not any("effort fast" in note for note in runner.notes)
+    wrong = {name: value + 1 for name, value in outputs.items()}
+    save_reference(tmp_path / "w.npz", Reference(feeds, wrong, "a file"))
+    with pytest.raises(EngineError, match="gives other outputs"):
+        msplit.prepare(mmoe, replace(SIMULATED, effort="fast", reference=tmp_path / "w.npz"))
+
+
+def test_an_effort_that_there_is_not_and_one_that_measures_nothing_and_tunes():
+    with pytest.raises(MsplitError, match="no effort 'some'"):
+        api.BenchRequest(effort="some")
+    with pytest.raises(MsplitError, match="to tune is to measure"):
+        api.BenchRequest(effort="fast", tune=api.TuneSettings())
 
 
 def test_any_variant_of_the_bench_can_be_named(mmoe):

@@ -69,12 +69,13 @@ def _unfused(job: Job, device: Device) -> Compiled:
         for op in optimized.graph.ops.values()
     )
     wanted = {"nhwc": [False], "nchw": [True]}.get(job.options.layout, [False, True])
-    if not has_choice or not device.is_gpu:
+    measure = job.options.measure
+    if not has_choice or not device.is_gpu or not measure:
         wanted = wanted[:1]
 
     def laid_out(nchw: bool) -> Compiled:
-        own = optimized.at(Stage.LAID_OUT, nchw=nchw)
-        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw)
+        own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure)
+        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure)
         facts = merge_facts(own.graph.merges) if groups else {}
         return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
 
@@ -96,7 +97,8 @@ def _fused(plain: Compiled, job: Job, device: Device) -> Compiled:
     held = plain.program.constants
     compiles = device.is_gpu if job.options.compile is None else job.options.compile
     optimized = plain.optimized.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
-    program = trace(optimized.graph, optimized.feeds, device.place, nchw=plain.layout == "nchw", held=held)
+    nchw, measure = plain.layout == "nchw", job.options.measure
+    program = trace(optimized.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held)
     return Compiled(program, plain.layout, optimized, {**plain.facts, **optimized.graph.facts})
 
 

@@ -89,6 +89,8 @@ class EngineOptions:
         device: "cuda", or "cpu" to simulate streams on CPU tensors.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
+        measure: Whether kernels and layouts are chosen by timing them on the GPU. Otherwise the libraries run what they can, and data lie
+            as TensorFlow has them.
         compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
         plan: The plan to run by, where it fits the program.
     """
@@ -96,6 +98,7 @@ class EngineOptions:
     device: str = "cuda"
     capture: bool = True
     layout: str = "auto"
+    measure: bool = True
     mode: KernelMode = KernelMode.PLAIN
     compile: bool | None = None
     plan: StoredPlan | None = None

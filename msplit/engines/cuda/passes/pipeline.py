@@ -50,6 +50,7 @@ class Context:
         group: Whether alike independent branches run as one.
         fuse: Whether groups of pointwise ops run as one kernel each.
         nchw: Memory layout of convolutions, from the stage `LAID_OUT` on.
+        measure: Whether kernels are chosen by timing them on a GPU, from that stage on.
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
     """
@@ -62,6 +63,7 @@ class Context:
     group: bool = False
     fuse: bool = False
     nchw: bool = False
+    measure: bool = True
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
 
@@ -123,12 +125,18 @@ def _keep_boundaries(graph: OpGraph) -> bool:
 
 
 def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
-    return not context.nchw and merge_siblings(graph, decide_on(context.device))
+    return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
 
 def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
     fused = fuse(
-        graph, context.feeds, context.device, nchw=context.nchw, compile=context.compile, held=context.constants
+        graph,
+        context.feeds,
+        context.device,
+        nchw=context.nchw,
+        measure=context.measure,
+        compile=context.compile,
+        held=context.constants,
     )
     graph.facts |= fused.facts()
     return fused.groups > 0

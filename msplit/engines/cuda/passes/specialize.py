@@ -341,18 +341,20 @@ def trace(
     device: torch.device,
     *,
     nchw: bool = False,
+    measure: bool = True,
     observe: Callable[[KernelCall, list[torch.Tensor]], None] | None = None,
     held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Program:
     """Runs the graph once on example inputs, which fix every shape. The graph is not changed.
 
-    `observe` is called with each step and its inputs right after it ran. Constants that another program has on the device are shared
-    where they are `held`.
+    With `measure`, kernels are chosen by timing them on a GPU. `observe` is called with each step and its inputs right after it ran.
+    Constants that another program has on the device are shared where they are `held`.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = Tracer(graph, device, nchw)
+    tracer.measures = tracer.measures and measure
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {

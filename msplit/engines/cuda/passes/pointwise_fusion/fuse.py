@@ -61,6 +61,7 @@ def fuse(
     device: torch.device,
     *,
     nchw: bool = False,
+    measure: bool = True,
     compile: bool = True,
     seconds: float = SECONDS,
     held: Mapping[Key, torch.Tensor] | None = None,
@@ -68,9 +69,9 @@ def fuse(
     """Makes groups of pointwise ops one op each, which runs its members one by one where kernels are not to be compiled.
 
     The graph, with known shapes, runs once to learn how every value lies in memory. After so many seconds of compiling no further kernel
-    is begun. Constants that are `held` are on the device already.
+    is begun. Constants that are `held` are on the device already. `measure` is as for `trace`.
     """
-    layouts = observe(graph, feeds, device, nchw, held)
+    layouts = observe(graph, feeds, device, nchw, held, measure=measure)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
@@ -101,6 +102,8 @@ def observe(
     device: torch.device,
     nchw: bool,
     held: Mapping[Key, torch.Tensor] | None = None,
+    *,
+    measure: bool = True,
 ) -> dict[Key, Layout]:
     """How every value that an op reads on the device lies in memory: the graph runs once.
 
@@ -112,7 +115,7 @@ def observe(
     def note(step: KernelCall, arguments: list[torch.Tensor]) -> None:
         layouts.update(zip(step.inputs, map(layout, arguments), strict=True))
 
-    trace(graph, feeds, device, nchw=nchw, observe=note, held=held)
+    trace(graph, feeds, device, nchw=nchw, measure=measure, observe=note, held=held)
     for op in graph.ops.values():
         for key in device_inputs(op) if op.op in VIEWS else ():
             if key in graph.constants and key not in layouts:
