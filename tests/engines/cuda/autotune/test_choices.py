@@ -242,3 +242,16 @@ def test_a_layout_that_was_measured_is_the_only_one_that_is_traced(device, monke
         assert ENGINE.compile(wanted).layout == ("nchw" if nchw else "nhwc"), process
     assert timed == ["nhwc", "nchw"]
     assert traced == [False, True, nchw]
+
+
+def test_who_interrupts_keeps_what_was_measured_before(device):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    tuner = device().owned(Tuner)
+    assert tuner.choose(NUMBERS, ("first",), lambda: 1) == 1
+    with pytest.raises(KeyboardInterrupt):
+        tuner.choose(NUMBERS, ("second",), interrupted)
+    again = device().owned(Tuner)
+    assert again.choose(NUMBERS, ("first",), never) == 1
+    assert again.known(NUMBERS, ("second",)) is None
