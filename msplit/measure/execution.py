@@ -22,7 +22,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.measure.compilation import Compiled, compiled
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
-from msplit.measure.variants import Setup, plan_label, set_up
+from msplit.measure.variants import Setup, as_it_runs, plan_label, set_up
 from msplit.measure.verified import Running, Variant, Verification, verified
 from msplit.progress import Progress, silent
 
@@ -121,13 +121,16 @@ def prepare(
     request = request or BenchRequest()
     if request.tune is not None:
         raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
-    setup = set_up(flat, replace(request, compare_tensorflow=False, save_reference=None, timelines=False))
+    asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
+    # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels.
+    setup = set_up(flat, asked, sketch=request.plan is None)
     made = compiled(setup, progress)
-    chosen = _chosen(setup, made, variant)
+    sketched = _chosen(setup, made, variant)
     # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
-    one = next(one for one in made.variants if one.engine is chosen.engine and one.against is None)
+    one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
+    chosen = as_it_runs(sketched, request)
     how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
-    with verified([chosen] if chosen is one else [one, replace(chosen, against=one.label)], how) as running:
+    with verified([chosen] if sketched is one else [one, replace(chosen, against=one.label)], how) as running:
         _refuse_wrong(running)
         ready = running.pop()  # what is still listed is closed
     executable = ready.running

@@ -82,9 +82,12 @@ class Setup:
     unverified: tuple[str, ...]
 
 
-def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
+def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False) -> Setup:
     """Chooses engine and streams, lists what is asked for, and makes inputs and reference outputs. TensorFlow runs the model once for
     these; the cuda engine compiles nothing: see `compilation`.
+
+    Of a `sketch`, what is listed will be compiled as far as to tell it apart and to simulate it: no kernel is timed, and none is compiled
+    of fused ops. `as_it_runs` makes one of its variants whole.
 
     Raises:
         EngineError: The engine can not run the model; the message names what and the way out.
@@ -127,7 +130,7 @@ def set_up(flat: FlatGraph, request: BenchRequest) -> Setup:
     if engine is TENSORFLOW:
         variants = _tensorflow_variants(job, assignments)
     else:
-        variants = _cuda_variants(job, assignments, request)
+        variants = _cuda_variants(job, assignments, request, sketch)
     planned, plan_notes = None, list[str]()
     if stored is not None and request.plan is not None:
         own, plan_notes = stored_job(replace(job, options=cuda_options(request)), stored)
@@ -223,7 +226,13 @@ def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds]) -> list[Var
     return variants
 
 
-def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest) -> list[Variant]:
+def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
+    """A variant of a sketch with kernels that are chosen and compiled."""
+    options = replace(variant.job.options, measure=not request.is_fast, compile=None)
+    return replace(variant, job=replace(variant.job, options=options))
+
+
+def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest, sketch: bool) -> list[Variant]:
     how = "CUDA graph" if request.capture else "eager"
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
@@ -232,6 +241,8 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
             xla = replace(job, tensorflow=TensorFlowOptions(xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = cuda_options(request)
+    if sketch:
+        options = replace(options, measure=False, compile=False)
     one = f"msplit, 1 stream, {how}"
     if request.capture and request.device == "cuda":
         eager = replace(job, options=replace(options, capture=False))

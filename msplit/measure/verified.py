@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
@@ -200,7 +201,9 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
 
     That builds everything twice, so it is left out where what runs is to be ready at once.
     """
-    if all(_precise(one.variant) for one in running) or not all(one.variant.job.options.measure for one in running):
+    ours = [one.variant.job.options for one in running if one.variant.engine.name == CudaEngine.name]
+    hurried = bool(ours) and not any(options.measure for options in ours)
+    if hurried or all(_precise(one.variant) for one in running):
         return
     strict = [Running(replace(one.variant, job=replace(one.variant.job, ieee=True)), one.partner) for one in running]
     try:

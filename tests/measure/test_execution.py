@@ -13,6 +13,7 @@ import torch
 
 import msplit
 from msplit import api
+from msplit.engines.cuda import compile as compilation
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -67,6 +68,27 @@ def test_the_layer_that_should_be_the_fastest_runs(mmoe):
         assert runner.facts["streams"] == 4
         assert {one.against for one in runner.checks} == {"TensorFlow on the CPU", "msplit, 1 stream, CUDA graph"}
         check(runner, mmoe)
+
+
+def test_only_what_is_chosen_gets_kernels_that_are_timed_and_compiled(mmoe, monkeypatch):
+    made = []
+    fused, traced = pipeline.fuse, compilation.trace
+
+    def fuse(*arguments, **options):
+        made.append(("compiled", options["compile"], options["measure"]))
+        return fused(*arguments, **options)
+
+    def trace(*arguments, **options):
+        made.append(("traced", options["measure"]))
+        return traced(*arguments, **options)
+
+    monkeypatch.setattr(pipeline, "fuse", fuse)
+    monkeypatch.setattr(compilation, "trace", trace)
+    with msplit.prepare(mmoe, SIMULATED) as runner:
+        assert runner.label.endswith("fused and grouped")
+    assert made.count(("compiled", False, False)) == 2, "fused; fused and grouped"
+    once = [("traced", True), ("compiled", False, True), ("traced", True)]
+    assert [one for one in made if one[-1]] == 2 * once, "in IEEE precision, and as it runs"
 
 
 def test_with_little_effort_nothing_is_compiled_and_no_reference_is_run(mmoe, monkeypatch):

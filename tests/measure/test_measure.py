@@ -4,12 +4,14 @@ Time is made up, too: on a machine with other things to do, nothing could be sai
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from msplit.cost.costs import Costs
 from msplit.engines.base import Job
+from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.diagnose import Hints, diagnose, hints
@@ -258,6 +260,23 @@ def test_on_a_gpu_everything_is_verified_in_ieee_first_with_the_tight_tolerance(
     result = bench([variant("plain", plain), variant("bad", bad)], fresh=fresh, settings=QUICK)
     assert result.failed, "0.4 % is no IEEE float32"
     assert result.variants[1].host is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "builds"),
+    [((False, False), [False]), ((False, True), [True, False]), ((True, True), [True, False])],
+    ids=["fast", "what is chosen of a sketch", "full"],
+)
+def test_only_what_is_to_be_ready_at_once_is_not_verified_in_ieee(measured, builds):
+    log = []
+    one, other = Fake("cuda", where="GPU"), Fake("cuda", where="GPU", log=log)
+    variants = [variant("1", one), variant("2", other, 2)]
+    listed = [
+        replace(made, job=replace(made.job, options=EngineOptions(measure=measure)))
+        for made, measure in zip(variants, measured, strict=True)
+    ]
+    assert not bench(listed, fresh=fresh, settings=QUICK).failed
+    assert [ieee for what, _, ieee in (entry for entry in log if entry[0] == "build")] == builds
 
 
 def test_on_a_cpu_there_is_one_tight_verification():
