@@ -139,6 +139,13 @@ class Lines(Silent):
         super().begin(what)
         self._phases.append((what, time.perf_counter()))
 
+    def summed(self, sums: progress.Sums) -> None:
+        """See `progress.HearsSums`."""
+        for one in sums.phases:
+            times = f", {one.times} times" if one.times > 1 else ""
+            output.tell(f"{one.seconds:8.2f} s  preparation: {escape.line(one.phase)}{times}")
+        output.tell(f"{sums.seconds:8.2f} s  preparation")
+
     def end(self) -> None:
         """See `progress.Listener`."""
         names = ": ".join(what for what, _ in self._phases)

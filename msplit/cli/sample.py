@@ -39,8 +39,7 @@ def command(name: str | None, output: Path | None, sizes: tuple[str, ...], seed:
         raise click.UsageError("-o/--output is missing: where to write the model.")
     check_target(output, force=force)
     chosen = dict(_size(text, name, samples.sizes(name)) for text in sizes)
-    with progress.phase("starting TensorFlow"):
-        tensorflow()
+    tensorflow()
     try:
         with progress.phase(f"building {name}"), quiet_stderr():
             sample = samples.build(name, seed=seed, **chosen)

@@ -28,7 +28,7 @@ from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, set_up
 from msplit.measure.verified import Variant
-from msplit.progress import Progress
+from msplit.progress import Progress, Sums, timing
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,7 @@ class Bench(Shown):
         labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
         workload: What sized and priced the model. Its batch is None where nobody says one.
         inputs: Dtype and shape of what was fed.
+        preparation: Where time went before the first step that was measured, by what was done.
     """
 
     result: BenchResult
@@ -71,6 +72,7 @@ class Bench(Shown):
     labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
 
     @property
     def batch(self) -> int | None:
@@ -102,21 +104,22 @@ def bench(
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    flat = opened(flat)
-    request, said = as_recorded(flat, request or BenchRequest())
-    setup = set_up(flat, request)
-    made = compiled(setup, progress)
-    request, variants, tuned = setup.request, made.variants, made.tuned
-    result = measure(
-        variants,
-        fresh=setup.fresh,
-        settings=request.settings,
-        reference=setup.reference,
-        about=None if setup.job.costs is None else hints(flat, setup.job.costs),
-        command=request.command,
-        progress=progress,
-        timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
-    )
+    with timing() as phases:
+        flat = opened(flat)
+        request, said = as_recorded(flat, request or BenchRequest())
+        setup = set_up(flat, request)
+        made = compiled(setup, progress)
+        request, variants, tuned = setup.request, made.variants, made.tuned
+        result = measure(
+            variants,
+            fresh=setup.fresh,
+            settings=request.settings,
+            reference=setup.reference,
+            about=None if setup.job.costs is None else hints(flat, setup.job.costs),
+            command=request.command,
+            progress=progress,
+            timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
+        )
     limited = None
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
@@ -134,6 +137,7 @@ def bench(
         labels=made.labels,
         workload=request.workload,
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
+        preparation=phases.stop(),
     )
 
 

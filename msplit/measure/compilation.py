@@ -18,7 +18,7 @@ from msplit.measure.request import BenchRequest
 from msplit.measure.tuning import TUNED, Tuned, tune
 from msplit.measure.variants import Setup, cuda_options, one_stream
 from msplit.measure.verified import Variant
-from msplit.progress import Progress
+from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, Auto
 
 
@@ -67,7 +67,8 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
         given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids, _ in setup.assignments]
         how = replace(request.tune, kernels=_modes(request, request.tune.kernels))
         most = max(request.streams, default=1)
-        tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
+        with phase("tuning"):
+            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
         found = _tuned_variants(base, tuned, one_stream(variants).label, setup.engine)
         variants += found
     settled = distinct(variants, steps)

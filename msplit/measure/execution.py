@@ -24,7 +24,7 @@ from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
 from msplit.measure.variants import Setup, as_it_runs, plan_label, set_up
 from msplit.measure.verified import Running, Variant, Verification, verified
-from msplit.progress import Progress, silent
+from msplit.progress import Progress, Sums, prepared, silent, timing
 
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
 
@@ -45,6 +45,8 @@ class Runner(Shown):
         checks: What its outputs were held against.
         notes: What was done to the assignment, and what was not verified.
         facts: Streams, waits, kernels, bytes: whatever the engine tells.
+        preparation: Where the time of `prepare` went: `seconds` in all, and in `phases`, the longest first, what was done (`phase`), its
+            own `seconds` and how often (`times`).
     """
 
     label: str
@@ -57,6 +59,7 @@ class Runner(Shown):
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
     executable: Executable
+    preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
     _turn: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def _facts(self) -> Facts:
@@ -117,10 +120,17 @@ def prepare(
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: An input does not fit, or there is no such variant.
     """
-    flat = opened(flat)
     request = request or BenchRequest()
     if request.tune is not None:
         raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
+    with timing() as phases:
+        runner = _prepared(opened(flat), request, variant, progress)
+        prepared()
+    return replace(runner, preparation=phases.stop())
+
+
+def _prepared(flat: FlatGraph, request: BenchRequest, variant: str | None, progress: Progress | None) -> Runner:
+    """See `prepare`."""
     asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
     # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels.
     setup = set_up(flat, asked, sketch=request.plan is None)

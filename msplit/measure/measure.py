@@ -21,7 +21,7 @@ from msplit.measure import statistics
 from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.results import BenchResult, Settings, VariantResult
 from msplit.measure.verified import Running, Variant, Verification, rebuild, verified
-from msplit.progress import Progress, silent
+from msplit.progress import Progress, prepared, silent
 
 _SLOW = 20.0
 """How many times the asked duration a run may take to reach its fewest rounds."""
@@ -56,6 +56,7 @@ def bench(
     tell = progress or silent
     how = Verification(fresh, settings, reference, tell)
     with verified(variants, how) as running:
+        prepared()
         for build in range(settings.builds):
             if build:
                 rebuild(running, how)

@@ -33,6 +33,7 @@ from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.measure.verified import Variant
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE
+from msplit.progress import phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
 
@@ -106,7 +107,8 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False) -> S
     def feeds_of(seed: int) -> Arrays:
         return feeds_for(flat, request.workload, seed=seed)
 
-    feeds = feeds_of(request.seed)
+    with phase("making inputs"):
+        feeds = feeds_of(request.seed)
     reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds, request)
     if loaded is not None:
         feeds = loaded.feeds

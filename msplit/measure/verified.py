@@ -15,7 +15,7 @@ from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
 from msplit.measure.verification import Comparison, compare, computed_in
-from msplit.progress import Progress
+from msplit.progress import Progress, phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +245,8 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
-            comparison = compared(one.running.step(reference.feeds), reference.outputs, precise[one])
+            with phase("verifying outputs"):
+                comparison = compared(one.running.step(reference.feeds), reference.outputs, precise[one])
             one.checks.append(Check(reference.source, _precision(precise[one]), 1, comparison))
     outcomes: dict[Running, Comparison] = {}
     partner_of = {one.variant.label: one for one in built}
@@ -254,12 +255,13 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     pairs = [(one, partner, precise[one] and precise[partner]) for one, partner in partners if one is not partner]
     for number in range(settings.verify_inputs if pairs else 0):
         how.tell("verifying", number / settings.verify_inputs)
-        feeds = how.fresh(settings.seed + 1 + number)
-        outputs = {one: one.running.step(feeds) for one in built}
-        for one, partner, ieee in pairs:
-            found = compared(outputs[one], outputs[partner], ieee)
-            if one not in outcomes or (outcomes[one].passed and not found.passed):
-                outcomes[one] = found
+        with phase("verifying outputs"):
+            feeds = how.fresh(settings.seed + 1 + number)
+            outputs = {one: one.running.step(feeds) for one in built}
+            for one, partner, ieee in pairs:
+                found = compared(outputs[one], outputs[partner], ieee)
+                if one not in outcomes or (outcomes[one].passed and not found.passed):
+                    outcomes[one] = found
     for one, partner, ieee in pairs:
         if one in outcomes:
             check = Check(partner.variant.label, _precision(ieee), settings.verify_inputs, outcomes[one])

@@ -207,6 +207,10 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in found.inputs.items()},
         "notes": list(found.notes),
         "result": found.result.to_dict(),
+        "preparation_s": found.preparation.seconds,
+        "preparation": [
+            {"phase": one.phase, "time_s": one.seconds, "times": one.times} for one in found.preparation.phases
+        ],
         "lookups": [one.to_dict() for one in found.lookups],
         **({"layers": layers.payload(found)} if found.layers else {}),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),

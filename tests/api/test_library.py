@@ -255,5 +255,10 @@ def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
     markdown = to_markdown(benchmark.document(flat, found))
     assert "**What ran**" in markdown
     assert "| 2 streams | 2 | " in markdown
+    payload = benchmark.payload(flat, found)
+    phases = [one["phase"] for one in payload["preparation"]]
+    assert {"planning", "tracing and choosing kernels", "verifying outputs"} <= set(phases)
+    assert not {"list-2", "measuring"} & set(phases)
+    assert sum(one["time_s"] for one in payload["preparation"]) <= payload["preparation_s"]
     again = msplit.bench(flat, replace(request, save_reference=None, reference=tmp_path / "reference.npz"))
     assert not again.result.failed

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import msplit as library
 from msplit import samples
 from msplit.cli.main import COMMANDS
 from msplit.decide import doctor
+from msplit.engines.tensorflow import runtime
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW, EngineError
 from tests.cli.runner import ROOT, fine, msplit, unchanged
 
@@ -290,10 +292,12 @@ def test_samples_that_can_not_be_built(
 
 
 def test_starting_tensorflow_is_a_phase_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start() -> None:
+    def start(module: str) -> None:
         raise EngineError("it does not start")
 
-    monkeypatch.setattr("msplit.engines.tensorflow.runtime.tensorflow", start)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(runtime, "tensorflow", runtime.tensorflow.__wrapped__)  # not the one that is started already
+    monkeypatch.setattr(runtime, "importlib", SimpleNamespace(import_module=start))
     done = msplit("sample", "mmoe", "-o", tmp_path / "m.pb", "--verbose")
     assert done.code == 2
     assert re.fullmatch(r" +\d+\.\d\d s  starting TensorFlow\nerror: it does not start\n", done.err)

@@ -126,6 +126,144 @@ def test_work_that_tells_its_share_itself_is_phases_too() -> None:
     assert len(heard) == 7
 
 
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Names:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def begin(self, what: str) -> None:
+        self.heard.append(what)
+
+    def share(self, done: float) -> None:
+        self.heard.append(str(done))
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
+def test_sums_count_own_time_once_and_the_longest_comes_first() -> None:
+    clock = Clock()
+    with phases.timing(clock) as found:
+        clock.time += 1  # in no phase
+        for _ in range(2):
+            with phases.phase("compiling"):
+                clock.time += 2
+                with phases.phase("planning"):
+                    clock.time += 5
+                    with phases.phase("list-4", detail=True):
+                        clock.time += 3
+                clock.time += 0.5
+        with phases.phase("compiling"), phases.phase("compiling"):
+            clock.time += 1
+    clock.time += 100
+    with phases.phase("planning"):
+        clock.time += 100
+    assert found.stop() == phases.Sums(
+        23.0, (phases.PhaseSum("planning", 16.0, 2), phases.PhaseSum("compiling", 6.0, 4))
+    )
+
+
+def test_sums_end_where_preparation_does_even_in_the_middle_of_a_phase() -> None:
+    clock = Clock()
+    with phases.timing(clock) as around, phases.timing(clock) as found, phases.phase("building"):
+        clock.time += 2
+        phases.prepared()
+        clock.time += 4
+        with phases.phase("measuring"):
+            clock.time += 8
+    assert found.stop() == phases.Sums(2.0, (phases.PhaseSum("building", 2.0, 1),))
+    assert {one.phase: one.seconds for one in around.stop().phases} == {"measuring": 8.0, "building": 6.0}
+    phases.prepared()  # nobody sums up
+
+
+def test_what_is_summed_up_is_told_as_before() -> None:
+    def work() -> None:
+        with phases.phase("outer"), phases.phase("inner"):
+            phases.done(0.5)
+        with pytest.raises(ValueError, match="no"), phases.phase("failing"):
+            raise ValueError("no")
+
+    ear, other = Names(), Names()
+    with phases.listening(ear):
+        work()
+    with phases.listening(other), phases.timing() as found:
+        work()
+        phases.prepared()  # this listener does not want to know
+    assert ear.heard == other.heard == ["outer", "inner", "0.5", "end", "end", "failing", "end"]
+    assert {one.phase for one in found.stop().phases} == {"outer", "inner", "failing"}
+
+
+def test_sums_stand_where_a_listener_ends_the_work() -> None:
+    class Ends(Names):
+        def begin(self, what: str) -> None:
+            if what == "inner":
+                raise KeyboardInterrupt
+            super().begin(what)
+
+    clock, ear = Clock(), Ends()
+    with phases.listening(ear), phases.timing(clock) as found, phases.phase("outer"):
+        clock.time += 1
+        with pytest.raises(KeyboardInterrupt), phases.phase("inner"):
+            pytest.fail("it has been ended")
+    assert ear.heard == ["outer", "end"]
+    assert found.stop().phases == (phases.PhaseSum("outer", 1.0, 1),)
+
+
+def test_a_phase_ends_what_was_told_inside_of_it_and_nothing_else() -> None:
+    ear = Names()
+    with phases.listening(ear), phases.timing() as found, phases.telling() as tell:
+        tell("building", 0.0)
+        with phases.phase("tuning"):
+            tell("searching", 0.25)
+            with phases.phase("planning"):
+                pass
+            tell("searching", 0.75)
+        tell("building", 0.5)
+    told = ["building", "0.0", "tuning", "searching", "0.25", "planning", "end", "0.75", "end", "end"]
+    again = ["end", "building", "0.5", "end"]
+    assert ear.heard == [*told, *again]
+    assert {one.phase for one in found.stop().phases} == {"tuning", "planning"}
+
+
+def test_importing_is_a_phase_once() -> None:
+    ear = Names()
+    with phases.listening(ear):
+        with phases.importing("sys", "Python"):
+            pass
+        with phases.importing("no_such_module", "Nothing"):
+            pass
+    assert ear.heard == ["starting Nothing", "end"]
+
+
+@pytest.mark.tf
+def test_bench_tells_where_its_preparation_went() -> None:
+    pytest.importorskip("torch")
+    start = time.perf_counter()
+    command = ("bench", MODEL, "--engine", "tensorflow", "--streams", "1", "--duration", "0", "--warmup", "0")
+    told = msplit("-v", *command, "--builds", "1", "--format", "json")
+    wall = time.perf_counter() - start
+    assert told.code == 0
+    sums, total = told.json["preparation"], told.json["preparation_s"]
+    names = [one["phase"] for one in sums]
+    assert {"opening a session", "shapes and costs", "making inputs"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert sum(one["time_s"] for one in sums) <= total <= wall
+    assert all(one["times"] >= 1 for one in sums)
+    lines = re.findall(r"^ +(\d+\.\d\d) s  preparation(?:: (.*?))?(?:, \d+ times)?$", told.err, re.MULTILINE)
+    assert lines == [(f"{one['time_s']:.2f}", one["phase"]) for one in sums] + [(f"{total:.2f}", "")]
+
+
 def test_a_bar_that_is_closed_before_it_was_drawn_never_is(capfd: pytest.CaptureFixture[str]) -> None:
     bar = progress.Bar(patience=0.01)
     bar.begin("reading")

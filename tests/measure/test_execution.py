@@ -58,6 +58,24 @@ def test_every_step_gives_the_models_outputs(mmoe):
         check(runner, mmoe)
 
 
+def test_it_says_where_the_time_of_its_preparation_went(mmoe):
+    start = time.perf_counter()
+    with msplit.prepare(mmoe, SIMULATED) as runner:
+        wall = time.perf_counter() - start
+        found = runner.preparation
+        stages = {
+            "running the reference in TensorFlow", "importing the graph", "fixing shapes", "rewriting the graph", "grouping alike branches",
+            "merging convolutions", "tracing and choosing kernels", "fusing pointwise ops", "planning", "simulating", "arranging steps",
+            "verifying outputs",
+        }  # fmt: skip
+        assert stages <= {one.phase for one in found.phases}
+        assert 0 < sum(one.seconds for one in found.phases) <= found.seconds <= wall
+        assert [one.seconds for one in found.phases] == sorted((one.seconds for one in found.phases), reverse=True)
+        assert not any("msplit" in one.phase or any(map(str.isdigit, one.phase)) for one in found.phases)
+        assert "preparation" not in repr(runner)
+        check(runner, mmoe)
+
+
 def test_the_layer_that_should_be_the_fastest_runs(mmoe):
     """Grouped experts need fewer kernels than experts on streams; without larger kernels, streams are what is left."""
     with msplit.prepare(mmoe, SIMULATED) as runner:

@@ -35,6 +35,7 @@ from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_str
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
+from msplit.progress import phase
 
 LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag)
 """Whether a graph's convolutions run faster on data that lie as NCHW."""
@@ -85,7 +86,8 @@ def _unfused(job: Job, device: Device) -> Compiled:
 
     def faster() -> bool:
         candidates.update({nchw: laid_out(nchw) for nchw in wanted})
-        return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
+        with phase("timing memory layouts"):
+            return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
 
     # Where it was measured before, in another process too, only that layout is traced.
     nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), job.ieee), faster)
@@ -123,19 +125,22 @@ def optimize(
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
     whole = flat
-    raised = raise_control(flat)
-    flat = raised.flat
-    partition = partition_graph(flat, raised.bodies)
-    refuse(flat, partition)
+    with phase("importing the graph"):
+        raised = raise_control(flat)
+        flat = raised.flat
+        partition = partition_graph(flat, raised.bodies)
+        refuse(flat, partition)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     host = None
     if partition.frontier or partition.fetched or partition.host_outputs:
-        host = HostPart(whole, partition, op_libraries, raised.origin)
-        feeds, _ = host.run(feeds)
+        with phase("running the host part"):
+            host = HostPart(whole, partition, op_libraries, raised.origin)
+            feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
-    graph = build(flat, fed)
+    with phase("importing the graph"):
+        graph = build(flat, fed)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())

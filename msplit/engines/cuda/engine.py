@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msplit.engines.base import Executable, Job
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.progress import Progress
+from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
@@ -62,7 +63,9 @@ if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"msplit.engines.cuda.{_LATER[name]}"), name)
+        with nullcontext() if _LATER[name] == "kernels.toolchain" else importing("torch", "PyTorch"):
+            module = import_module(f"msplit.engines.cuda.{_LATER[name]}")
+        return getattr(module, name)
 
 
 class CudaEngine:
@@ -74,7 +77,8 @@ class CudaEngine:
         """Why the engine can not run here, or None."""
         if importlib.util.find_spec("torch") is None:
             return f"PyTorch, its kernel library, is not installed: {INSTALL_PYTORCH}"
-        import torch
+        with importing("torch", "PyTorch"):
+            import torch
 
         if torch.version.cuda is None:
             return f"PyTorch {torch.__version__} is a build without CUDA"
@@ -90,14 +94,16 @@ class CudaEngine:
         """
         if job.options.on_gpu and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        from msplit.engines.cuda.runtime.executables import executable_of
+        with importing("torch", "PyTorch"):
+            from msplit.engines.cuda.runtime.executables import executable_of
 
         compiled = self.compile(job)
         return executable_of(job, compiled, compiled.plan(job))
 
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""
-        from msplit.engines.cuda.compile import compile_job
+        with importing("torch", "PyTorch"):
+            from msplit.engines.cuda.compile import compile_job
 
         return compile_job(job)
 

@@ -21,6 +21,7 @@ from msplit.engines.tensorflow.placed import place, unplaced
 from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
+from msplit.progress import phase
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class TensorFlowEngine:
             facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
             facts |= {"moved_nodes": placed.moved}
         config = runtime.session_config(job.streams, cpu_only=cpu)
-        return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
+        with phase("opening a session"):
+            return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
 
 
 ENGINE = TensorFlowEngine()
@@ -100,12 +102,13 @@ def reference(
     Raises:
         EngineError: TensorFlow can not run the model.
     """
-    runtime.load_op_libraries(op_libraries)
-    cpu = "/device:CPU:0"
-    placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
-    config = runtime.session_config(1, cpu_only=True, optimized=False)
-    executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
-    try:
-        return executable.step(feeds)
-    finally:
-        executable.close()
+    with phase("running the reference in TensorFlow"):
+        runtime.load_op_libraries(op_libraries)
+        cpu = "/device:CPU:0"
+        placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
+        config = runtime.session_config(1, cpu_only=True, optimized=False)
+        executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+        try:
+            return executable.step(feeds)
+        finally:
+            executable.close()

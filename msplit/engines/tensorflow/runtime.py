@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
+from msplit.progress import importing
 
 _GPU_SHARE = 0.45
 """Share of the GPU's free memory that all logical devices take together; the rest is for the cuda engine in the same process."""
@@ -62,7 +63,7 @@ def tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         return importlib.import_module("tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with quiet_stderr():
+    with importing("tensorflow", "TensorFlow"), quiet_stderr():
         try:
             module = importlib.import_module("tensorflow")
         except ModuleNotFoundError as error:

@@ -103,7 +103,7 @@ def choose(
             candidates.append(_skip(name, f"the graph is large and {EFFORT:,} blocks and edges were scheduled already"))
             continue
         effort -= problem.size
-        with progress.phase(name):
+        with progress.phase(name, detail=True):
             progress.done(number / (len(variants) + 1))
             try:
                 stream = constrain(problem, pack_streams(problem, algorithm(problem, width), streams), streams)
@@ -117,7 +117,7 @@ def choose(
     winner = best(candidates)
     if winner.name != ONE:
         found = known[winner.stream.tobytes()]
-        with progress.phase(f"refining {winner.name}"):
+        with progress.phase(f"refining {winner.name}", detail=True):
             progress.done(len(variants) / (len(variants) + 1))
             candidates.append(_candidate(f"{REFINED} {winner.name}", refine(problem, found, streams, refining)))
     return candidates

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_sibli
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
 from msplit.engines.cuda.passes.specialize import specialize
+from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"
 """Environment variable: set, every graph is verified after every pass."""
@@ -77,12 +79,14 @@ class Pass:
         run: Changes a graph in place. Whether it did.
         stage: What the graph is afterwards.
         option: The option of the context that it belongs to; it always runs where there is none.
+        phase: What it is part of, for who wants to know where time goes.
     """
 
     name: str
     run: Callable[[OpGraph, Context], bool]
     stage: Stage = Stage.SPECIALIZED
     option: Literal["", "simplify", "group", "fuse"] = "simplify"
+    phase: str = "rewriting the graph"
 
 
 def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], bool]:
@@ -142,10 +146,12 @@ def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
     return fused.groups > 0
 
 
+_SPECIALIZING, _GROUPING = "fixing shapes", "grouping alike branches"
+
 PIPELINE = (
     Pass("eliminate_unique", _pure(eliminate_unique), Stage.IMPORTED),
-    Pass("specialize", _specialize, option=""),
-    Pass("fold_partition", _fold_partition),
+    Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
+    Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
@@ -160,11 +166,11 @@ PIPELINE = (
     Pass("fuse_epilogue", _pure(fuse_epilogue)),  # bias, sum and activation ride on the product
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
-    Pass("fuse_lookups", _pure(fuse_lookups), option="group"),
-    Pass("batch_branches", _pure(batch_branches), option="group"),
+    Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
+    Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
-    Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group"),
-    Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse"),
+    Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
+    Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )
 """Up to `SPECIALIZED`, once per graph and shapes; `LAID_OUT`, once per memory layout that is tried; `FUSED`, in the one that was taken."""
 
@@ -177,15 +183,16 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
         IllegalGraph: A pass left what is no legal graph (only where `MSPLIT_VERIFY` is set).
     """
     checks = bool(os.environ.get(VERIFY))
-    for one in pipeline:
-        if one.stage not in stages or (one.option and not getattr(context, one.option)):
-            continue
-        before = fingerprint(graph) if checks else None
-        changed = one.run(graph, context)
-        if changed:
-            tidy(graph)
-        if checks:
-            verify(graph, one.stage, context.nodes, after=one.name, unchanged=None if changed else before)
+    asked = (one for one in pipeline if one.stage in stages and (not one.option or getattr(context, one.option)))
+    for what, passes in groupby(asked, lambda one: one.phase):
+        with phase(what):
+            for one in passes:
+                before = fingerprint(graph) if checks else None
+                changed = one.run(graph, context)
+                if changed:
+                    tidy(graph)
+                if checks:
+                    verify(graph, one.stage, context.nodes, after=one.name, unchanged=None if changed else before)
 
 
 def tidy(graph: OpGraph) -> None:

@@ -31,6 +31,7 @@ from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
+from msplit.progress import phase
 
 
 class Tracer:
@@ -362,7 +363,7 @@ def trace(
         for name, key in graph.feeds.items()
     }
     last_use = _last_uses(graph)
-    with torch.no_grad():
+    with phase("tracing and choosing kernels"), torch.no_grad():
         for op in graph.ops.values():
             if tracer.run(op) and observe:
                 step = tracer.steps[-1]

@@ -26,6 +26,7 @@ from msplit.engines.cuda.runtime.host import Counting, HostPart, WithHost
 from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
+from msplit.progress import phase
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
@@ -99,7 +100,8 @@ class Compiled:
 
 def executable_of(job: Job, compiled: Compiled, plan: Plan) -> Executable:
     """The executable, its host part in front of it where there is one."""
-    executable = executable_for(job, compiled, plan)
+    with phase("capturing" if job.options.on_gpu and job.options.capture else "arranging steps"):
+        executable = executable_for(job, compiled, plan)
     if STEPS in compiled.program.feeds:
         executable = Counting(executable)
     host = compiled.optimized.host
@@ -160,12 +162,13 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
-    lanes, _ = program.lanes(ids)
-    machine = None if costs is None else Machine.of_costs(costs)
-    problem = estimated(program, costs).problem(program, lanes, machine=machine)
-    chosen = evaluate(problem, problem.pin)
-    plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
-    return prove(keep_lanes(plan), program)
+    with phase("planning"):
+        lanes, _ = program.lanes(ids)
+        machine = None if costs is None else Machine.of_costs(costs)
+        problem = estimated(program, costs).problem(program, lanes, machine=machine)
+        chosen = evaluate(problem, problem.pin)
+        plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+        return prove(keep_lanes(plan), program)
 
 
 def prove(plan: Plan, program: Program) -> Plan:

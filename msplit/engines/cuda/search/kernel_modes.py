@@ -15,10 +15,11 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
+from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants
-from msplit.progress import Progress
+from msplit.progress import Progress, phase
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.machine import Machine
 from msplit.schedule.search.candidates import Candidate, candidate_of
@@ -150,13 +151,19 @@ def simulate_variants(
         if wait_us is not None:
             slower = replace(variant.problem, machine=replace(variant.problem.machine, wait_us=wait_us))
             variant = replace(variant, problem=slower)
-        found[name] = SimulatedVariant(variant, tuple(choose(variant.problem, streams, candidates)))
+        with phase("simulating"):
+            found[name] = SimulatedVariant(variant, tuple(choose(variant.problem, streams, candidates)))
     return SimulatedVariants(found, tuple(names))
 
 
 def predicted_us(job: Job) -> float:
     """Simulated time of what the engine runs for a job: its kernels, its ids."""
     program = compile_job(job).program
+    with phase("simulating"):
+        return _simulated(program, job)
+
+
+def _simulated(program: Program, job: Job) -> float:
     lanes, _ = program.lanes(job.ids)
     machine = None if job.costs is None else Machine.of_costs(job.costs)
     problem = estimated(program, job.costs).problem(program, lanes, machine=machine)

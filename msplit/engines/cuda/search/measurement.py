@@ -20,7 +20,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, one_stream_seconds, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
-from msplit.progress import Progress
+from msplit.progress import Progress, phase
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.plan import Plan
@@ -136,11 +136,12 @@ def compile_variants(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            costs = measured(
-                program, compiled.optimized.feeds, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds
-            )
-            if costs.measured:
-                costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
+            with phase("timing kernels"):
+                costs = measured(
+                    program, compiled.optimized.feeds, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds
+                )
+                if costs.measured:
+                    costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
         found[name] = CompiledVariant(name, own, compiled, problem, costs)
     return found

@@ -20,6 +20,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contrac
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
+from msplit.progress import phase
 
 
 @dataclass
@@ -134,5 +135,6 @@ def _kernels(
     for made, (body, lies) in zip(outlines, wanted, strict=True):
         saved[body.key, lies] += made.group.launching - 1
     order = sorted(range(len(wanted)), key=lambda number: -saved[wanted[number][0].key, wanted[number][1]])
-    found = {number: compiler.kernel(*wanted[number]) for number in order}
+    with phase("compiling fused kernels"):
+        found = {number: compiler.kernel(*wanted[number]) for number in order}
     return [found[number] for number in range(len(wanted))]

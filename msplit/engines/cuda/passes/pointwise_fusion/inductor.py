@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.toolchain import can_compile, kept
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
 from msplit.opset.traits import VIEWS
+from msplit.progress import importing
 
 SECONDS = 30.0
 """Time for compiling the groups of one graph; what is left then stays as it is."""
@@ -133,13 +135,17 @@ class Compiler:
 
 def _inductor(body: Body, examples: list[torch.Tensor]) -> tuple[Any, int, bool]:
     """The compiled function, how many kernels it launches, and whether it was on the disk."""
-    from torch._dynamo.utils import counters
-    from torch._inductor import config, metrics, standalone_compile
-    from torch.fx.experimental.proxy_tensor import make_fx
+    with importing("torch._dynamo.utils", "PyTorch's compiler"):
+        from torch._dynamo.utils import counters
+        from torch._inductor import config, metrics, standalone_compile
+        from torch.fx.experimental.proxy_tensor import make_fx
 
     hits = counters["inductor"]["fxgraph_cache_hit"]
     before = metrics.generated_kernel_count
     with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}):
+        with importing("torch._inductor.compile_fx", "PyTorch's compiler"):
+            # Not before the options are set: with others, what this loads starts processes of its own.
+            import_module("torch._inductor.compile_fx")
         graph = make_fx(body, tracing_mode="fake")(*examples)
         run = standalone_compile(graph, examples, dynamic_shapes="from_example_inputs")
     return run, metrics.generated_kernel_count - before, counters["inductor"]["fxgraph_cache_hit"] > hits
