@@ -2,8 +2,9 @@
 
     python benchmarks/start.py GRAPHS OUT [--models mmoe:128,densenet121:1] [--old CHECKOUT] [--turns 2]
 
-Each turn gives every checkout an empty cache of its own and starts two processes one after the other, the first with nothing kept and the
-second with what the first has kept. Seconds from the start of the interpreter. Writes OUT/start.json, and prints the table last.
+Each turn gives every checkout an empty cache of its own and starts processes one after the other: the first with nothing kept, the second
+with what the first has kept, and one with effort fast, in another empty cache. Seconds from the start of the interpreter, and what a
+step then takes on the device, µs. Writes OUT/start.json, and prints the table last.
 `--profile` runs the second one once more under Python's profiler and prints where it spent its time.
 """
 
@@ -54,20 +55,25 @@ def main() -> None:
         for turn in range(arguments.turns):
             for version, checkout in list(checkouts.items())[:: 1 if turn % 2 else -1]:
                 cache = arguments.out / f"cache-{name}-{version}"
-                shutil.rmtree(cache, ignore_errors=True)
-                for process in ("first", "second"):
-                    if time.monotonic() < stop and (taken := started(checkout, cache, path, batch)):
+                for process in ("first", "second", "fast") if version == "new" else ("first", "second"):
+                    if process != "second":
+                        shutil.rmtree(cache, ignore_errors=True)
+                    effort = "fast" if process == "fast" else "full"
+                    if time.monotonic() < stop and (taken := started(checkout, cache, path, batch, effort)):
                         found[f"{name}:{batch}", version, process].append(taken)
                         print(
                             name, version, process, {key: round(value, 2) for key, value in taken.items()}, flush=True
                         )
         if arguments.profile:
-            started(checkouts["new"], arguments.out / f"cache-{name}-new", path, batch, "profile")
+            for _ in range(2):
+                started(checkouts["new"], arguments.out / f"cache-{name}-new", path, batch, "full", "profile")
     (arguments.out / "start.json").write_text(json.dumps([[*key, rows] for key, rows in found.items()]))
     print(table(found))
 
 
-def started(checkout: Path, cache: Path, model: Path, batch: int, *profile: str) -> dict[str, float] | None:
+def started(
+    checkout: Path, cache: Path, model: Path, batch: int, effort: str, *profile: str
+) -> dict[str, float] | None:
     """Seconds of each part of getting ready, in a process of its own; None where it failed."""
     cache.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -76,7 +82,16 @@ def started(checkout: Path, cache: Path, model: Path, batch: int, *profile: str)
         "XDG_CACHE_HOME": str(cache.resolve()),
         "TRITON_CACHE_DIR": str(cache.resolve() / "triton"),
     }
-    command = [sys.executable, str(HERE / "start.py"), "child", str(model), str(batch), str(time.time()), *profile]
+    command = [
+        sys.executable,
+        str(HERE / "start.py"),
+        "child",
+        str(model),
+        str(batch),
+        str(time.time()),
+        effort,
+        *profile,
+    ]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
     if profile:
         print(done.stdout)
@@ -87,7 +102,7 @@ def started(checkout: Path, cache: Path, model: Path, batch: int, *profile: str)
     return parts
 
 
-def child(model: str, batch: str, began: str, profile: str = "") -> None:
+def child(model: str, batch: str, began: str, effort: str, profile: str = "") -> None:
     """Makes one model ready, and prints how long each part took."""
     marks = [("interpreter", float(began))]
 
@@ -102,7 +117,8 @@ def child(model: str, batch: str, began: str, profile: str = "") -> None:
     from msplit import api
 
     flat = api.load(model)
-    request = api.BenchRequest(streams=(STREAMS,), engine="cuda", batch=int(batch), compare_tensorflow=False)
+    how = {} if effort == "full" else {"effort": effort}  # which an older version does not know
+    request = api.BenchRequest(streams=(STREAMS,), engine="cuda", batch=int(batch), compare_tensorflow=False, **how)
     mark("prepare")
     if profile:
         import cProfile
@@ -119,6 +135,7 @@ def child(model: str, batch: str, began: str, profile: str = "") -> None:
     mark("")
     parts: dict[str, Any] = {what: after - at for (what, at), (_, after) in itertools.pairwise(marks)}
     parts["in all"] = marks[-1][1] - marks[0][1]
+    parts["step, µs"] = statistics.median(runner.executable.device_times(200)) * 1e6
     print(json.dumps(parts))
     sys.stdout.flush()
     os._exit(0)  # what ends afterwards is not waited for
@@ -131,7 +148,7 @@ def table(found: dict[tuple[str, str, str], list[dict[str, float]]]) -> str:
     for (model, version, process), rows in found.items():
         cells = [f"{statistics.median(row[part] for row in rows):.2f}" for part in parts]
         sums = [row["in all"] for row in rows]
-        cells[-1] += f" ({min(sums):.2f} to {max(sums):.2f})"
+        cells[parts.index("in all")] += f" ({min(sums):.2f} to {max(sums):.2f})"
         lines.append(f"| {model} | {version} | {process} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
