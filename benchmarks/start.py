@@ -45,8 +45,9 @@ def main() -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     import models
 
-    # What the first process on a machine reads from the disk, the others find in memory.
-    subprocess.run([sys.executable, "-c", "import torch, triton; torch.ones(1, device='cuda')"], check=True)
+    # What the first process on a machine reads from the disk, the others find in memory; and the packages' byte code, where it is written.
+    warm = "import torch, triton, torch._inductor.compile_fx; torch.ones(1, device='cuda')"
+    subprocess.run([sys.executable, "-c", warm], check=True)
     checkouts = {"new": HERE.parent.resolve()} | ({"old": arguments.old.resolve()} if arguments.old else {})
     stop = time.monotonic() + arguments.seconds
     found: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
@@ -93,8 +94,7 @@ def started(
         *profile,
     ]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    if profile:
-        print(done.stdout)
+    print(done.stdout if profile else "\n".join(done.stdout.splitlines()[:-1]), flush=True)
     if done.returncode:
         print(done.stdout[-2000:], done.stderr[-3000:])
         return None
@@ -136,6 +136,9 @@ def child(model: str, batch: str, began: str, effort: str, profile: str = "") ->
     parts: dict[str, Any] = {what: after - at for (what, at), (_, after) in itertools.pairwise(marks)}
     parts["in all"] = marks[-1][1] - marks[0][1]
     parts["step, µs"] = statistics.median(runner.executable.device_times(200)) * 1e6
+    if hasattr(runner, "preparation"):
+        phases = sorted(runner.preparation.phases, key=lambda one: -one.seconds)[:8]
+        print("  ", ", ".join(f"{one.phase} {one.seconds:.2f}" for one in phases))
     print(json.dumps(parts))
     sys.stdout.flush()
     os._exit(0)  # what ends afterwards is not waited for
