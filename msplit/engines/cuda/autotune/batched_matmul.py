@@ -195,9 +195,11 @@ def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any
         return (own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else baseline), {}
     times: dict[str, float] = {}
     with tuner.spending():
-        for name, attrs in candidates.items():
+        calls = {name: functools.partial(run, work, attrs) for name, attrs in candidates.items()}
+        tuner.compile_ahead([call for name, call in calls.items() if TILE in candidates[name]])
+        for name, call in calls.items():
             try:
-                times[name] = tuner.milliseconds(functools.partial(run, work, attrs)) * 1e3 / CALLS
+                times[name] = tuner.milliseconds(call) * 1e3 / CALLS
             except Exception:  # a tile that needs more of an SM than this GPU has, as whichever compiler stage says it
                 if not times:
                     raise

@@ -19,6 +19,7 @@ import torch
 from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.kernels.toolchain import can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -59,6 +60,7 @@ class Tuner:
     """
 
     def __init__(self, device: Device) -> None:
+        self._device = device
         self._timer = device.owned(CudaTimer)
         self._kept = device.owned(Choices)
         self._chosen: dict[str, dict[tuple[Any, ...], Any]] = {}
@@ -117,7 +119,9 @@ class Tuner:
                 whichever compiler stage.
         """
         found: list[Ranked[T]] = []
-        for choice, call in candidates:
+        listed = list(candidates)
+        self.compile_ahead([call for _, call in listed])
+        for choice, call in listed:
             try:
                 if not differ(call(), expected):
                     found.append(Ranked(self.milliseconds(call, cold=cold), choice, call))
@@ -125,6 +129,15 @@ class Tuner:
                 if not forgiving:
                     raise
         return sorted(found, key=lambda one: one.milliseconds)
+
+    def compile_ahead(self, calls: Sequence[Call]) -> None:
+        """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
+        if len(calls) < 2 or not self._device.is_gpu or not can_compile_ahead():
+            return
+        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead():
+            for call in calls:
+                with contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
+                    call()
 
     def beats(self, candidate: Call, baseline: Call) -> bool:
         """Whether one call is faster than another both alone and side by side."""

@@ -19,6 +19,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels.conv_tile import convolve_tile
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal
+from msplit.engines.cuda.kernels.toolchain import launch
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -133,7 +134,7 @@ def convolve_siblings(
     by, shifts = zip(
         *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
     )  # 0 where there is nothing to do
-    convolve_tile[(*grid, parts)](
+    launch(convolve_tile, (*grid, parts))(
         data,
         flat,
         data if bias is None else bias,

@@ -21,6 +21,7 @@ from triton.language.extra import libdevice
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.tiles import Tile
+from msplit.engines.cuda.kernels.toolchain import launch
 
 ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6}
 
@@ -305,7 +306,7 @@ def products(
         partial, counters = Device.of(out.device).owned(_nothing)
     else:
         partial = out.new_empty(parts * grid[0] * grid[1] * tile.rows * tile.columns, dtype=torch.float32)
-    _products[(*grid, parts)](
+    launch(_products, (*grid, parts))(
         out, one.x, one.weights, none if one.bias is None else one.bias,
         other.x, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
         partial, counters,

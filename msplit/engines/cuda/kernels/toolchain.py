@@ -14,8 +14,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
+
+MOST_WORKERS = 16
+"""Threads that compile at once."""
 
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 _OF_PYTORCH = "torchinductor_"
@@ -34,6 +40,41 @@ def can_compile() -> bool:
         return False
     guard_triton()
     return True
+
+
+_AHEAD: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
+
+
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """What starts a kernel of Triton's on a grid of programs; in `compiling_ahead` it is compiled only."""
+    return functools.partial(kernel.warmup, grid=grid) if _AHEAD.get() else kernel[grid]
+
+
+@contextlib.contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Of kernels that are to be timed, all are compiled at once, on as many cores as there are: inside, `launch` starts none.
+
+    Most of a compilation is done without Python's lock, and one after the other, 0.3 s each, they make a model's first start take half a
+    minute. What can not be compiled is told when it is launched. See `can_compile_ahead`.
+    """
+    from triton.runtime import _async_compile  # private, and the only way
+
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    token = _AHEAD.set(True)
+    try:
+        with (
+            ThreadPoolExecutor(min(workers, MOST_WORKERS)) as pool,
+            _async_compile.AsyncCompileMode(pool, ignore_errors=True),
+        ):
+            yield
+    finally:
+        _AHEAD.reset(token)
+
+
+@functools.cache
+def can_compile_ahead() -> bool:
+    """Whether Triton knows how to, as it does from version 3.5 on."""
+    return can_compile() and importlib.util.find_spec("triton.runtime._async_compile") is not None
 
 
 def folder() -> Path | None:
