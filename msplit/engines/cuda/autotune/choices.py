@@ -78,6 +78,8 @@ class Choices:
         # The first line break ends what a crash has cut off.
         line = "\n" + json.dumps([family.name, repr(key), family.pack(choice)]) + "\n"
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise OSError("no regular file")
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(file, line.encode())

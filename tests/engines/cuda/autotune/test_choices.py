@@ -110,6 +110,15 @@ def test_a_full_disk_is_no_error(device, monkeypatch):
     assert tuner.choose(NUMBERS, KEY, lambda: 7) == 7
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_in_its_place_is_left_alone(device, make):
+    path = device().owned(Choices).path
+    make(path)
+    assert device().owned(Tuner).choose(NUMBERS, KEY, lambda: 7) == 7
+    assert path.exists()
+    assert not path.is_file()
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
