@@ -157,6 +157,21 @@ def write_new_file(path: Path, data: bytes | memoryview, mode: int | None, made_
         os.close(descriptor)
 
 
+def append_bytes(path: str | Path, data: bytes) -> None:
+    """Adds to the end of a file of this user's own, in one piece: processes that add to one file at once do not mix what they write.
+
+    Raises:
+        OSError: It can not be written.
+        WriteError: What is there is a device, a pipe or a socket.
+    """
+    refuse_target(path)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, data)
+    finally:
+        os.close(file)
+
+
 def _put(temporary: Path, target: Path, *, force: bool) -> None:
     """Renames into place; raises FileExistsError where something is there and must stay."""
     if not force:

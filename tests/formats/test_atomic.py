@@ -383,3 +383,16 @@ def test_killed_at_any_moment_there_is_the_old_or_the_new(tmp_path: Path, kind: 
     assert out.exists()
     # What a kill leaves behind is known by its name.
     assert all(name == "out" or (name.startswith(".out.") and name.endswith(".tmp")) for name in entries(tmp_path))
+
+
+def test_what_is_added_comes_behind_what_is_there_and_over_nothing_special(tmp_path):
+    path = tmp_path / "lines"
+    atomic.append_bytes(path, b"one\n")
+    atomic.append_bytes(path, b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WriteError, match="is a pipe"):
+        atomic.append_bytes(tmp_path / "pipe", b"one\n")
+    with pytest.raises(OSError, match="directory"):
+        atomic.append_bytes(tmp_path, b"one\n")

@@ -20,7 +20,8 @@ import torch
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels import toolchain
-from msplit.errors import MsplitError
+from msplit.errors import MsplitError, WriteError
+from msplit.formats.atomic import append_bytes
 from msplit.formats.special import read_bytes
 from msplit.formats.text import JsonValue
 
@@ -78,14 +79,8 @@ class Choices:
         # The first line break ends what a crash has cut off.
         line = "\n" + json.dumps([family.name, repr(key), family.pack(choice)]) + "\n"
         try:
-            if self.path.exists() and not self.path.is_file():
-                raise OSError("no regular file")
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(file, line.encode())
-            finally:
-                os.close(file)
-        except OSError:
+            append_bytes(self.path, line.encode())
+        except (OSError, WriteError):
             self.path = None
 
     @cached_property

@@ -27,6 +27,7 @@ from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 from msplit.engines.cuda.passes import merge_convolutions
 from msplit.errors import MsplitError
+from msplit.formats import atomic
 from msplit.formats.text import JsonValue
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import job
@@ -106,7 +107,7 @@ def test_a_full_disk_is_no_error(device, monkeypatch):
         raise OSError(28, "No space left on device")
 
     tuner = device().owned(Tuner)
-    monkeypatch.setattr(choices.os, "write", full)
+    monkeypatch.setattr(atomic.os, "write", full)
     assert tuner.choose(NUMBERS, KEY, lambda: 7) == 7
 
 
