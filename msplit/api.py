@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from msplit.measure.benchmark import Bench, bench
     from msplit.measure.comparison import Compared
     from msplit.measure.execution import Runner, prepare
+    from msplit.measure.function import CompiledFunction, compile
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
     from msplit.measure.tuning import Tuned, TuneSettings
@@ -45,6 +46,7 @@ __all__ = [
     "Bench",
     "BenchRequest",
     "Compared",
+    "CompiledFunction",
     "Runner",
     "Settings",
     "StreamLoad",
@@ -55,6 +57,7 @@ __all__ = [
     "bench",
     "check_places",
     "compare",
+    "compile",
     "emit",
     "load",
     "prepare",
@@ -69,6 +72,8 @@ _LATER = {
     "Compared": "msplit.measure.comparison",
     "Runner": "msplit.measure.execution",
     "prepare": "msplit.measure.execution",
+    "CompiledFunction": "msplit.measure.function",
+    "compile": "msplit.measure.function",
     "BenchRequest": "msplit.measure.request",
     "Tuned": "msplit.measure.tuning",
     "TuneSettings": "msplit.measure.tuning",

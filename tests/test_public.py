@@ -32,12 +32,23 @@ def test_these_names_are_public_and_no_others() -> None:
             "emit",
             "bench",
             "prepare",
+            "compile",
             "check",
             "stream",
             "stream_group",
             "__version__",
         ),
-        *("Analysis", "Assigned", "Bench", "BenchRequest", "Runner", "Settings", "CheckSettings", "MsplitError"),
+        *(
+            "Analysis",
+            "Assigned",
+            "Bench",
+            "BenchRequest",
+            "CompiledFunction",
+            "Runner",
+            "Settings",
+            "CheckSettings",
+            "MsplitError",
+        ),
     }
 
 
