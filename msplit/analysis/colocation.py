@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +76,19 @@ def _racing(flat: FlatGraph, of: Ints) -> list[tuple[int, int]]:
     known = [
         {node: writes for node, writes in of_one.items() if not flat.host[node]} for of_one in users(flat).values()
     ]
-    open_ = [of_one for of_one in known if any(of_one.values()) and len({group[node] for node in of_one}) > 1]
+    apart = [of_one for of_one in known if any(of_one.values()) and len({group[node] for node in of_one}) > 1]
+    place = np.empty(len(flat), np.int32)
+    place[flat.graph.topological] = np.arange(len(flat), dtype=np.int32)
+    open_ = [of_one for of_one in apart if not _chained(flat, sorted(of_one, key=place.__getitem__))]
     paths = Paths(flat.graph, [node for of_one in open_ for node in of_one], flat.back_edges)
     return [pair for of_one in open_ for pair in unordered(paths, of_one, group)]
+
+
+def _chained(flat: FlatGraph, nodes: list[int]) -> bool:
+    """Whether an edge leads from each node to the next, as the flow of a TensorArray does: then all are ordered, and nothing is to be
+    searched."""
+    dst = flat.graph.edges.dst
+    return all(after in dst[flat.graph.out_edges(node)] for node, after in itertools.pairwise(nodes))
 
 
 def _classes(flat: FlatGraph) -> list[tuple[int, int]]:

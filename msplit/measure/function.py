@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import escape
 from msplit.decide.model import load
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.tensorflow.runtime import tensorflow
@@ -23,7 +24,7 @@ from msplit.measure.execution import Runner, prepare
 from msplit.measure.request import BenchRequest
 
 STREAMS = 8
-"""What ``streams="auto"`` may use; the simulator takes fewer where more gain nothing."""
+"""The largest number where nobody says one."""
 
 MOST = 8
 """Sets of shapes that are kept ready. The one that was not called for longest goes first."""
@@ -54,7 +55,8 @@ def compile(
         function: A Keras model, a `tf.function`, a concrete function, a plain function of tensors, or what `tf.saved_model.load` gives, of
             which it takes ``serving_default`` where it can not be called itself.
         request: As for `prepare`. Batch and shapes are those of the arguments.
-        streams: The largest number of streams.
+        streams: The largest number of streams. ``auto``: that of the request, or eight without one; the simulator takes fewer where more
+            gain nothing.
         fallback: ``tensorflow``: the original function answers while another shape is being prepared, in a thread of its own, and for good
             where it can not be, of which a warning is given. None: a call waits, and raises what is in the way.
         most: Sets of shapes to keep ready, each with weights and memory of its own.
@@ -65,9 +67,10 @@ def compile(
     found = _callable(function)
     if most < 1:
         raise MsplitError("at least one set of shapes must be kept", fix="give most=1 or more")
-    request = request or BenchRequest()
-    count = STREAMS if streams == "auto" else streams
-    return CompiledFunction(found, replace(request, streams=(count,), batch=None, shapes={}), fallback, most)
+    if streams != "auto":
+        request = replace(request or BenchRequest(), streams=(streams,))
+    request = request or BenchRequest(streams=(STREAMS,))
+    return CompiledFunction(found, replace(request, batch=None, shapes={}), fallback, most)
 
 
 def _callable(function: Any) -> Callable[..., Any]:
@@ -228,7 +231,7 @@ def _close(made: Sequence[Future[_Ready]]) -> None:
 
 def _warned(made: Future[_Ready]) -> None:
     if not made.cancelled() and (problem := made.exception()) is not None:
-        warnings.warn(f"TensorFlow goes on running it: {problem}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"TensorFlow goes on running it: {escape.line(str(problem))}", RuntimeWarning, stacklevel=2)
 
 
 def _place(name: str) -> int:

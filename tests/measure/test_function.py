@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import msplit
 from msplit import api
 from msplit.errors import MsplitError
+from msplit.measure import function
 
 pytestmark = pytest.mark.tf
 
@@ -205,6 +207,16 @@ def test_what_can_not_be_prepared_goes_on_in_tensorflow_with_a_warning(tf: Any) 
             next(iter(fast._made.values())).exception(60)
             close(fast(x), x + before + 2)
     assert any("TensorFlow goes on running it" in str(one.message) for one in said)
+
+
+def test_a_warning_escapes_what_a_model_says() -> None:
+    made: Future[Any] = Future()
+    made.set_exception(MsplitError("node 'a\x1b[2J'", fix="::error::b"))
+    with pytest.warns(RuntimeWarning) as said:
+        function._warned(made)
+    (text,) = (str(one.message) for one in said)
+    assert "\x1b" not in text
+    assert "\n" not in text
 
 
 def test_what_is_wrong_is_told_in_words(tf: Any) -> None:

@@ -31,7 +31,7 @@ OFF = "MSPLIT_KEEP_CHOICES"
 """Environment variable: with ``0`` nothing is kept, and nothing that was kept is used."""
 
 LARGEST = 64 << 20
-"""Bytes of a file that are read. A choice takes some hundred."""
+"""Bytes that a file may have. A choice takes some hundred."""
 
 _CODE = ("autotune", "kernels", "ops", "passes/merge_convolutions.py", "compile.py")
 """Of the engine's modules those that say what is measured, how, and what it calls."""
@@ -73,12 +73,15 @@ class Choices:
             return None
 
     def keep(self, family: Family[T], key: tuple[Any, ...], choice: T) -> None:
-        """Adds a choice. Where the disk is full, or may not be written to, it is not kept, and that is all."""
+        """Adds a choice. Where the disk or the file is full, or may not be written to, it is not kept, and that is all."""
         if self.path is None or " at 0x" in repr(key):  # which no other process would find
             return
         # The first line break ends what a crash has cut off.
         line = "\n" + json.dumps([family.name, repr(key), family.pack(choice)]) + "\n"
         try:
+            if self.path.exists() and self.path.stat().st_size + len(line) > LARGEST:
+                self.path = None
+                return
             append_bytes(self.path, line.encode())
         except (OSError, WriteError):
             self.path = None

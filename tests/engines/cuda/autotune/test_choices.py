@@ -145,10 +145,18 @@ def test_lines_that_can_not_be_read_are_measured_again_and_those_around_them_cou
     assert last.choose(NUMBERS, KEY, lambda: 7) == 7
 
 
-def test_a_file_that_is_too_long_is_not_read(device, monkeypatch):
-    device().owned(Tuner).choose(NUMBERS, KEY, lambda: 7)
+def test_a_file_that_is_too_long_is_not_read_and_gets_no_longer(device, monkeypatch):
+    first = device()
+    first.owned(Tuner).choose(NUMBERS, KEY, lambda: 7)
+    path = first.owned(Choices).path
+    size = path.stat().st_size
     monkeypatch.setattr(choices, "LARGEST", 8)
     assert device().owned(Tuner).choose(NUMBERS, KEY, lambda: 8) == 8
+    monkeypatch.setattr(choices, "LARGEST", size + 8)
+    full = device().owned(Tuner)
+    assert full.choose(NUMBERS, KEY, never) == 7
+    assert full.choose(NUMBERS, ("one more",), lambda: 9) == 9
+    assert path.stat().st_size == size
 
 
 def _writes(cache: str, number: int) -> None:
