@@ -215,8 +215,8 @@ def _cycles(graph: Graph, where: str | None) -> Iterator[Defect]:
     back = graph.with_ops(NEXT)[edges.src] & graph.with_ops(MERGE)[edges.dst]
     kept = (local[edges.src] >= 0) & (local[edges.dst] >= 0) & ~back
     src, dst = local[edges.src[kept]], local[edges.dst[kept]]
-    forward = Dag.of(len(stuck), dst, src)
-    successors = [forward.src[first:last].tolist() for first, last in itertools.pairwise(forward.start.tolist())]
+    start, followers = Dag.of(len(stuck), src, dst).consumers()
+    successors = [followers[first:last].tolist() for first, last in itertools.pairwise(start.tolist())]
     for component in _knots(successors):
         cycle = [int(stuck[node]) for node in _shortest_cycle(successors, component)]
         shown = [graph.names[node] for node in cycle[:_NAMES_SHOWN]]

@@ -293,12 +293,9 @@ def peaks(graph: Graph, sheet: Gpu) -> Floats:
     given = [output_dtypes(graph.ops[node], graph.attrs[node], 1) for node in first.tolist()]
     numbers = [names.setdefault(types[0] if types else "", len(names)) for types in given]
     which = np.array(numbers, dtype=np.int32)[of]
-    products = ops_with("tensor cores")
-    product = np.fromiter((op in products for op in graph.ops), np.bool_, len(graph))
-    result = _peaks(list(names), which, product, sheet)
+    result = _peaks(list(names), which, graph.with_ops(ops_with("tensor cores")), sheet)
     # A loop or a branch holds kernels of many kinds: the fastest keeps the bound a bound.
-    mixed = np.fromiter((op in FUNCTIONAL for op in graph.ops), np.bool_, len(graph))
-    return np.where(mixed, max(sheet.tflops.values()) * 1e6, result)
+    return np.where(graph.with_ops(FUNCTIONAL), max(sheet.tflops.values()) * 1e6, result)
 
 
 def _known(tensors: Tensors) -> Mask:

@@ -87,7 +87,7 @@ def find_fused_nodes(
 def _passed_on(graph: Graph) -> Ints:
     """Per node whose value it gives: that of an identity's input, over identities behind each other; else its own."""
     result = np.arange(len(graph), dtype=np.int32)
-    alike = np.fromiter((op in IDENTITIES for op in graph.ops), np.bool_, len(graph))
+    alike = graph.with_ops(IDENTITIES)
     for node in graph.topological[alike[graph.topological]].tolist():
         source = next(iter(graph.inputs(node)), None)
         if source is not None and source[1] == 0:

@@ -39,7 +39,7 @@ def prepared(
     count = len(graph)
     edges = graph.edges
     data_inputs = np.bincount(edges.dst[edges.port != CONTROL], minlength=count)
-    constant = np.fromiter((op in CONSTANTS for op in graph.ops), np.bool_, count)
+    constant = graph.with_ops(CONSTANTS)
     fixed, reads = _fixed(graph)
     constant |= fixed
     constant[list(given)] = True

@@ -58,6 +58,11 @@ class Job:
     costs: Costs | None = None
 
 
+def refuse_fed(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """The same for a part of a model: what runs before it may hand on more than it takes."""
+    refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
+
+
 def refuse(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Refuses what a step can not be given: the one contract of all engines. `inputs` has type and shape of each as it was prepared.
 

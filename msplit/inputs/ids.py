@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.vocabulary import MAX_KEYS, Keys, constant_of, table_of, vocabularies
+from msplit.inputs.vocabulary import Keys, constant_of, loaded, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
 from msplit.shapes import infer
 from msplit.shapes.registry import plain_shape
@@ -227,8 +225,7 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
 
 def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:
     """The value of an input of a node that is a constant of at most `MAX_KEYS` elements, else None."""
-    value = constant_of(flat, _source(flat, node, slot))
-    return None if value is None or math.prod(value.shape) > MAX_KEYS else np.asarray(value.load())
+    return loaded(flat, _source(flat, node, slot))
 
 
 def is_constant_array(flat: FlatGraph, node: int, slot: int) -> bool:

@@ -78,8 +78,14 @@ def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
 
 
 def _literal(flat: FlatGraph, node: int) -> Keys | None:
-    value = constant_of(flat, _source(flat, node, 1))
-    return None if value is None or math.prod(value.shape) > MAX_KEYS else np.asarray(value.load()).reshape(-1)
+    value = loaded(flat, _source(flat, node, 1))
+    return None if value is None else value.reshape(-1)
+
+
+def loaded(flat: FlatGraph, node: int | None) -> NDArray[Any] | None:
+    """The value of a node that is a constant of at most `MAX_KEYS` elements, else None."""
+    value = constant_of(flat, node)
+    return None if value is None or math.prod(value.shape) > MAX_KEYS else np.asarray(value.load())
 
 
 def constant_of(flat: FlatGraph, node: int | None) -> TensorValue | None:

@@ -82,7 +82,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     """Runs a model with plain kernels on one stream beside TensorFlow on the CPU and compares every value, then with larger kernels.
 
     Everything is IEEE float32. This executes the model. Without a GPU the engine runs on CPU tensors: that finds what is wrong in
-    lowerings and rewrites, and not what a GPU's kernels do.
+    lowerings and passes, and not what a GPU's kernels do.
 
     Args:
         request: As for `bench`: inputs, batch, shapes, seed, tolerance, reference (its inputs).

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,12 @@ def _named(signature: Any) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Ready:
-    """The function for one set of shapes; its folder holds what the host part of it runs."""
+    """The function for one set of shapes.
+
+    Attributes:
+        structure: The result's, with the names of its outputs, and None where it has None.
+        folder: What the host part runs.
+    """
 
     runner: Runner
     structure: Any
@@ -123,6 +129,7 @@ class CompiledFunction(Shown):
         self._function, self._request, self._most = function, request, most
         self._beside = None if fallback is None else ThreadPoolExecutor(1, "msplit-function")
         self._made: dict[Key, Future[_Ready]] = {}  # what was called last is at the end
+        self._told: WeakSet[Future[_Ready]] = WeakSet()  # of which a warning was given
         self._lock = threading.Lock()
 
     def _facts(self) -> Facts:
@@ -155,14 +162,17 @@ class CompiledFunction(Shown):
         key = (repr(tf.nest.map_structure(lambda leaf: 0, (arguments, named))), kinds)
         made = self._rung(key, (arguments, named), arrays)
         if self._beside is not None and (not made.done() or made.exception() is not None):
+            if made.done() and made not in self._told:
+                self._told.add(made)
+                said = escape.line(str(made.exception()))
+                warnings.warn(f"TensorFlow goes on running it: {said}", RuntimeWarning, stacklevel=2)
             return self._function(*arguments, **named)
         ready = made.result()
         feeds = {f"input_{number}": array for number, array in enumerate(arrays) if array is not None}
         outputs = ready.runner.step({name: feeds[name] for name in ready.runner.inputs})
-        found = [outputs[name] for name in sorted(outputs, key=_place)]
         if any(tf.is_tensor(leaf) for leaf in leaves):
-            found = [tf.convert_to_tensor(value) for value in found]
-        return tf.nest.pack_sequence_as(ready.structure, found)
+            outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
+        return tf.nest.map_structure(lambda name: None if name is None else outputs[name], ready.structure)
 
     def _rung(self, key: Key, call: Any, arrays: Sequence[NDArray[Any] | None]) -> Future[_Ready]:
         """What runs these shapes, or will."""
@@ -174,9 +184,7 @@ class CompiledFunction(Shown):
             self._made[key] = made
             old = [self._made.pop(one) for one in list(self._made)[: -self._most]]
         _close(old)
-        if new and self._beside is not None:
-            made.add_done_callback(_warned)
-        elif new:
+        if new and self._beside is None:
             try:
                 made.set_result(self._make(call, arrays))
             except BaseException as problem:
@@ -229,23 +237,16 @@ def _close(made: Sequence[Future[_Ready]]) -> None:
             one.add_done_callback(close)
 
 
-def _warned(made: Future[_Ready]) -> None:
-    if not made.cancelled() and (problem := made.exception()) is not None:
-        warnings.warn(f"TensorFlow goes on running it: {escape.line(str(problem))}", RuntimeWarning, stacklevel=2)
-
-
-def _place(name: str) -> int:
-    """Of an output, by its name, among all leaves of the result."""
-    return int(name.rpartition("_")[2])
-
-
 def _array(leaf: Any, tf: Any) -> NDArray[Any] | None:
     """An argument as an array; None for what is part of the function."""
-    if leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes):
-        return None
     if isinstance(leaf, np.ndarray | np.generic):
-        return np.asarray(leaf)
+        return np.asarray(leaf, leaf.dtype.newbyteorder("="))
     if tf.is_tensor(leaf):
+        if not isinstance(leaf, tf.Tensor | tf.Variable):
+            raise MsplitError(
+                f"an argument is a {type(leaf).__name__}, of which there is no array",
+                fix="give the tensors that it is made of, such as values and row_splits, or indices, and put it together inside",
+            )
         if not hasattr(leaf, "numpy"):
             raise MsplitError(
                 "a tensor has no value yet", fix="call it with values, outside of a tf.function: it is one itself"
@@ -261,21 +262,24 @@ def _array(leaf: Any, tf: Any) -> NDArray[Any] | None:
 
 
 def _export(function: Callable[..., Any], call: Any, arrays: Sequence[NDArray[Any] | None], folder: Path) -> Any:
-    """Writes the function for arguments of these shapes as a SavedModel; the structure of its result.
+    """Writes the function for arguments of these shapes as a SavedModel; the structure of its result, as `_Ready` has it.
 
     Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
     """
     tf = tensorflow()
     leaves = tf.nest.flatten(call)
     structure: list[Any] = []
+    others: list[str] = []
 
     def by_name(**tensors: Any) -> dict[str, Any]:
         given = [tensors.get(f"input_{number}", leaf) for number, leaf in enumerate(leaves)]
         arguments, named = tf.nest.pack_sequence_as(call, given)
         result = function(*arguments, **named)
-        structure[:] = [tf.nest.map_structure(lambda one: type(one).__name__, result)]
-        found = enumerate(tf.nest.flatten(result))
-        return {f"output_{number}": tf.identity(one) for number, one in found if isinstance(one, tf.Tensor)}
+        found = {f"output_{number}": one for number, one in enumerate(tf.nest.flatten(result))}
+        names = [None if one is None else name for name, one in found.items()]
+        structure[:] = [tf.nest.pack_sequence_as(result, names)]
+        others[:] = [type(one).__name__ for one in found.values() if not isinstance(one, tf.Tensor | None)]
+        return {name: tf.identity(one) for name, one in found.items() if isinstance(one, tf.Tensor)}
 
     specs = {
         f"input_{number}": tf.TensorSpec(array.shape, tf.as_dtype(array.dtype), name=f"input_{number}")
@@ -283,10 +287,9 @@ def _export(function: Callable[..., Any], call: Any, arrays: Sequence[NDArray[An
         if array is not None
     }
     traced = tf.function(by_name).get_concrete_function(**specs)
-    kinds = tf.nest.flatten(structure[0])
-    if len(kinds) > len(traced.structured_outputs):
+    if others:
         raise MsplitError(
-            f"of what the function gives, {', '.join(sorted(set(kinds)))}, some are no tensors of numbers or words",
+            f"the function gives a {others[0]}, which is no tensor of numbers or words",
             fix="let it give tensors, or lists, tuples and dicts of them: of a ragged one its values and row_splits",
         )
     holder = tf.Module()

@@ -20,8 +20,9 @@ class Colocation:
     in the canonical order.
 
     Groups are colocation classes (``_class: loc:@x``), regions (v1 loops and conds, the users of a ref variable), variable handles with
-    their users, and nodes that TensorFlow's optimizer makes one of where their ids are equal, too: same op, attributes and inputs, no
-    effect. A group of which nobody is claimed stays free.
+    their users, what writes a variable, table or array with those of its users that no path orders, and nodes that TensorFlow's
+    optimizer makes one of where their ids are equal, too: same op, attributes and inputs, no effect. A group of which nobody is claimed
+    stays free.
 
     This rule is a constraint: it may move nodes that other rules claimed, and it is applied once more after the last rule.
 
@@ -77,7 +78,8 @@ class Colocation:
         names, ids = context.flat.graph.names, assignment.ids
         raise AssignError(
             f"nodes '{names[one]}' (stream {ids[one]}) and '{names[other]}' (stream {ids[other]}) must share a stream, "
-            "but have different ids on the graph: they are tied by a colocation class, a loop or cond, or a variable",
+            "but have different ids on the graph: they are tied by a colocation class, a loop or cond, a variable, or state "
+            "that both use and nothing orders",
             where=f"node '{names[other]}'",
             fix="give both the same id; for two readers of one variable, `colocation: {handles: false}` allows two ids",
         )

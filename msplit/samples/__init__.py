@@ -43,7 +43,8 @@ def build(name: str, *, seed: int = 0, **size: Any) -> Sample:
     Args:
         name: One of `names`.
         seed: Seed of the weights; equal seeds give equal graphs.
-        **size: Sizes the builder takes, such as `experts=4`; see its own documentation. All take `batch`, None for an unknown one.
+        **size: Sizes the builder takes, such as `experts=4`; see its own documentation. All take `batch`; None
+            leaves it unknown, but for `lstm`, whose batch is fixed.
 
     Raises:
         ValueError: There is no builder of that name.

@@ -9,7 +9,7 @@ A shape function is one small function in one file of this package. It takes the
 A shape is a tuple of sizes with None for an unknown size; None alone is an unknown rank. A function asks for what it needs
 (`node.shape(0)`, `node.value(1)`, `node.attr("axis", 0)`) and says None for what it can not know. It may raise ValueError, IndexError or
 TypeError on a node that contradicts itself or tells too little (`node.ranked(0)`): all outputs that something reads then count as unknown.
-Ops for which one expression says it are in `simple`, with a lambda.
+Most ops for which one expression says it are in `simple`, with a lambda.
 """
 
 from __future__ import annotations

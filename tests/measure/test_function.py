@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +91,33 @@ def test_structures_of_arguments_and_results_are_kept(tf: Any) -> None:
         tf.nest.assert_same_structure(found, wanted)
         for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
             close(one, other)
+
+
+def test_nothing_in_a_result_stays_nothing(tf: Any) -> None:
+    with msplit.compile(lambda x: {"none": None, "one": x + 1.0, "more": [None, x]}, SIMULATED) as fast:
+        found = fast(np.ones((2,), np.float32))
+        assert found["none"] is None
+        assert found["more"][0] is None
+        close(found["one"], [2.0, 2.0])
+        close(found["more"][1], [1.0, 1.0])
+
+
+def test_numbers_of_another_byte_order_are_numbers(tf: Any) -> None:
+    with msplit.compile(lambda x: x + 1.0, SIMULATED) as fast:
+        close(fast(np.arange(3, dtype=">f4")), [1.0, 2.0, 3.0])
+        close(fast(np.arange(3, dtype="<f4")), [1.0, 2.0, 3.0])
+        assert len(fast.runners) == 1
+
+
+@pytest.mark.parametrize("kind", ["RaggedTensor", "SparseTensor"])
+def test_an_argument_that_is_no_array_is_named(tf: Any, kind: str) -> None:
+    dense = tf.constant([[1.0, 0.0]])
+    given = tf.RaggedTensor.from_tensor(dense) if kind == "RaggedTensor" else tf.sparse.from_dense(dense)
+    with (
+        msplit.compile(lambda x: x, SIMULATED) as fast,
+        pytest.raises(MsplitError, match=f"an argument is a {kind}, of which there is no array"),
+    ):
+        fast(given)
 
 
 def test_tensors_in_tensors_out_and_what_speaks_dlpack(tf: Any, keras_model: Any) -> None:
@@ -209,12 +235,19 @@ def test_what_can_not_be_prepared_goes_on_in_tensorflow_with_a_warning(tf: Any) 
     assert any("TensorFlow goes on running it" in str(one.message) for one in said)
 
 
-def test_a_warning_escapes_what_a_model_says() -> None:
-    made: Future[Any] = Future()
-    made.set_exception(MsplitError("node 'a\x1b[2J'", fix="::error::b"))
-    with pytest.warns(RuntimeWarning) as said:
-        function._warned(made)
+def test_a_warning_escapes_what_a_model_says_and_is_given_once(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hostile(*arguments: Any) -> Any:
+        raise MsplitError("node 'a\x1b[2J'", fix="::error::b")
+
+    monkeypatch.setattr(function, "prepare", hostile)
+    x = np.ones((2,), np.float32)
+    with msplit.compile(lambda x: x + 1.0, SIMULATED, fallback="tensorflow") as fast:
+        fast(x)
+        next(iter(fast._made.values())).exception(60)
+        with pytest.warns(RuntimeWarning) as said:
+            close([fast(x), fast(x)], [x + 1, x + 1])
     (text,) = (str(one.message) for one in said)
+    assert "node 'a" in text
     assert "\x1b" not in text
     assert "\n" not in text
 
@@ -226,12 +259,12 @@ def test_what_is_wrong_is_told_in_words(tf: Any) -> None:
         msplit.compile(lambda x: x, most=0)
     x = np.ones((2, 2), np.float32)
     with msplit.compile(lambda x: tf.RaggedTensor.from_tensor(x), SIMULATED) as ragged:
-        with pytest.raises(MsplitError, match="RaggedTensor, some are no tensors"):
+        with pytest.raises(MsplitError, match="gives a RaggedTensor, which is no tensor"):
             ragged(x)
         assert ragged.runners == ()
     with (
         msplit.compile(lambda x: "text", SIMULATED) as text,
-        pytest.raises(MsplitError, match="str, some are no tensors"),
+        pytest.raises(MsplitError, match="gives a str, which is no tensor"),
     ):
         text(x)
     with msplit.compile(lambda x: x + 1, SIMULATED) as fast:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from msplit.analysis import colocation
 from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
 from msplit.rules import parse as parse_rules
@@ -130,6 +131,7 @@ RACING = {
 ORDERED = {
     "by a control edge": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t,^one)",
     "by what one gives the other": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t,one)",
+    "by a path": "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); mid:Relu(one); two:VendorPush(t,^mid)",
     "readers": """
         v:VarHandleOp[dtype=float32,shared_name=v]; w:VarHandleOp[dtype=float32,shared_name=v]
         one:ReadVariableOp(v)[dtype=float32]; two:ReadVariableOp(w)[dtype=float32]
@@ -150,3 +152,12 @@ def test_what_writes_state_shares_a_stream_with_users_that_nothing_orders(graph)
 def test_users_of_one_state_stay_apart_where_nothing_can_race(graph):
     flat, after, _ = apply(graph, [("branch", 2, "one"), ("branch", 3, "two")])
     assert by_name(flat, after.ids)["two"] == 3
+
+
+def test_users_that_edges_chain_are_not_searched_for_paths(monkeypatch):
+    """A model has thousands of TensorArrays, whose flow orders their users."""
+    monkeypatch.setattr(colocation, "unordered", lambda *arguments: pytest.fail("they were searched"))
+    chain = "t:TensorArrayV3[dtype=float32]; one:VendorPush(t); two:VendorPush(t,one); three:VendorPush(t,^two)"
+    flat, after, _ = apply(chain, [("branch", 2, "one"), ("branch", 3, "two"), ("branch", 4, "three")])
+    ids = by_name(flat, after.ids)
+    assert [ids[name] for name in ("one", "two", "three")] == [2, 3, 4]

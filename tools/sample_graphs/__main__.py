@@ -32,6 +32,7 @@ class Export:
     about: str
 
 
+# In this order, in one process: Keras and TensorFlow number what they name.
 EXPORTS = (
     Export("mmoe_small.pb", frozen.mmoe_small, "frozen GraphDef: mixture of 4 experts with 2 tasks"),
     Export("mmoe_small.pbtxt", frozen.mmoe_small_text, "GraphDef in text format: a still smaller mixture of experts"),

@@ -90,7 +90,7 @@ def _unfused(job: Job, device: Device) -> Compiled:
             return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
 
     # Where it was measured before, in another process too, only that layout is traced.
-    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), job.ieee), faster)
+    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.ieee), faster)
     return candidates.get(nchw) or laid_out(nchw)
 
 
@@ -110,7 +110,7 @@ def optimize(
     device: torch.device,
     *,
     op_libraries: Sequence[Path] = (),
-    rewrites: bool = True,
+    simplify: bool = True,
     group: bool = False,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
@@ -118,7 +118,7 @@ def optimize(
     Args:
         feeds: An array per input: they fix the shapes.
         op_libraries: Shared objects with custom TensorFlow ops, for the host part.
-        rewrites: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
+        simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
 
     Raises:
@@ -145,6 +145,6 @@ def optimize(
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
-    context = Context(feeds, device, len(flat), raised.bodies, simplify=rewrites, group=group)
+    context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group)
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, host)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
     from msplit.engines.cuda.search.kernel_modes import (
@@ -48,12 +47,9 @@ _LATER = {
     "SimulatedVariant": "search.kernel_modes",
     "SimulatedVariants": "search.kernel_modes",
     "compile_variants": "search.measurement",
-    "c_compiler": "kernels.toolchain",
-    "kernel_folder": "kernels.toolchain",
     "make_runner": "search.measurement",
     "one_stream_seconds": "runtime.executables",
     "predicted_us": "search.kernel_modes",
-    "refused_folders": "kernels.toolchain",
     "simulate_variants": "search.kernel_modes",
 }
 """Where what needs PyTorch is: it is loaded when it is asked for."""
@@ -63,7 +59,7 @@ if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with nullcontext() if _LATER[name] == "kernels.toolchain" else importing("torch", "PyTorch"):
+        with importing("torch", "PyTorch"):
             module = import_module(f"msplit.engines.cuda.{_LATER[name]}")
         return getattr(module, name)
 

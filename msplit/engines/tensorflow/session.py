@@ -22,8 +22,6 @@ from msplit.opset.traits import ops_with
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
 
-_META_GRAPH = (Format.META_GRAPH, Format.META_GRAPH_TEXT)
-
 
 class SessionExecutable:
     """A graph in a session of its own.
@@ -168,7 +166,7 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
         return
     tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
     graph = session.graph
-    saver = getattr(model.proto, "saver_def", None) if model.format in _META_GRAPH else None
+    saver = getattr(model.proto, "saver_def", None) if model.format.binary is Format.META_GRAPH else None
     checkpoint = model.path.with_suffix("")
     operations = {operation.name for operation in graph.get_operations()}
     if saver is not None and saver.restore_op_name and Path(f"{checkpoint}.index").is_file():

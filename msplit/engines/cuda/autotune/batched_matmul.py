@@ -17,13 +17,12 @@ from torch import Tensor
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.text import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
 
-_ALPHA = 0.20000000298023224
 _TILED = (torch.float32, torch.float16, torch.bfloat16)
 
 _LARGEST = 2**31
@@ -93,7 +92,7 @@ class Work:
 
     one: Layer
     activation: str = ""
-    alpha: float = _ALPHA
+    alpha: float = LEAKY_ALPHA
     second: Layer | None = None
     first: int = 0
     addend: Tensor | None = None
@@ -146,7 +145,7 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
     first = int(attrs.get("first", 0))
     addend = next(operands) if first else None
     second = others[0] if others else None
-    activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", _ALPHA)
+    activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", LEAKY_ALPHA)
     return Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first")))
 
 

@@ -33,8 +33,8 @@ OFF = "MSPLIT_KEEP_CHOICES"
 LARGEST = 64 << 20
 """Bytes that a file may have. A choice takes some hundred."""
 
-_CODE = ("autotune", "kernels", "ops", "passes/merge_convolutions.py", "compile.py")
-"""Of the engine's modules those that say what is measured, how, and what it calls."""
+_ENGINE = Path(__file__).parents[1]
+"""Whose code says what is measured, how, and what it calls."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,8 @@ def made_for(device: Device) -> str:
     driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
     versions = (torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), driver, _triton())
     hashed = hashlib.sha256(repr((gpu.name, gpu.multi_processor_count, gpu.total_memory, versions)).encode())
-    root = Path(__file__).parents[1]
-    for name in _CODE:
-        place = root / name
-        for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
-            hashed.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted(_ENGINE.rglob("*.py")):
+        hashed.update(file.relative_to(_ENGINE).as_posix().encode() + b"\0" + file.read_bytes())
     return hashed.hexdigest()[:24]
 
 

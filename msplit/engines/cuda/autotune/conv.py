@@ -15,7 +15,7 @@ import torch
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -70,8 +70,7 @@ def choose(
     """
     if not worth_a_kernel(arguments[0].dtype):
         return op, arguments[1]
-    attrs = tuple(sorted((name, str(value)) for name, value in op.attrs.items() if not name.startswith("_")))
-    key = (op.op, attrs, keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
+    key = (op.op, attrs_key(op.attrs), keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
     tuner = Tuner.of(arguments[0].device)
     tiles = tuner.choose(FAMILY, key, lambda: _winner(tuner, op, arguments, turned, lowered))

@@ -86,8 +86,8 @@ class Tuner:
         return (made[key],)
 
     def choose(self, family: Family[T], key: tuple[Any, ...], measure: Callable[[], T]) -> T:
-        """A choice, measured where it was not made before. What is chosen by rule, because the time is spent, holds for this process
-        only.
+        """A choice, measured where it was not made before. It holds for this process only where the time is spent meanwhile: kernels are
+        chosen by rule then.
 
         Args:
             key: All that the choice depends on beside the device and the code. Its `repr` tells it from others.
@@ -95,9 +95,8 @@ class Tuner:
         known = self.known(family, key)
         if known is not None:
             return known[0]
-        in_time = not self.is_spent
         choice = self.chosen(family)[key] = measure()
-        if in_time:
+        if not self.is_spent:
             self._kept.keep(family, key, choice)
         return choice
 

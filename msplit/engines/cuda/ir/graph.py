@@ -26,6 +26,11 @@ def final(names: Mapping[Key, Key], key: Key) -> Key:
     return key
 
 
+def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Equal for attributes that mean the same. Those that begin with ``_`` mean nothing to a lowering."""
+    return tuple(sorted((name, repr(value)) for name, value in attrs.items() if not name.startswith("_")))
+
+
 @dataclass(frozen=True)
 class StandIn:
     """A value of which only this is looked at.
@@ -41,10 +46,10 @@ class StandIn:
 
 @dataclass
 class Op:
-    """One node on its way to the GPU. Rewrites change ops in place and drop those that are absorbed.
+    """One node on its way to the GPU. Passes change ops in place and drop those that are absorbed.
 
     Attributes:
-        node: The op's number in `OpGraph.ops`: the flat node, or a fresh number for an op that a rewrite adds.
+        node: The op's number in `OpGraph.ops`: the flat node, or a fresh number for an op that a pass adds.
         name: For messages.
         op: TensorFlow op whose lowering runs it.
         inputs: Data inputs by slot.
@@ -91,7 +96,7 @@ class OpGraph:
         fetches: Output name -> value.
         shapes: Shape of every value whose shape is the same in every run; empty before `specialize`.
         dtypes: Type of every value that ran then, as TensorFlow names it.
-        numbers: How many numbers are taken: by flat nodes, by inputs, and by what rewrites added.
+        numbers: How many numbers are taken: by flat nodes, by inputs, and by what passes added.
         unrolled: Flat nodes that became many ops, or will: loops, conds and calls. Each with further flat nodes that these ops do the work
             of, and that no op covers: those of a TensorFlow 1 loop's frame.
         streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.
@@ -113,10 +118,7 @@ class OpGraph:
 
     def signature(self) -> str:
         """A hash of what its time depends on: ops with their attributes, what they read, and shapes; not names, and no values."""
-        rows = (
-            (op.op, sorted((name, repr(value)) for name, value in op.attrs.items()), op.inputs, op.batch)
-            for op in self.ops.values()
-        )
+        rows = ((op.op, attrs_key(op.attrs), op.inputs, op.batch) for op in self.ops.values())
         shapes = sorted(self.shapes.items())
         return hashlib.sha256(repr((list(rows), shapes)).encode()).hexdigest()
 

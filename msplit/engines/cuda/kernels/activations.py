@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_LEAKY_ALPHA = 0.2
+LEAKY_ALPHA = 0.20000000298023224
+"""TensorFlow's default slope of LeakyRelu below zero, a float32."""
 
 
-def activate(name: str, alpha: float = _LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:
+def activate(name: str, alpha: float = LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:
     """The activation function that Grappler's fused ops call by this name.
 
     Args:

@@ -15,7 +15,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,8 @@ def compiling_ahead() -> Iterator[None]:
     Most of a compilation is done without Python's lock, and one after the other, 0.3 s each, they make a model's first start take half a
     minute. What can not be compiled is told when it is launched. See `can_compile_ahead`.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from triton.runtime import _async_compile  # private, and the only way
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,11 +16,11 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
-from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.matmul import product_in_tiles
-from msplit.engines.cuda.ops.nn import EPSILON, LEAKY_ALPHA, normalize
+from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 
 _BATCH_NORM_INPUTS = 4

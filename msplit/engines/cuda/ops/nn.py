@@ -12,12 +12,12 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import channels_first
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 
-# Defaults of attributes, as the float32 numbers that they are: float64 data shows the difference.
-LEAKY_ALPHA = 0.20000000298023224
+# A default of an attribute, as the float32 number that it is: float64 data shows the difference.
 EPSILON = 9.999999747378752e-05
 
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.passes.pattern import Readers, attrs_key, value_key
+from msplit.engines.cuda.passes.pattern import Readers, value_key
 
 _RANDOM = "msplit.engines.cuda.ops.random"
 _LARGEST = 1024

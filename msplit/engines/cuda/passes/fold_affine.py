@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ops.nn import EPSILON
 from msplit.engines.cuda.passes.pattern import (
     FLOATS,
     Readers,
@@ -26,7 +27,6 @@ from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, RESHAPES
 
 _HEADS = CONVOLUTIONS | {"MatMul"}
 _DIVISIONS = ops_with("divide")
-_EPSILON = 9.999999747378752e-05
 Doubles = NDArray[np.float64]
 
 
@@ -141,7 +141,7 @@ def _batch_norm(graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key) ->
         return None  # somebody wants the statistics
     gamma, beta, mean, variance = (graph.constants[parameter].astype(np.float64) for parameter in op.inputs[1:5])
     with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + float(op.attrs.get("epsilon", _EPSILON)))
+        scale = gamma / np.sqrt(variance + float(op.attrs.get("epsilon", EPSILON)))
         return scale, beta - mean * scale
 
 

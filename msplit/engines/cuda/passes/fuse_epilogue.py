@@ -8,6 +8,7 @@ import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
 from msplit.engines.cuda.passes.match_rows import match_gelu
 from msplit.engines.cuda.passes.pattern import FLOATS, Readers, become_reshape, channels_last, other_input
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
@@ -15,7 +16,6 @@ from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_w
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
 _ACTIVATIONS = ops_with("activation")
 _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
-_ALPHA = 0.20000000298023224
 
 
 def fuse_epilogue(graph: OpGraph) -> bool:
@@ -64,7 +64,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
     attrs: dict[str, Any] = {**head.attrs, "fused_ops": tuple(fused_ops), "num_args": len(inputs) - 2}
     if activation == "LeakyRelu":
-        attrs["leakyrelu_alpha"] = float(ops[0].attrs.get("alpha", _ALPHA))
+        attrs["leakyrelu_alpha"] = float(ops[0].attrs.get("alpha", LEAKY_ALPHA))
     last = absorbed[-1]
     source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
     fused = f"_Fused{head.op}"

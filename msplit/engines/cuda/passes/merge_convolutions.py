@@ -24,7 +24,7 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Ranked, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
@@ -182,9 +182,8 @@ def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles |
         filters = [graph.constants[op.inputs[1]] for op in members]
         if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
             return None
-        attrs = tuple(sorted((name, str(value)) for name, value in first.attrs.items() if not name.startswith("_")))
         sizes = tuple(filter.shape[3] for filter in filters)
-        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs)
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs_key(first.attrs))
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
             times = tuner.choose(FAMILY, key, lambda: _measure(tuner, graph, members, device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,6 @@ def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> d
         users = (user for port in readers.ports.get(number, ()) for user in readers.of.get((number, port), ()))
         found[number] = max((found[user] for user in users), default=0) + counts(op)
     return found
-
-
-def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Equal for attributes that mean the same. Those that begin with ``_`` mean nothing to a lowering."""
-    return tuple(sorted((name, repr(value)) for name, value in attrs.items() if not name.startswith("_")))
 
 
 def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:

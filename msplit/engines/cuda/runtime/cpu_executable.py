@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Timeline, refuse
+from msplit.engines.base import Arrays, Timeline, refuse_fed
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
@@ -34,9 +34,7 @@ class SimulatedExecutable:
         return self._run(feeds, None)
 
     def _run(self, feeds: Arrays, tap: Tap | None) -> dict[str, NDArray[Any]]:
-        fed = self.program.fed
-        given = {name: value for name, value in feeds.items() if name in fed}  # what runs before it may hand on more
-        refuse(given, {name: (dtype, shape) for name, (shape, dtype) in fed.items()})
+        refuse_fed(feeds, {name: (dtype, shape) for name, (shape, dtype) in self.program.fed.items()})
         self._feeds = feeds
         self._seed += 1
         cpu = torch.device("cpu")

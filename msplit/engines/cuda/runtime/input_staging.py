@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, refuse
+from msplit.engines.base import Arrays, refuse_fed
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.pools import check, runtime
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype
@@ -197,9 +197,7 @@ class Inputs:
         return lambda first, last: send(start + first, start + last)
 
     def _refuse(self, arrays: Arrays) -> None:
-        places = self.block.arrays
-        given = {name: value for name, value in arrays.items() if name in places}  # what runs before may hand on more
-        refuse(given, {name: (place.dtype.name, place.shape) for name, place in places.items()})
+        refuse_fed(arrays, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
 
 
 def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:

@@ -195,7 +195,7 @@ def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monk
     seen.add(choices.made_for(device))
     monkeypatch.setattr(toolchain, "can_compile", lambda: False)
     seen.add(choices.made_for(device))
-    monkeypatch.setattr(choices, "_CODE", choices._CODE[1:])
+    monkeypatch.setattr(choices, "_ENGINE", tmp_path)
     seen.add(choices.made_for(device))
     assert len(seen) == 6 - (choices._triton() == "" and torch.version.cuda is None)
 
@@ -273,3 +273,29 @@ def test_who_interrupts_keeps_what_was_measured_before(device):
     again = device().owned(Tuner)
     assert again.choose(NUMBERS, ("first",), never) == 1
     assert again.known(NUMBERS, ("second",)) is None
+
+
+def test_a_layout_that_was_measured_of_plain_kernels_is_not_taken_for_grouped_ones(device, monkeypatch):
+    """Convolutions of one input become one in NHWC only, so that grouping may turn the tables where the graph is the same."""
+    monkeypatch.setattr(
+        compile,
+        "one_stream_seconds",
+        lambda job, compiled: 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0,
+    )
+    monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(devices, "_DEVICES", {})
+    flat = msplit.load(SAMPLES / "keras_inception")
+    feeds = make_inputs(flat, {}, batch=2)
+    layouts = [ENGINE.compile(job(flat, feeds, group=group)).layout for group in (False, True)]
+    assert layouts == ["nchw", "nhwc"]
+
+
+def test_what_is_measured_while_the_time_runs_out_is_not_kept(device):
+    tuner = device().owned(Tuner)
+
+    def slow() -> int:
+        tuner.spent = SECONDS + 1
+        return 7
+
+    assert tuner.choose(NUMBERS, KEY, slow) == 7
+    assert device().owned(Tuner).known(NUMBERS, KEY) is None

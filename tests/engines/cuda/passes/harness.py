@@ -1,4 +1,4 @@
-"""What the tests of rewrites share."""
+"""What the tests of passes share."""
 
 import numpy as np
 
@@ -37,8 +37,8 @@ def check(build, feeds, expected, *, outputs=None, tolerance=None):
 
 
 def assert_equals_itself(flat, feeds):
-    """With and without rewrites the same."""
-    plain, rewritten = (optimize(flat, feeds, CPU, rewrites=flag).graph for flag in (False, True))
+    """With and without passes that simplify the same."""
+    plain, rewritten = (optimize(flat, feeds, CPU, simplify=flag).graph for flag in (False, True))
     assert compare(run_source(rewritten, feeds)[0], run_source(plain, feeds)[0]).passed
 
 

@@ -78,7 +78,7 @@ def test_infer_knows_every_shape():
         tf.reduce_sum(tf.concat([x, tf.tanh(x)], 1), axis=0, name="out")
 
     flat = graph_of(graph)
-    graph = optimize(flat, {"x": np.ones((3, 4), np.float32)}, CPU, rewrites=False).graph
+    graph = optimize(flat, {"x": np.ones((3, 4), np.float32)}, CPU, simplify=False).graph
     shapes = {op.name: graph.shapes[op.node, 0] for op in graph.ops.values()}
     assert shapes == {"Tanh": (3, 4), "concat": (3, 8), "out": (8,)}
 

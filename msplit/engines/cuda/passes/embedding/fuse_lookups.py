@@ -18,11 +18,10 @@ import numpy as np
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
-from msplit.engines.cuda.passes.pattern import constant_slot, takes_rows
+from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 
 _COMBINES = ops_with("combines")
-_TYPES = ("float32", "float64", "float16", "bfloat16")
 _VALUES = ("int32", "int64", "float32", "float64")
 _MOST_ROWS = 1 << 30
 _FEWEST = 2
@@ -89,7 +88,7 @@ def fuse_lookups(graph: OpGraph) -> bool:
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
     for stage in sorted({parts.of[key].stage for key in wanted}):
-        for dtype in _TYPES:
+        for dtype in sorted(FLOATS):
             keys = [key for key in wanted if (parts.of[key].stage, parts.of[key].dtype) == (stage, dtype)]
             if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
                 names |= _emit(graph, [(key, parts.of[key]) for key in keys], dtype)
@@ -231,7 +230,7 @@ class _Parts:
         ids = graph.shapes.get(op.inputs[1])
         if table is None or ids is None or table.ndim < 1:
             return None
-        if not takes_rows(op, graph.constants.get) or table.dtype.name not in _TYPES or not 0 < len(table) < _MOST_ROWS:
+        if not takes_rows(op, graph.constants.get) or table.dtype.name not in FLOATS or not 0 < len(table) < _MOST_ROWS:
             return None
         rows, width = math.prod(ids), math.prod(table.shape[1:])
         part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.source_nodes))

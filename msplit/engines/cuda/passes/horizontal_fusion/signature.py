@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, weight_slot
-from msplit.engines.cuda.passes.pattern import Readers, attrs_key, heights, value_key
+from msplit.engines.cuda.passes.pattern import Readers, heights, value_key
 from msplit.opset import schema
 from msplit.opset.traits import JOINS, VIEWS, ops_with
 

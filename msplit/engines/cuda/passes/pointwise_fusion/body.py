@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.graph import attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.passes.pattern import attrs_key, value_key
+from msplit.engines.cuda.passes.pattern import value_key
 
 Reference = tuple[int, int]
 """A value inside a body: (call, output port), or (-1, number) for a value that the group reads."""
