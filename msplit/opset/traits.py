@@ -16,8 +16,8 @@ TRAITS = """
 # Shapes
 forwards (same shape): Gives on its first input, what that refers to included.
 same shape: Its only output has the shape of its first input.
-operands agree (rounds smoothly): The gradient of a function of one element: result and operands have the same shape.
-broadcasts: Broadcasts two operands as NumPy does.
+operands agree (rounds smoothly, per element): The gradient of a function of one element: result and operands have the same shape.
+broadcasts (per element): Broadcasts two operands as NumPy does.
 dynamic: The shape of its result depends on values.
 dense if its input is (dynamic): Of these: each row's ids one behind the other give dense rows.
 shape of (static, asks for shapes): Tells its input's shape, size or rank.
@@ -25,7 +25,7 @@ static (free): Its value follows from what its inputs are, not from their values
 asks for shapes (free): Asks for the shape only, as gradients do of all that may be broadcast.
 
 # Element by element
-unary (same shape, stacks): A function of one element that the cuda engine computes alike in every kernel.
+unary (same shape, stacks, per element): A function of one element that the cuda engine computes alike in every kernel.
 binary (broadcasts, stacks): A function of two elements, with NumPy's broadcasting, that it computes alike in every kernel.
 comparison (binary, masks elementwise, keeps two values): Of two numbers: a truth value.
 logic (binary, exact, commutative, masks elementwise, keeps two values): Of two truth values.
@@ -48,6 +48,13 @@ wraps: Unsigned integers have the bits that signed ones have, overflow included.
 ordered: Needs the order of its elements only, which a shift of unsigned integers keeps.
 exact when widened: Of unsigned integers: neither wraps around nor has an order that a shift keeps, right in a wider type.
 
+# What stays apart
+per element: Every element of its outputs is made of the elements of its inputs at the same place, once all are broadcast.
+per vector: Treats each vector along the last axis by itself; what else it takes are parameters.
+per matrix: Treats each matrix of the last two axes by itself.
+per image: Treats each image of the last three axes by itself.
+per item: Treats each item along the first axis by itself (images, signals), all with the same weights.
+
 # Norms, activations and what they are made of
 bias (same shape, rounds smoothly): Adds a vector along the channels.
 batch norm (first port counts, rounds smoothly): Batch normalization with all that it gives for its gradient.
@@ -60,12 +67,12 @@ row part: What a layer norm or a softmax is made of, beside its reductions.
 row reduction (reduction, row kernel): What they reduce with.
 row start (row reduction): What they begin with.
 softmax part: What a softmax has and a layer norm has not.
-softmax (same shape, row kernel): Softmax or its logarithm, along the last axis.
+softmax (same shape, row kernel, per vector): Softmax or its logarithm, along the last axis.
 
 # Products
-convolution (vision, runs alone): A convolution with a filter as its second input.
+convolution (vision, runs alone, per item): A convolution with a filter as its second input.
 image convolution (convolution): Of images: four axes.
-conv2d (vision, tensor cores): With or without an epilogue.
+conv2d (vision, tensor cores, per item): With or without an epilogue.
 matmul (product, one type): With or without an epilogue.
 batch matmul (product): A product of matrices per element of the batch.
 vision: A model with it is one of images.
@@ -273,7 +280,7 @@ TruncatedNormal: draws on device, flops 25
 # Identities
 Bitcast: passes values, free
 DebugGradientIdentity DebugGradientRefIdentity: forwards, free
-DebugIdentityV2: same shape, free
+DebugIdentityV2: same shape, free, per element
 EnsureShape: unchanged by shape, picks values, hands on, hands on parameters, passes values
 GuaranteeConst: forwards, identity
 Identity: forwards, one type, keeps coordinates, hands on, hands on parameters, hands on tables, reads weights, hands on a condition,
@@ -289,14 +296,16 @@ XlaOptimizationBarrier: free
 # Functions of one element, and others that keep the shape
 Abs: unary, exact, masks elementwise
 Acos Acosh Asin Asinh Atan Atanh Cos Cosh Expm1 Sin Sinh Softsign Tan: curve
-AdjustContrastv2 AdjustHue AdjustSaturation Angle BatchMatrixInverse BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
-  BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 CheckNumerics CheckNumericsV2 Cholesky ComplexAbs Conj CopyHost Dawsn DebugIdentity
-  Digamma DrawBoundingBoxes Erfinv Expint FFT FFT2D FFT3D FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
-  FakeQuantWithMinMaxVarsPerChannel FresnelCos FresnelSin HSVToRGB IFFT IFFT2D IFFT3D Imag MatrixExponential MatrixInverse Ndtri
-  PopulationCount QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RGBToHSV Real
-  TridiagonalSolve XlaDynamicUpdateSlice XlaSharding XlaSort _MklRelu: same shape
+CheckNumerics CheckNumericsV2 DrawBoundingBoxes FFT3D IFFT3D QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3
+  QuantizeAndDequantizeV4 TridiagonalSolve XlaDynamicUpdateSlice XlaSharding XlaSort _MklRelu: same shape
+AdjustContrastv2: same shape, per image
+BatchMatrixInverse Cholesky FFT2D IFFT2D MatrixExponential MatrixInverse: same shape, per matrix
+AdjustHue AdjustSaturation FFT HSVToRGB IFFT RGBToHSV: same shape, per vector
+Angle BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 ComplexAbs Conj
+  CopyHost Dawsn DebugIdentity Digamma Erfinv Expint FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel
+  FresnelCos FresnelSin Imag Ndtri PopulationCount Real: same shape, per element
 Ceil IsFinite IsInf IsNan Sign: step
-ClipByValue: same shape, stacks, limit, exact when widened, scalars 1 2
+ClipByValue: same shape, stacks, limit, exact when widened, scalars 1 2, per element
 Elu: curve, activation, flops 3
 Erf: gelu curve, flops 6
 Erfc: gelu curve
@@ -305,7 +314,7 @@ Floor: step, passes values, keeps one value
 Inv Reciprocal Rsqrt Sqrt: curve, row part, keeps one value
 Invert: unary, exact, wraps
 LeakyRelu: curve, activation
-Lgamma Spence: same shape, stacks
+Lgamma Spence: same shape, stacks, per element
 Log Log1p: curve, keeps one value
 LogicalNot: unary, exact, masks elementwise, hands on a condition, keeps one value
 Neg: unary, exact, masks elementwise, gelu part, row part, keeps one value
@@ -349,7 +358,7 @@ Relu6Grad ReluGrad: operands agree, exact when widened
 SigmoidGrad TanhGrad: operands agree, flops 3
 
 # Products, convolutions, norms
-AvgPool AvgPool3D MaxPool MaxPool3D: runs alone
+AvgPool AvgPool3D MaxPool MaxPool3D: runs alone, per item
 BatchMatMul BatchMatMulV2: batch matmul
 BatchMatMulV3: product
 BiasAdd: one type, wraps, bias, epilogue step
@@ -369,17 +378,22 @@ _FusedConv2D: conv2d
 GRUBlockCell LSTMBlockCell: single cell, tensor cores
 _LayerNorm: row kernel
 LogSoftmax Softmax: softmax
-LRN: same shape
+LRN: same shape, per vector
 LRNGrad: same shape, flops 30
 MatMul _FusedMatMul: matmul, weights 1
 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits: first port counts, flops 7
+LogMatrixDeterminant Lu MatrixDeterminant MatrixSolve MatrixTriangularSolve Qr SelfAdjointEigV2 Svd: per matrix
+IRFFT RFFT: per vector
 
 # Reductions, segments, scans
-AccumulateNV2 UnsortedSegmentProd: wraps, reduces
-AddN: rounds smoothly, commutative, wraps, join, reduces
+UnsortedSegmentProd: wraps, reduces
+AccumulateNV2: wraps, reduces, per element
+AddN: rounds smoothly, commutative, wraps, join, reduces, per element
 All Any: exact, reduction, row kernel
-ArgMax ArgMin TopK TopKV2: ordered, reduces
-BiasAddGrad DenseBincount EuclideanNorm HistogramFixedWidth InTopK InTopKV2 L2Loss NthElement: reduces
+ArgMax ArgMin: ordered, reduces
+TopK TopKV2: ordered, reduces, per vector
+BiasAddGrad DenseBincount EuclideanNorm HistogramFixedWidth InTopK InTopKV2 L2Loss: reduces
+NthElement: reduces, per vector
 Bincount: ragged, reduces
 Cumprod Cumsum: same shape, wraps, flops 2
 CumulativeLogsumexp: same shape
@@ -415,27 +429,33 @@ UniqueWithCounts: wraps, unique, reduces
 UniqueWithCountsV2: dynamic, wraps
 
 # Views, and what moves elements
-BatchMatrixBandPart InplaceAdd InplaceSub InplaceUpdate MatrixSetDiagV2 TensorStridedSliceUpdate: same shape
-BatchToSpaceND ConjugateTranspose DepthToSpace ExtractImagePatches MatrixDiag MatrixDiagV2 MatrixDiagV3 MirrorPadGrad ParallelConcat
-  SpaceToBatchND SpaceToDepth StridedSliceGrad: moves
+InplaceAdd InplaceSub InplaceUpdate MatrixSetDiagV2 TensorStridedSliceUpdate: same shape
+BatchMatrixBandPart: same shape, per matrix
+BatchToSpaceND ConjugateTranspose MirrorPadGrad ParallelConcat SpaceToBatchND StridedSliceGrad: moves
+DepthToSpace ExtractImagePatches SpaceToDepth: moves, per item
+MatrixDiag MatrixDiagV2 MatrixDiagV3: moves, per vector
 BroadcastTo: view, repeat
-Bucketize: same shape, exact when widened, moves
+Bucketize: same shape, exact when widened, moves, per element
 Cast: same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
 Concat: moves, axis 0
 ConcatV2: parts, not negative, axis -1
-Copy DeepCopy MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves
-DiagPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 ResizeNearestNeighbor: cuts
+MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves
+Copy DeepCopy: same shape, moves, per element
+DiagPart: cuts
+ResizeNearestNeighbor: cuts, per item
+MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3: cuts, per matrix
 DynamicPartition: dynamic, all ports, cuts
 DynamicStitch: wraps, stitch
 ExpandDims Reshape Squeeze: reshape
 InvertPermutation: same shape, free
-MatrixBandPart: same shape, wraps, moves
+MatrixBandPart: same shape, wraps, moves, per matrix
 MirrorPad: unchanged by shape, moves
 Pack: parts, not negative
 Pad PadV2: pad
 ParallelDynamicStitch: stitch
-ResizeBicubic: flops 40
-ResizeBilinear ResizeBilinearGrad: flops 8
+ResizeBicubic: flops 40, per item
+ResizeBilinearGrad: flops 8
+ResizeBilinear: flops 8, per item
 Reverse: same shape, picks values, moves
 ReverseV2: same shape, picks values, passes values, moves
 ScatterNd: wraps
@@ -464,18 +484,19 @@ TensorListElementShape TensorListLength: static
 TensorListFromTensor: enters loops, free
 
 # Strings, files, summaries
-AsString RegexReplace StaticRegexReplace StringLower StringStrip StringToNumber StringUpper UnicodeTranscode: same shape, passes values
+AsString RegexReplace StaticRegexReplace StringLower StringStrip StringToNumber StringUpper UnicodeTranscode: same shape, passes values,
+  per element
 AudioSummary AudioSummaryV2 HistogramSummary ImageSummary MergeSummary TensorSummary TensorSummaryV2: summary
 DecodeAndCropJpeg DecodeImage DecodeJpeg DecodePng: decodes images
 DecodeBase64 EncodeBase64 RegexFullMatch StaticRegexFullMatch StringLength StringToHashBucket StringToHashBucketFast
-  StringToHashBucketStrong Substr UnicodeScript: same shape
+  StringToHashBucketStrong Substr UnicodeScript: same shape, per element
 DecodeBmp DecodeGif DecodeProtoV2 ParseSequenceExample ParseSingleSequenceExample: needs a file
 DecodeCSV DecodeRaw: decodes
 MergeV2Checkpoints Restore RestoreSlice RestoreV2 Save SaveSlices SaveV2 ShardedFilename: checkpoint
 ParseExample ParseExampleV2 ParseSequenceExampleV2 ParseSingleExample: parses examples
 ScalarSummary: summary, scalars 1
 StringFormat: free
-StringJoin: hands on file names
+StringJoin: hands on file names, per element
 StringSplit StringSplitV2: splits strings, values_out 1
 
 # Training
@@ -498,7 +519,7 @@ Rank ShapeN Size: shape of
 Shape: shape of, reads by reference
 
 # Others
-Cross: wraps
+Cross: wraps, per vector
 LowerBound UpperBound: ordered
 """
 

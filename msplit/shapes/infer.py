@@ -93,6 +93,18 @@ def infer(
     Raises:
         MsplitError: An input that does not exist, or a shape that contradicts the graph's.
     """
+    result, assumed = inferred(flat, batch, shapes)
+    return replace(_finish(flat.graph, result, {}), assumed=tuple(assumed), runs=runs_in_loops(flat, result))
+
+
+def inferred(
+    flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]] | None
+) -> tuple[Result, list[str]]:
+    """The same as `infer` with all that was found on the way, known values above all; and what was taken for granted.
+
+    Raises:
+        MsplitError: As `infer`.
+    """
     fed, assumed = input_shapes(flat, batch, shapes or {})
     graph = flat.graph
     back = flat.back_edges
@@ -109,7 +121,7 @@ def infer(
         if not changed:
             break
         result = run(graph, State(graph.functions), overrides)
-    return replace(_finish(graph, result, {}), assumed=tuple(assumed), runs=runs_in_loops(flat, result))
+    return result, assumed
 
 
 def _finish(graph: Graph, result: Result, done: dict[int, Shapes], function: Function | None = None) -> Shapes:

@@ -23,14 +23,14 @@ def input_shapes(flat: FlatGraph, batch: int | None, shapes: Mapping[str, Sizes]
     if batch is not None:
         batch = whole("the batch", batch)
     given = _by_input(flat, shapes)
-    endpoints = {endpoint.name: endpoint.shape for endpoint in flat.model.inputs}
+    all_stated = stated_shapes(flat)
     fed: Fed = {}
     assumed: list[str] = []
     unknown: list[str] = []
     ones: list[str] = []
     takes_batch = False
     for tensor in flat.inputs:
-        stated = merge(_attribute(flat, tensor), endpoints.get(tensor.name))
+        stated = all_stated[tensor.name]
         takes_batch = takes_batch or tensor.name in given or not known(stated)
         if tensor.name in given:
             fed[tensor.node, tensor.port] = _checked(tensor, stated, given[tensor.name])
@@ -52,6 +52,12 @@ def input_shapes(flat: FlatGraph, batch: int | None, shapes: Mapping[str, Sizes]
     if batch is not None and flat.inputs and not takes_batch:
         assumed.append(f"no input has an unknown dimension: the batch of {batch} changed nothing")
     return fed, assumed
+
+
+def stated_shapes(flat: FlatGraph) -> dict[str, Shape]:
+    """The shape of every input as the file has it, by name."""
+    endpoints = {endpoint.name: endpoint.shape for endpoint in flat.model.inputs}
+    return {tensor.name: merge(_attribute(flat, tensor), endpoints.get(tensor.name)) for tensor in flat.inputs}
 
 
 def _by_input(flat: FlatGraph, shapes: Mapping[str, Sizes]) -> dict[str, Sizes]:
