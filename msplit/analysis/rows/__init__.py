@@ -1,0 +1,13 @@
+"""Whether rows are independent: `independent_rows`, a proof on the graph.
+
+A step may take rows of several requests at once, or a batch that was padded, if row r of every output depends on row r of the inputs
+alone, and the same is done to it whatever other rows there are and however many. What does not follow from the rules of known ops
+is refused, with the op that stands in the way.
+"""
+
+# These register what ops do to rows.
+from msplit.analysis.rows import chosen, control, counts, cutting, elements, products, repeating, reshaping  # noqa: F401
+from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.analysis.rows.states import Refusal
+
+__all__ = ["Refusal", "Rows", "independent_rows"]

@@ -1,0 +1,238 @@
+"""Products, reductions and lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msplit.analysis.rows.elements import broadcast
+from msplit.analysis.rows.states import (
+    COORDINATES,
+    EACH,
+    FIXED,
+    INDICES,
+    NUMBERS,
+    PLACE,
+    POSITIONS,
+    Distinct,
+    Mixes,
+    PerRow,
+    State,
+)
+from msplit.analysis.rows.view import View, agreed, not_along, rule, rules
+from msplit.opset.traits import ops_with
+from msplit.shapes.registry import Sizes as Shape
+from msplit.shapes.registry import axis_of
+
+_SUMMED = "sums over the rows"
+
+
+@rule("MatMul", "_FusedMatMul", "SparseMatMul")
+def matmul(view: View) -> State:
+    """A product of two matrices; what else a fused one takes is fixed."""
+    view.only(0, 1)
+    return _product(view, (), ("transpose_a", "transpose_b"))
+
+
+@rules(ops_with("batch matmul") | {"BatchMatMulV3"})
+def batch_matmul(view: View) -> State:
+    """A product of matrices for each place of the axes before."""
+    return _product(view, ("adj_x", "adj_y"), ())
+
+
+def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> State:
+    """Rows lie along the axis of the result that comes from one operand alone, or along one that is shared."""
+    turned = [bool(view.attr(name, False)) for name in (*adjoint, *transposed)]
+    shapes = [view.ranked(0), view.ranked(1)]
+    rank = max(len(shape) for shape in shapes)
+    free, batch = [], []
+    for slot, state in enumerate(view.states[:2]):
+        if state is FIXED:
+            continue
+        rows = view.rows(slot)
+        place = rows.axis - len(shapes[slot])
+        if place < -2:
+            batch.append(slot)
+            continue
+        # Of [m, k] times [k, n] the axes m and n stay.
+        kept = (-2 if slot == 0 else -1) if not turned[slot] else (-1 if slot == 0 else -2)
+        if place != kept:
+            raise Mixes(_SUMMED)
+        free.append(replace(rows, axis=rank - 2 + slot))
+    if (free and batch) or len(free) > 1:
+        raise Mixes("multiplies rows with rows")
+    if free:
+        return free[0]
+    states = [state if slot in batch else FIXED for slot, state in enumerate(view.states[:2])]
+    return broadcast(states, [(*shape[:-2], 1, 1) for shape in shapes])
+
+
+@rule("Einsum", "XlaEinsum")
+def einsum(view: View) -> State:
+    """The rows have one name in all operands that have them, and in the result."""
+    equation = str(view.attr("equation", "")).replace(" ", "")
+    given, _, result = equation.partition("->")
+    found, names = [], set()
+    operands = [
+        _named(term, shape)
+        for term, shape in zip(given.split(","), map(view.ranked, range(len(view.states))), strict=True)
+    ]
+    for slot, (state, operand) in enumerate(zip(view.states, operands, strict=True)):
+        if state is FIXED:
+            continue
+        rows = view.rows(slot)
+        name = operand[rows.axis]
+        if operand.count(name) > 1:
+            raise Mixes("takes the diagonal of the rows")
+        names.add(name)
+        found.append(replace(rows, axis=0))
+    state = agreed(found)
+    if len(names) > 1:
+        raise Mixes("multiplies rows with rows")
+    (name,) = names
+    for slot, (other, operand) in enumerate(zip(view.states, operands, strict=True)):
+        if other is FIXED and name in operand and (name.isalpha() or view.ranked(slot)[operand.index(name)] != 1):
+            raise Mixes("multiplies rows with what is fixed and has an entry for each")
+    longest = max((sum(not item.isalpha() for item in operand) for operand in operands), default=0)
+    kept = _named(result, (None,) * (len(result.replace("...", "")) + ("..." in result) * longest))
+    if name not in kept:
+        raise Mixes(_SUMMED)
+    return replace(state, axis=kept.index(name))
+
+
+def _named(term: str, shape: Shape) -> list[str]:
+    """A name for each axis: a letter, or of an ellipsis the number from its last."""
+    before, dots, behind = term.partition("...")
+    spread = len(shape) - len(before) - len(behind)
+    if spread < 0 or (not dots and spread):
+        raise Mixes("has an equation that does not go with its operands")
+    return [*before, *(str(place) for place in reversed(range(spread))), *behind]
+
+
+@rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
+def reduction(view: View) -> State:
+    """Over other axes than that of the rows."""
+    view.only(0)
+    state = view.rows(0)
+    gone = {view.place(0, axis) for axis in view.whole(1)}
+    if state.axis in gone or (view.op == "ReduceJoin" and not gone):
+        raise Mixes("reduces over the rows")
+    if view.attr("keep_dims", False):
+        return state
+    return replace(state, axis=state.axis - sum(axis < state.axis for axis in gone))
+
+
+@rule("ArgMax", "ArgMin")
+def arg_max(view: View) -> State:
+    """Along another axis than the rows."""
+    view.only(0)
+    state = view.rows(0)
+    (axis,) = view.whole(1)
+    place = view.place(0, axis)
+    not_along(state, place, "looks for one among the rows")
+    return replace(state, axis=state.axis - (place < state.axis))
+
+
+@rule("GatherV2", "Gather", "ResourceGather", "KvResourceGather", "KvResourceGatherV1", places=True, each=True)
+def gather(view: View) -> State:
+    """Entries of a table that all rows share, or of each row; along other axes than the rows, or by shared leading axes."""
+    axis, batch = 0, int(view.attr("batch_dims", 0))
+    table, ids = view.states[0], view.states[1]
+    indices = view.ranked(1)
+    view.only(0, 1)
+    batch = batch + len(indices) if batch < 0 else batch
+    if view.op == "GatherV2":
+        (axis,) = view.whole(2)
+        axis = axis_of(axis, len(view.ranked(0))) if table is not FIXED or axis < 0 else axis
+    elif view.op == "Gather" or table is FIXED:
+        axis = batch
+    if table is FIXED and isinstance(ids, Distinct):
+        if axis != 0 or batch:
+            raise Mixes("looks up along another axis")
+        return ids
+    if table is FIXED:
+        rows = view.rows(1)
+        if rows.tells:
+            raise Mixes("looks up the place of a row in the batch")
+        not_before(rows, batch)
+        return replace(rows, axis=rows.axis - batch + axis)
+    if isinstance(table, Distinct):
+        rows = view.rows(1)
+        if rows.tells != INDICES or rows.origin != table.origin or axis != 0 or batch:
+            raise Mixes("looks up in a list that all rows have made")
+        return replace(rows, tells="", origin=None)
+    held = view.rows(0)
+    if ids is FIXED:
+        _no_coordinates(held)
+        not_along(held, axis, "picks some of the rows")
+        not_before(held, batch)
+        return replace(held, axis=held.axis + (held.axis > axis) * (len(indices) - batch - 1))
+    rows = view.rows(1)
+    if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
+        return held
+    bare = replace(held, tells="", column=None, origin=None)
+    if (
+        rows.tells in (POSITIONS, EACH)
+        and bare == rows.origin
+        and len(indices) == 1
+        and axis == 0
+        and held.tells != EACH
+    ):
+        return replace(held, outer=rows.outer, inner=rows.inner, group=rows.group)
+    if rows.tells:
+        raise Mixes("looks up the place of a row in the batch")
+    if held.axis != rows.axis or rows.axis >= batch:
+        raise Mixes("picks rows by what differs from row to row")
+    return agreed([held, rows])
+
+
+def _no_coordinates(held: PerRow) -> None:
+    if held.column is not None or held.tells == EACH:
+        raise Mixes(PLACE)
+
+
+def not_before(rows: PerRow, batch: int) -> None:
+    """Makes sure that the rows do not lie along leading axes which a fixed operand has, too.
+
+    Raises:
+        Mixes: They do.
+    """
+    if rows.axis < batch:
+        raise Mixes("takes fixed entries for each row")
+
+
+@rule("GatherNd", "ResourceGatherNd", places=True)
+def gather_nd(view: View) -> State:
+    """Elements by coordinates, the first of which may be the number of the row."""
+    indices = view.ranked(1)
+    depth, rank = indices[-1], len(indices)
+    if view.states[0] is FIXED:
+        rows = view.rows(1)
+        if rows.tells:
+            raise Mixes("looks up the place of a row in the batch")
+        not_along(rows, rank - 1, "takes rows for coordinates")
+        return rows
+    held = view.rows(0)
+    if depth is None:
+        raise Mixes("takes coordinates of an unknown length")
+    if view.states[1] is FIXED:
+        _no_coordinates(held)
+        if held.axis < depth:
+            raise Mixes("picks some of the rows")
+        return replace(held, axis=held.axis - depth + rank - 1)
+    rows = view.rows(1)
+    if not (rows.tells == COORDINATES and rows.column == rank - 1) and not (rows.tells == NUMBERS and depth == 1):
+        raise Mixes("picks rows by what differs from row to row")
+    if held != PerRow(0) or rows.axis == rank - 1:
+        raise Mixes("picks rows that lie along different axes")
+    return replace(rows, tells="", column=None)
+
+
+@rule("DenseBincount")
+def dense_bincount(view: View) -> State:
+    """The counts of each vector of a matrix."""
+    state, shape = view.rows(0), view.ranked(0)
+    if len(shape) != 2 or state.axis != 0:
+        raise Mixes("counts over the rows")
+    view.only(0, 2)
+    return agreed([state, *([view.rows(2)] if view.states[2] is not FIXED else [])])

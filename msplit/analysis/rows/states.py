@@ -1,0 +1,252 @@
+"""What is known of a tensor: how it depends on the rows of the inputs, and on how many rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.shapes.registry import UNKNOWN
+
+NUMBERS = "numbers"
+"""Of a tensor per row: each element is the number of its row in the batch, counted from 0."""
+
+COORDINATES = "coordinates"
+"""Of a tensor per row: along its axis `column` the first is the number of the row, the others are of the row."""
+
+POSITIONS = "positions"
+"""Of entries that were chosen: the place of each along the axis of rows from which they were."""
+
+EACH = "each"
+"""Of entries: the place of each along the axis of rows; every place there is comes once."""
+
+INDICES = "indices"
+"""Of entries that were chosen: the place of each in a list of all different ones, a `Distinct` of the same origin."""
+
+
+PLACE = "makes data of the place of a row in the batch"
+"""Why that is refused."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an output is not independent.
+
+    Attributes:
+        node: The node behind which rows are no longer apart; inside of functions ``call/node``.
+        op: Its op.
+        why: What it does, as in "sums over the rows".
+    """
+
+    node: str
+    op: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.node}) {self.why}"
+
+
+class Mixes(Exception):
+    """Raised by the rule of an op where rows do not stay apart.
+
+    Args:
+        why: What goes on behind the op's name, or the refusal that it comes from.
+    """
+
+    def __init__(self, why: str | Refusal) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+    def refusal(self, node: str, op: str) -> Refusal:
+        """The same as the refusal of a node."""
+        return self.why if isinstance(self.why, Refusal) else Refusal(node, op, self.why)
+
+
+class State:
+    """How a tensor depends on rows; one of those below."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(State):
+    """The same tensor whatever the rows are and however many."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerRow(State):
+    """Each row of the inputs has elements of its own, which depend on nothing else; all other sizes are fixed.
+
+    Of n rows the axis has outer * n * inner entries. Row r has those at (o * n + r) * inner + i for o < outer and i < inner.
+
+    Attributes:
+        axis: Counted from the front.
+        outer: How often all rows stand one behind the other.
+        inner: Neighbours that belong to one row; None where their number is fixed, but not known.
+        tells: What else is known of the elements: "", or one of the words above.
+        column: The axis that `COORDINATES` lie along.
+        group: Of entries that were chosen by what is in the rows: by which choice. Each row has a number of its own of them, in
+            the order of the rows, in place of `inner`; equal places of two tensors belong together if their choice is the same.
+        origin: Of `POSITIONS` and `EACH` the state of what they point into, of `INDICES` the node whose values they point to.
+    """
+
+    axis: int
+    outer: int = 1
+    inner: int | None = 1
+    tells: str = ""
+    column: int | None = None
+    group: str = ""
+    origin: PerRow | str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes(State):
+    """Small whole numbers that depend on the number n of rows alone, and grow with it evenly: base + slope * n.
+
+    Attributes:
+        base, slope: int64 arrays of the tensor's shape, `UNKNOWN` for a number that is fixed, but not known.
+    """
+
+    base: NDArray[Any]
+    slope: NDArray[Any]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sizes):
+            return False
+        return np.array_equal(self.base, other.base) and np.array_equal(self.slope, other.slope)
+
+    def __hash__(self) -> int:
+        return hash((self.base.tobytes(), self.slope.tobytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(State):
+    """A list of tensors: its length is fixed.
+
+    Attributes:
+        element: The state of every element; None while nothing was put in.
+    """
+
+    element: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Array(State):
+    """The handle of a tensor array of TensorFlow 1, which holds what is written through any of its handles.
+
+    Attributes:
+        key: Of the node that makes it.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct(State):
+    """The different values of a list in an order of their own, or what is looked up for them: of use by `INDICES` alone.
+
+    Attributes:
+        origin: The node that makes it.
+    """
+
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed(State):
+    """Depends on other rows, or can not be told.
+
+    Attributes:
+        refusal: Where that begins.
+        least: Of a whole number: it is not less than this one, if that is known.
+    """
+
+    refusal: Refusal
+    least: int | None = None
+
+
+FIXED = Fixed()
+
+
+def merged(first: State, second: State) -> State:
+    """What holds of a tensor that is one or the other by a fixed choice; a list may learn what its elements are.
+
+    Raises:
+        Mixes: They are made of rows in different ways.
+    """
+    for state in (first, second):
+        if isinstance(state, Mixed):
+            return state
+    if isinstance(first, Listed) or isinstance(second, Listed):
+        one, other = (state.element if isinstance(state, Listed) else state for state in (first, second))
+        return Listed(one or other if one is None or other is None else either(one, other))
+    return either(first, second)
+
+
+def either(first: State, second: State) -> State:
+    """The state of two that are equal.
+
+    Raises:
+        Mixes: They are not.
+    """
+    if first == second:
+        return first
+    if isinstance(first, PerRow) and isinstance(second, PerRow) and matching(first, second):
+        return first if first.inner is not None else second
+    raise Mixes("gives what is made in different ways of rows, one time or the other")
+
+
+def matching(first: PerRow, second: PerRow) -> bool:
+    """Whether equal places of two tensors of one shape belong to the same row. TensorFlow itself makes sure that sizes agree."""
+    if replace(first, inner=None) != replace(second, inner=None):
+        return False
+    return first.inner == second.inner or first.inner is None or second.inner is None
+
+
+def with_axis(state: PerRow, axis: int) -> PerRow:
+    """The state with a new axis before what was there."""
+    column = None if state.column is None else state.column + (axis <= state.column)
+    return replace(state, axis=state.axis + (axis <= state.axis), column=column)
+
+
+def without(state: PerRow, gone: Container[int]) -> PerRow:
+    """The state without some axes."""
+    axis, column = state.axis, state.column
+    if column is not None:
+        if column in gone:
+            raise Mixes(PLACE)
+        column -= sum(place in gone for place in range(column))
+    return replace(state, axis=axis - sum(place in gone for place in range(axis)), column=column)
+
+
+LARGEST = 1 << 40
+"""Largest number that is followed: sums of them can not overflow."""
+
+
+def small(numbers: NDArray[Any]) -> bool:
+    """Whether none of some numbers is too large to be followed."""
+    return bool(((numbers == UNKNOWN) | (abs(numbers) <= LARGEST)).all())
+
+
+def sizes_state(base: NDArray[Any], slope: NDArray[Any]) -> State:
+    """Numbers as a state: without a slope they are fixed.
+
+    Raises:
+        Mixes: They are too large to be followed.
+    """
+    if not small(base) or not small(slope):
+        raise Mixes("makes numbers too large to be followed")
+    return Sizes(base, slope) if slope.any() else FIXED
+
+
+def times(first: int | None, second: int | None) -> int | None:
+    """A product of sizes, of which one may not be known."""
+    return None if first is None or second is None else first * second
+
+
+def number(size: int | None) -> int:
+    """A size as an element of `Sizes`."""
+    return UNKNOWN if size is None else size

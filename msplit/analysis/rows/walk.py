@@ -1,0 +1,349 @@
+"""One pass over a graph in topological order that finds how each tensor depends on the rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+
+from msplit.analysis.rows import elements
+from msplit.analysis.rows.control import call, passing
+from msplit.analysis.rows.counts import ARITHMETIC, arithmetic, limited
+from msplit.analysis.rows.states import (
+    FIXED,
+    LARGEST,
+    PLACE,
+    Array,
+    Distinct,
+    Listed,
+    Mixed,
+    Mixes,
+    PerRow,
+    Refusal,
+    Sizes,
+    State,
+    merged,
+)
+from msplit.analysis.rows.view import RULES, Arrays, View
+from msplit.core.graph import CONTROL, Function, Graph
+from msplit.opset import schema
+from msplit.opset.traits import ENTER, EXIT, MERGE, NEXT, SWITCH, ops_with
+from msplit.shapes.dtypes import output_dtypes
+from msplit.shapes.registry import Shape, Value
+from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Result, key_of
+
+MAX_PASSES = 32
+"""Passes over a graph whose loops change what they carry; afterwards everything counts as mixed."""
+
+MAX_BODY_NODES = 2_000_000
+"""Nodes inside of functions that are walked."""
+
+Tensor = tuple[int, int]
+
+_FEEDS = ops_with("fed")
+_DRAWS = ops_with("draws")
+_HARMLESS = (
+    ops_with("no effect") | ops_with("reads state") | ops_with("repeatable") | ops_with("handle") | ops_with("variable")
+)
+_HANDS_ON = ops_with("hands on a handle") | ops_with("forwards") | ops_with("fills a table")
+_CONDITIONAL = MERGE | SWITCH
+_ROUNDS = ENTER | EXIT | NEXT
+_LIMITS = ops_with("limit") & ops_with("binary")
+_PASSING = frozenset(op for op, known in RULES.items() if known.decide is passing)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What the passes over a graph and its functions share.
+
+    Attributes:
+        batch: Number of rows at which shapes are known.
+        functions: The library.
+        prefix: Stands before names of nodes: the call that they are in.
+        left: How many nodes of functions may still be walked, in one entry. Loops inside of loops are walked again in each round.
+    """
+
+    batch: int
+    functions: Mapping[str, Function]
+    prefix: str = ""
+    left: list[int] = field(default_factory=lambda: [MAX_BODY_NODES])
+
+
+@dataclass(eq=False)
+class Pass:
+    """A pass over a graph.
+
+    Attributes:
+        graph: A DAG.
+        result: Its shapes and known values, at the setting's batch.
+        given: States that are decided from outside, by tensor.
+        back: What goes back into a Merge, by Merge: loops of TensorFlow 1.
+        arrays: What its tensor arrays hold.
+        states: What is found: per node a state per output; None where all are fixed.
+        chosen: By node why what it gives depends on a choice that rows make.
+    """
+
+    setting: Setting
+    graph: Graph
+    result: Result
+    given: Mapping[Tensor, State]
+    back: Mapping[int, Tensor] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=Arrays)
+    merges: dict[int, State] = field(default_factory=dict)
+    states: list[list[State] | None] = field(default_factory=list)
+    chosen: dict[int, Refusal] = field(default_factory=dict)
+
+    def state(self, node: int, port: int) -> State:
+        """State of a tensor."""
+        found = self.states[node]
+        if found is None:
+            return FIXED
+        return found[port] if port < len(found) else self._mixed(node, "has an output that is not known")
+
+    def _mixed(self, node: int, why: str | Mixes) -> Mixed:
+        return Mixed((why if isinstance(why, Mixes) else Mixes(why)).refusal(self._name(node), self.graph.ops[node]))
+
+    def _name(self, node: int) -> str:
+        return self.setting.prefix + self.graph.names[node]
+
+    def run(self) -> None:
+        """Finds the state of every tensor; passes go on until loops and arrays change nothing."""
+        for _ in range(MAX_PASSES):
+            self.arrays.grown = False
+            self._once()
+            before = dict(self.merges)
+            for merge, source in self.back.items():
+                self.merges[merge] = self._joined(merge, before.get(merge) or self.state(merge, 0), self.state(*source))
+            if not self.arrays.grown and all(
+                state == before.get(merge, self.state(merge, 0)) for merge, state in self.merges.items()
+            ):
+                return
+        lost = self._mixed(next(iter(self.back), 0), "is part of a loop that changes what it carries in each round")
+        self.states = [[lost] * max(1, len(outputs)) for outputs in self.result.outputs]
+
+    def _joined(self, merge: int, before: State, after: State) -> State:
+        """What a loop of TensorFlow 1 carries, by what goes in and what comes back."""
+        try:
+            return merged(before, after)
+        except Mixes as why:
+            return self._mixed(merge, why)
+
+    def _once(self) -> None:
+        graph = self.graph
+        ops, edges = graph.ops, graph.edges
+        src, port, starts = edges.src.tolist(), edges.port.tolist(), graph.in_start.tolist()
+        forced: dict[int, dict[int, State]] = {}
+        for (node, place), state in self.given.items():
+            forced.setdefault(node, {})[place] = state
+        states: list[list[State] | None] = [None] * len(graph)
+        self.states = states
+        outputs = self.result.outputs
+        fate = {op: _fate(op, self.setting.functions) for op in dict.fromkeys(ops)}
+        chooses = not _CONDITIONAL.isdisjoint(fate)
+        self.chosen = {}
+        for node in graph.topological.tolist():
+            fixed = True
+            first = end = starts[node]
+            last = starts[node + 1]
+            while end < last and port[end] != CONTROL:
+                if states[src[end]] is not None:
+                    fixed = False
+                end += 1
+            if chooses:
+                self._choices(node, src[first:last])
+            decided = forced.get(node)
+            plain, why = fate[ops[node]]
+            if decided is not None and len(outputs[node]) <= 1:
+                states[node] = None if decided.get(0, FIXED) is FIXED else [decided[0]]
+                continue
+            if why:
+                states[node] = [self._mixed(node, why)] * max(1, len(outputs[node]))
+            elif not (fixed and plain):
+                states[node] = self._general(node, list(zip(src[first:end], port[first:end], strict=True)))
+            if decided is not None:
+                made = states[node] or []
+                made = [*made, *[FIXED] * (len(outputs[node]) - len(made))]
+                states[node] = [decided.get(place, state) for place, state in enumerate(made)]
+
+    def _general(self, node: int, sources: list[Tensor]) -> list[State] | None:
+        """The states of a node's outputs; None where all are fixed."""
+        op, outputs = self.graph.ops[node], self.result.outputs[node]
+        taken = [self.state(*source) for source in sources]
+        shapes = [self.result.shape(*source) for source in sources]
+        for state in taken:
+            if isinstance(state, Mixed) and op not in _LIMITS:
+                return [Mixed(state.refusal)] * max(1, len(outputs))
+        try:
+            if op in MERGE:
+                found: State | list[State] = self._merge(node, taken)
+            elif op in _PASSING:
+                found = taken[0]
+                if op in _ROUNDS and not _lasting(found):
+                    raise Mixes("takes entries that were chosen into a loop, or out of it")
+            elif op in _LIMITS and any(isinstance(state, Mixed) for state in taken):
+                found = limited(self._view(node, sources, taken, shapes))
+            elif op in elements.PER_ELEMENT and all(state is FIXED or _plain(state) for state in taken):
+                found = elements.broadcast(taken, shapes)
+            else:
+                found = self._by_rule(node, self._view(node, sources, taken, shapes))
+            states = found if isinstance(found, list) else [found] * max(1, len(outputs))
+            for state, shape in zip(states, outputs, strict=False):
+                if isinstance(state, PerRow):
+                    self._agrees(state, shape)
+        except Mixes as why:
+            return [self._mixed(node, why)] * max(1, len(outputs))
+        except CONTRADICTION:
+            return [self._mixed(node, "can not be followed")] * max(1, len(outputs))
+        return None if all(state is FIXED for state in states) else states
+
+    def _value(self, source: Tensor, state: State) -> Value | None:
+        """The known value of a tensor that is fixed: that of others belongs to one batch."""
+        return self.result.value(key_of(*source)) if state is FIXED else None
+
+    def _view(self, node: int, sources: list[Tensor], taken: list[State], shapes: list[Shape]) -> View:
+        prefix, outputs = self.setting.prefix, self.result.outputs[node]
+        return View(
+            self.graph.ops[node],
+            self.graph.attrs[node],
+            shapes,
+            lambda: [self._value(source, state) for source, state in zip(sources, taken, strict=True)],
+            [None] * len(taken),
+            outputs=max(1, len(outputs)),
+            room=len(outputs),
+            states=taken,
+            made=outputs,
+            key=f"{prefix}{node}",
+            sources=[f"{prefix}{source}:{port}" for source, port in sources],
+            held=self.arrays,
+        )
+
+    def _by_rule(self, node: int, view: View) -> State | list[State]:
+        op, taken = view.op, view.states
+        if op in FUNCTIONAL or op in self.setting.functions:
+            if any(isinstance(state, Array) or not _lasting(state) for state in taken):
+                raise Mixes("takes an array, or entries that were chosen, into a function")
+            return call(view, self.result.bodies.get(node, {}), functools.partial(self._body, node))
+        known = RULES.get(op)
+        sizes = known.sizes if known else ()
+        counts = any(isinstance(state, Sizes) and slot not in sizes for slot, state in enumerate(taken))
+        if counts and (known or op in ARITHMETIC):
+            return arithmetic(view)
+        if known is None:
+            raise Mixes("is not known to treat rows one by one")
+        if not all(map(known.takes, taken)):
+            raise Mixes(PLACE)
+        return known.decide(view)
+
+    def _body(self, node: int, function: Function, result: Result, arguments: list[State]) -> list[State]:
+        """The states of the results of a function."""
+        given = {(item.node, 0): state for item, state in zip(function.parameters, arguments, strict=False)}
+        self.setting.left[0] -= len(function.body) + 1
+        if self.setting.left[0] < 0:
+            raise Mixes("runs functions inside of functions too often to be followed")
+        setting = replace(self.setting, prefix=f"{self._name(node)}/")
+        inner = Pass(setting, function.body, result, given)
+        writes = writer(function.body, setting, {item.node for item in function.results})
+        if writes is not None:
+            raise Mixes(writes)
+        inner.run()
+        found = [inner.state(item.node, item.port) for item in function.results]
+        if not all(map(_lasting, found)):
+            raise Mixes("gives entries that were chosen out of a function")
+        return found
+
+    def _agrees(self, state: PerRow, shape: Shape) -> None:
+        """Holds a state against the shape at one batch, which was found in another way."""
+        if state.inner == 0 or state.outer < 1:
+            raise Mixes("leaves nothing of each row")
+        if state.outer * (state.inner or 1) > LARGEST:
+            raise Mixes("makes a tensor too large to be followed")
+        if shape is None:
+            return
+        size = shape[state.axis] if 0 <= state.axis < len(shape) else -1
+        if (
+            size is not None
+            and state.inner is not None
+            and not state.group
+            and size != state.outer * state.inner * self.setting.batch
+        ):
+            raise Mixes("gives a shape that does not go with the number of rows")
+
+    def _merge(self, node: int, taken: list[State]) -> list[State]:
+        if node in self.chosen:
+            raise Mixes(self.chosen[node])
+        found = self.merges.get(node)
+        for state in taken:
+            found = state if found is None else merged(found, state)
+        return [found or FIXED, FIXED]
+
+    def _choices(self, node: int, sources: list[int]) -> None:
+        """Keeps what depends, by data or control edges, on a Switch whose condition is not fixed."""
+        for source in sources:
+            if source in self.chosen:
+                self.chosen[node] = self.chosen[source]
+                return
+        if self.graph.ops[node] in SWITCH:
+            condition = self.graph.inputs(node)[1:2]
+            state = self.state(*condition[0]) if condition else FIXED
+            if state is not FIXED:
+                refusal = state.refusal if isinstance(state, Mixed) else None
+                self.chosen[node] = refusal or self._mixed(node, "chooses by what depends on rows").refusal
+
+
+def _lasting(state: State) -> bool:
+    """Whether a state means the same in each round of a loop: not what refers to a node of the round."""
+    while isinstance(state, Listed):
+        state = state.element or FIXED
+    return not (isinstance(state, Distinct) or (isinstance(state, PerRow) and (state.group or state.origin)))
+
+
+def _plain(state: State) -> bool:
+    return isinstance(state, PerRow) and not state.tells
+
+
+def _fate(op: str, functions: Mapping[str, Function]) -> tuple[bool, str]:
+    """Whether an op gives what is fixed of what is fixed; and why it is refused whatever it takes, or ""."""
+    if op in FUNCTIONAL or op in functions or op in MERGE or (op in RULES and RULES[op].always):
+        return False, ""
+    if op in _FEEDS and op != "PlaceholderWithDefault":
+        return False, "is fed by nobody"
+    if op in _DRAWS:
+        return False, "draws other random numbers for each place in the batch"
+    info = schema.lookup(op)
+    known = op in _HARMLESS or (info is not None and not info.stateful) or op in RULES
+    if known:
+        return True, ""
+    return False, "is an op that msplit does not know" if info is None else "gives what does not follow from its inputs"
+
+
+def writer(graph: Graph, setting: Setting, results: Container[int]) -> Refusal | None:
+    """The first node of a graph that changes a state, so that a step with other rows in it is another step for the next one.
+
+    Of an op that is not known nobody knows: it counts if it takes a handle, or if nothing reads what it gives and it is no result.
+    """
+    harmless = _HARMLESS | _DRAWS | _HANDS_ON | FUNCTIONAL.keys() | RULES.keys() | setting.functions.keys()
+    writes = {op: _writes(op) for op in dict.fromkeys(graph.ops) if op not in harmless}
+    for node, op in enumerate(graph.ops):
+        if op not in writes or writes[op] is False:
+            continue
+        if writes[op] is None:
+            edges = graph.edges
+            read = node in results or any(edges.port[edge] != CONTROL for edge in graph.out_edges(node).tolist())
+            taken = (
+                output_dtypes(graph.ops[src], graph.attrs[src], port + 1)[port:] for src, port in graph.inputs(node)
+            )
+            if read and not any(dtypes[:1] == ("resource",) for dtypes in taken):
+                continue
+            return Refusal(
+                setting.prefix + graph.names[node], op, "is an op that msplit does not know, and may change a state"
+            )
+        return Refusal(setting.prefix + graph.names[node], op, "changes a state")
+    return None
+
+
+def _writes(op: str) -> bool | None:
+    """Whether an op changes a state; None for one that is not known."""
+    info = schema.lookup(op)
+    if info is None:
+        return None
+    return any(argument.is_ref or (info.stateful and argument.dtype == "resource") for argument in info.inputs)
