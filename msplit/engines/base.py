@@ -18,6 +18,9 @@ from msplit.flatten.flat import FlatGraph
 
 Arrays = Mapping[str, NDArray[Any]]
 
+Feeds = Mapping[str, Any]
+"""Arrays, and tensors wherever they lie: whatever speaks DLPack, as PyTorch, CuPy, JAX and TensorFlow do."""
+
 
 @dataclass(frozen=True)
 class TensorFlowOptions:
@@ -58,17 +61,17 @@ class Job:
     costs: Costs | None = None
 
 
-def refuse_fed(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """The same for a part of a model: what runs before it may hand on more than it takes."""
     refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
 
 
-def refuse(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Refuses what a step can not be given: the one contract of all engines. `inputs` has type and shape of each as it was prepared.
 
     Raises:
-        EngineError: An input is missing or is none of the model's, is no array, or has another type or shape. Strings are one type,
-            however NumPy keeps them.
+        EngineError: An input is missing or is none of the model's, is neither an array nor a tensor, or has another type or shape. Strings
+            are one type, however NumPy keeps them.
     """
     known = f"the inputs are: {', '.join(inputs) or 'none'}"
     for name in inputs:
@@ -79,19 +82,39 @@ def refuse(feeds: Arrays, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> 
             raise EngineError(f"the model has no input {name!r}", fix=known)
     for name, (dtype, shape) in inputs.items():
         value = feeds[name]
-        if not isinstance(value, np.ndarray | np.generic):
-            raise EngineError(f"input {name} is given a {type(value).__name__}, not an array", fix="give a NumPy array")
-        text = value.dtype.kind in _TEXT and (dtype == "object" or dtype.startswith(("bytes", "str")))
-        like = text or (value.dtype.name == dtype and value.dtype.isnative)
-        if value.shape != tuple(shape) or not like:
+        if is_array(value):
+            text = value.dtype.kind in _TEXT and (dtype == "object" or dtype.startswith(("bytes", "str")))
+            found, like = str(value.dtype), text or (value.dtype.name == dtype and value.dtype.isnative)
+        elif is_tensor(value):
+            found = type_name(value)
+            like = found == dtype
+        else:
+            said = f"input {name} is given a {type(value).__name__}, not an array"
+            raise EngineError(said, fix="give a NumPy array, or a tensor that speaks DLPack")
+        if tuple(value.shape) != tuple(shape) or not like:
             raise EngineError(
-                f"input {name} was prepared as {dtype} {tuple(shape)}, not {value.dtype} {value.shape}",
+                f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}",
                 fix="shapes are fixed when a model is prepared: prepare one per shape",
             )
 
 
 _TEXT = "OSU"
 """Kinds of arrays that hold strings."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is NumPy's, in the host's memory."""
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
+    return hasattr(value, "__dlpack__") and not is_array(value)
+
+
+def type_name(value: Any) -> str:
+    """The NumPy name of the type of an array's or tensor's elements."""
+    return getattr(value.dtype, "name", "") or str(value.dtype).removeprefix("torch.")
 
 
 class Executable(Protocol):
@@ -169,6 +192,15 @@ class HasBuffers(Protocol):
 
     def buffers(self) -> Arrays:
         """Arrays by input name, for some inputs or all. A step that is given one of them for its input does not copy it on the host."""
+
+
+@runtime_checkable
+class StaysOnDevice(Protocol):
+    """An executable whose outputs need not leave the device."""
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """One whole step, synchronous, whose outputs are PyTorch tensors of the caller's own on the device. What the host makes, such as
+        strings, are arrays."""
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -144,12 +144,20 @@ def _mode_of(target: Path) -> int | None:
 
 def write_new_file(path: Path, data: bytes | memoryview, mode: int | None, made_with: int = 0o666) -> None:
     """Writes a file that nobody else sees yet: with a mode, or else with what the process's umask leaves of `made_with`."""
+    write_pieces(path, [data], mode, made_with)
+
+
+def write_pieces(
+    path: Path, pieces: Iterable[bytes | memoryview], mode: int | None = None, made_with: int = 0o666
+) -> None:
+    """The same of what is too large to be in memory at once, or lies in pieces."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
     try:
-        with memoryview(data) as view:
-            written = 0
-            while written < len(view):
-                written += os.write(descriptor, view[written : written + (1 << 30)])
+        for piece in pieces:
+            with memoryview(piece) as view:
+                written = 0
+                while written < len(view):
+                    written += os.write(descriptor, view[written : written + (1 << 30)])
         if mode is not None:
             os.fchmod(descriptor, mode)
         os.fsync(descriptor)

@@ -44,11 +44,13 @@ class Reference:
     Attributes:
         feeds: Inputs by name.
         source: Where it comes from, in words.
+        computed: Output -> the coarser type that it was computed in; None where the model is there to ask.
     """
 
     feeds: Arrays
     outputs: Arrays
     source: str
+    computed: Mapping[str, str] | None = None
 
 
 def save_reference(path: Path, reference: Reference, *, force: bool = False) -> None:
@@ -57,6 +59,11 @@ def save_reference(path: Path, reference: Reference, *, force: bool = False) -> 
     Raises:
         WriteError: It can not be written; what stood there before is unharmed.
     """
+    write_bytes_atomic(path, packed_reference(reference), force=force)
+
+
+def packed_reference(reference: Reference) -> bytes:
+    """A reference as the bytes of its file."""
     arrays: dict[str, NDArray[Any]] = {}
     described: dict[str, Any] = {}
     for group, values in (("input", reference.feeds), ("output", reference.outputs)):
@@ -69,7 +76,7 @@ def save_reference(path: Path, reference: Reference, *, force: bool = False) -> 
     arrays[PACKED] = np.array(json.dumps(head, sort_keys=True))
     packed = io.BytesIO()
     np.savez_compressed(packed, allow_pickle=False, **arrays)
-    write_bytes_atomic(path, packed.getbuffer(), force=force)
+    return packed.getvalue()
 
 
 def load_reference(path: Path) -> Reference:

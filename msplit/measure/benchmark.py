@@ -127,7 +127,7 @@ def bench(
         result=result,
         engine=setup.engine.name,
         why=setup.why,
-        notes=(*said, *made.notes, *setup.unverified),
+        notes=(*said, *made.notes, *made.rows, *setup.unverified),
         tuned=None if tuned is None else confirmed(tuned, result, made.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.assignments),

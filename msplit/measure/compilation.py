@@ -33,6 +33,7 @@ class Compiled:
         labels: What variants were called after what was asked for -> label of the variant that runs that; see `distinct`.
         tuned_label: Label of the variant that runs what tuning found; "" where there is none.
         notes: All that is to be told, that of the setup first.
+        rows: What is to be told of variants that run the same as others, in a table of all.
     """
 
     variants: tuple[Variant, ...]
@@ -41,6 +42,7 @@ class Compiled:
     labels: Mapping[str, str]
     tuned_label: str
     notes: tuple[str, ...]
+    rows: tuple[str, ...]
 
 
 def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
@@ -78,7 +80,8 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
         tuned=tuned,
         labels=settled.labels,
         tuned_label=settled.labels[found[-1].label] if found else "",
-        notes=(*notes, *settled.notes),
+        notes=tuple(notes),
+        rows=settled.notes,
     )
 
 

@@ -3,96 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Lock
-from types import TracebackType
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.decide.model import opened
-from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Arrays, Executable, HasBuffers, refuse
+from msplit.engines.base import Arrays, Executable, HasBuffers
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.compilation import Compiled, compiled
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Check
+from msplit.measure.improvement import Inputs, hurrying, one_at_a_time, start_improving
+from msplit.measure.request import FAST, FULL, BenchRequest
+from msplit.measure.runner import Runner
+from msplit.measure.tuning import Tuned
 from msplit.measure.variants import Setup, as_it_runs, plan_label, set_up
+from msplit.measure.verification import computed_in
 from msplit.measure.verified import Running, Variant, Verification, verified
-from msplit.progress import Progress, Sums, prepared, silent, timing
+from msplit.progress import Progress, prepared, silent, timing
 
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Runner(Shown):
-    """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
-
-    Threads that call it take turns; for steps side by side make one each.
-
-    Attributes:
-        label: What it is called in a bench.
-        why: Why this engine.
-        inputs: Type and shape of every input by name. Each step takes all of them.
-        buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
-            more, where the engine can spare it. They may be filled again when the step has returned.
-        outputs: Names of the outputs that each step gives.
-        checks: What its outputs were held against.
-        notes: What was done to the assignment, and what was not verified.
-        facts: Streams, waits, kernels, bytes: whatever the engine tells.
-        preparation: Where the time of `prepare` went: `seconds` in all, and in `phases`, the longest first, what was done (`phase`), its
-            own `seconds` and how often (`times`).
-    """
-
-    label: str
-    engine: str
-    why: str
-    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    buffers: Arrays
-    outputs: tuple[str, ...]
-    checks: tuple[Check, ...]
-    notes: tuple[str, ...]
-    facts: Mapping[str, Any]
-    executable: Executable
-    preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
-    _turn: Lock = field(default_factory=Lock, init=False, repr=False)
-
-    def _facts(self) -> Facts:
-        inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
-        return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
-
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """One step: arrays in by name, the `buffers` or any others, and arrays of the caller's own back.
-
-        Raises:
-            EngineError: An input is missing, or has another type or shape than the one that was prepared.
-        """
-        # TensorFlow would take other shapes and types, and the cuda engine looks for what it needs only.
-        if self.engine == TENSORFLOW.name or len(feeds) != len(self.inputs):
-            refuse(feeds, self.inputs)
-        with self._turn:
-            outputs = self.executable.step(feeds)
-        if self.engine == TENSORFLOW.name:  # a session hands out its very constants: who changes one changes the model
-            return {name: value.copy() for name, value in outputs.items()}
-        return outputs
-
-    def close(self) -> None:
-        """Gives streams and memory back. It can not run afterwards."""
-        with self._turn:
-            self.executable.close()
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def prepare(
@@ -101,6 +33,7 @@ def prepare(
     *,
     variant: str | None = None,
     progress: Progress | None = None,
+    improve: bool = False,
 ) -> Runner:
     """Makes a model ready to run, and verifies it once, with the request that `bench` took.
 
@@ -115,6 +48,8 @@ def prepare(
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
             stream, where it is the fastest.
         progress: Told what is being done and how much of it is done.
+        improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
+            that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
@@ -123,41 +58,114 @@ def prepare(
     request = request or BenchRequest()
     if request.tune is not None:
         raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
-    with timing() as phases:
-        runner = _prepared(opened(flat), request, variant, progress)
-        prepared()
-    return replace(runner, preparation=phases.stop())
+    if improve and variant is not None:
+        raise MsplitError("improve=True chooses what runs, and a variant is named", fix="leave one of the two out")
+    if improve and not request.capture:
+        raise MsplitError(
+            "improve=True is for captured graphs: to launch step by step shares settings of PyTorch with what is being prepared",
+            fix="leave out capture=False, or improve=True",
+        )
+    if not improve:
+        with hurrying() if request.is_fast else one_at_a_time():
+            ready = make_ready(flat, request, variant, progress)
+            CUDA.forget(ready.setup.job.flat)  # weights of other kernels, and in another precision
+            return ready.runner
+    with hurrying():
+        ready = make_ready(flat, replace(request, effort=FAST), None, progress)
+    runner, flat = ready.runner, ready.setup.job.flat
+    if runner.engine != CUDA.name:
+        note = "improve is for the cuda engine: TensorFlow runs the model as it does otherwise, and nothing takes over"
+        return replace(runner, notes=(*runner.notes, note))
+
+    def in_full() -> tuple[Runner, Inputs]:
+        try:
+            better = make_ready(flat, replace(request, effort=FULL))
+        finally:
+            CUDA.forget(flat)
+        return better.runner, Inputs(better.setup.fresh, request.settings, request.ieee, computed_in(flat))
+
+    start_improving(runner, in_full)
+    return runner
 
 
-def _prepared(flat: FlatGraph, request: BenchRequest, variant: str | None, progress: Progress | None) -> Runner:
-    """See `prepare`."""
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A model that is ready to run, with what was made on the way.
+
+    Attributes:
+        chosen: What runs.
+        setup: What the request meant.
+        tuned: What tuning found, if it was asked for.
+        why: Why this was chosen.
+    """
+
+    runner: Runner
+    chosen: Variant
+    setup: Setup
+    tuned: Tuned | None
+    why: str
+
+
+def make_ready(
+    flat: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Ready:
+    """See `prepare`, which does so. Here the request may ask for tuning: then what that finds runs. What was compiled is kept."""
     asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
-    # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels.
-    setup = set_up(flat, asked, sketch=request.plan is None)
-    made = compiled(setup, progress)
-    sketched = _chosen(setup, made, variant)
-    # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
-    one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
-    chosen = as_it_runs(sketched, request)
-    how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
-    with verified([chosen] if sketched is one else [one, replace(chosen, against=one.label)], how) as running:
-        _refuse_wrong(running)
-        ready = running.pop()  # what is still listed is closed
-    executable = ready.running
+    with timing() as phases:
+        # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
+        setup = set_up(opened(flat), asked, sketch=request.plan is None and request.tune is None)
+        made = compiled(setup, progress)
+        sketched = _chosen(setup, made, variant or made.tuned_label or None)
+        # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
+        one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
+        chosen = as_it_runs(sketched, request)
+        how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
+        with verified([chosen] if sketched is one else [one, replace(chosen, against=one.label)], how) as running:
+            _refuse_wrong(running)
+            ready = running.pop()  # what is still listed is closed
+        prepared()
     notes = made.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
-    CUDA.forget(flat)  # weights of other kernels, and in another precision
-    return Runner(
+    runner = runner_of(
+        ready.running,
+        chosen.job.feeds,
         label=chosen.label,
         engine=setup.engine.name,
         why=setup.why,
-        inputs={name: (value.dtype.name, value.shape) for name, value in chosen.job.feeds.items()},
-        buffers=_buffers(executable, chosen.job.feeds),
-        outputs=tuple(output.name for output in flat.outputs),
+        outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
         notes=(*notes, *setup.unverified),
+        preparation=phases.stop(),
+    )
+    return Ready(runner, chosen, setup, made.tuned, _why(made, chosen.label))
+
+
+def runner_of(
+    executable: Executable, feeds: Arrays, *, outputs: tuple[str, ...], engine: str = CUDA.name, **told: Any
+) -> Runner:
+    """A runner of what is ready to run on inputs of such types and shapes; `told` are its other attributes."""
+    return Runner(
+        engine=engine,
+        inputs={name: (value.dtype.name, value.shape) for name, value in feeds.items()},
+        buffers=_buffers(executable, feeds),
+        outputs=outputs,
         facts=executable.facts(),
         executable=executable,
+        **told,
     )
+
+
+def _why(made: Compiled, label: str) -> str:
+    """Why a variant was chosen, in a sentence."""
+    if made.tuned is not None:
+        return made.tuned.why
+    known = {step.label: step.predicted_us for step in made.steps if step.predicted_us is not None}
+    if label not in known:
+        return "it is what was asked for"
+    others = "; ".join(f"{name} {time:,.1f} µs" for name, time in known.items() if name != label)
+    return f"predicted {known[label]:,.1f} µs a step" + (f" ({others})" if others else "")
 
 
 def _refuse_wrong(running: Sequence[Running]) -> None:

@@ -14,15 +14,18 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit import escape
 from msplit.decide.model import load
 from msplit.decide.shown import Facts, Shown
+from msplit.engines.base import is_array, is_tensor, type_name
+from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import MsplitError
-from msplit.measure.execution import Runner, prepare
+from msplit.measure.execution import prepare
 from msplit.measure.request import BenchRequest
+from msplit.measure.runner import Runner
+from msplit.measure.tensors import as_array, is_tensorflow, lies_on, made_like
 
 STREAMS = 8
 """The largest number where nobody says one."""
@@ -40,6 +43,7 @@ def compile(
     streams: int | Literal["auto"] = "auto",
     fallback: Literal["tensorflow"] | None = None,
     most: int = MOST,
+    improve: bool = False,
 ) -> CompiledFunction:
     """A model or function that gives what the original gives, by `prepare`.
 
@@ -49,8 +53,9 @@ def compile(
         scores = fast({"user": users, "item": items})       # arrays in, the same structure back
 
     The first call with arrays of new shapes or types exports the function for them and prepares it, which takes seconds; later ones run
-    at once. Results are NumPy arrays, or tensors of TensorFlow where one of the arguments is. Arguments that are no arrays (flags, None,
-    strings) are part of the function, as they are for `tf.function`.
+    at once. Results are NumPy arrays, or tensors of TensorFlow where one of the arguments is. A tensor that is on the GPU (TensorFlow's,
+    PyTorch's, CuPy's, JAX's: whatever speaks DLPack) is taken from there, and results are then tensors of its library on the GPU. Arguments
+    that are no arrays (flags, None, strings) are part of the function, as they are for `tf.function`.
 
     Args:
         function: A Keras model, a `tf.function`, a concrete function, a plain function of tensors, or what `tf.saved_model.load` gives, of
@@ -61,6 +66,7 @@ def compile(
         fallback: ``tensorflow``: the original function answers while another shape is being prepared, in a thread of its own, and for good
             where it can not be, of which a warning is given. None: a call waits, and raises what is in the way.
         most: Sets of shapes to keep ready, each with weights and memory of its own.
+        improve: As for `prepare`: shapes that are new are ready soon, and what was prepared in full takes over later.
 
     Raises:
         MsplitError: It is nothing that can be called.
@@ -71,7 +77,7 @@ def compile(
     if streams != "auto":
         request = replace(request or BenchRequest(), streams=(streams,))
     request = request or BenchRequest(streams=(STREAMS,))
-    return CompiledFunction(found, replace(request, batch=None, shapes={}), fallback, most)
+    return CompiledFunction(found, replace(request, batch=None, shapes={}), fallback, most, improve=improve)
 
 
 def _callable(function: Any) -> Callable[..., Any]:
@@ -103,7 +109,7 @@ def _named(signature: Any) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
+class _Rung:
     """The function for one set of shapes.
 
     Attributes:
@@ -124,12 +130,18 @@ class CompiledFunction(Shown):
     """What `compile` gives. Threads may call it. Closing it, or leaving its ``with`` block, gives streams and memory back."""
 
     def __init__(
-        self, function: Callable[..., Any], request: BenchRequest, fallback: str | None, most: int = MOST
+        self,
+        function: Callable[..., Any],
+        request: BenchRequest,
+        fallback: str | None,
+        most: int = MOST,
+        *,
+        improve: bool = False,
     ) -> None:
-        self._function, self._request, self._most = function, request, most
+        self._function, self._request, self._most, self._improve = function, request, most, improve
         self._beside = None if fallback is None else ThreadPoolExecutor(1, "msplit-function")
-        self._made: dict[Key, Future[_Ready]] = {}  # what was called last is at the end
-        self._told: WeakSet[Future[_Ready]] = WeakSet()  # of which a warning was given
+        self._made: dict[Key, Future[_Rung]] = {}  # what was called last is at the end
+        self._told: WeakSet[Future[_Rung]] = WeakSet()  # of which a warning was given
         self._lock = threading.Lock()
 
     def _facts(self) -> Facts:
@@ -154,39 +166,53 @@ class CompiledFunction(Shown):
         """
         tf = tensorflow()
         leaves = tf.nest.flatten((arguments, named))
-        arrays = [_array(leaf, tf) for leaf in leaves]
+        values = [_value(leaf, tf, self._request.device) for leaf in leaves]
         kinds = tuple(
-            repr(leaf) if array is None else (array.shape, array.dtype.str)
-            for leaf, array in zip(leaves, arrays, strict=True)
+            repr(leaf) if value is None else (tuple(value.shape), type_name(value))
+            for leaf, value in zip(leaves, values, strict=True)
         )
         key = (repr(tf.nest.map_structure(lambda leaf: 0, (arguments, named))), kinds)
-        made = self._rung(key, (arguments, named), arrays)
+        made = self._rung(key, (arguments, named), values)
         if self._beside is not None and (not made.done() or made.exception() is not None):
             if made.done() and made not in self._told:
                 self._told.add(made)
                 said = escape.line(str(made.exception()))
                 warnings.warn(f"TensorFlow goes on running it: {said}", RuntimeWarning, stacklevel=2)
-            return self._function(*arguments, **named)
-        ready = made.result()
-        feeds = {f"input_{number}": array for number, array in enumerate(arrays) if array is not None}
-        outputs = ready.runner.step({name: feeds[name] for name in ready.runner.inputs})
-        if any(tf.is_tensor(leaf) for leaf in leaves):
+            return self._original(leaves, (arguments, named))
+        rung = made.result()
+        feeds = {f"input_{number}": value for number, value in enumerate(values) if value is not None}
+        there = [value for value in values if value is not None and not is_array(value)]
+        stays = bool(there) and rung.runner.engine == CUDA.name
+        outputs = rung.runner.step({name: feeds[name] for name in rung.runner.inputs}, on_device=stays)
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        if stays:
+            like = made_like((tensors or there)[0])
+            outputs = {name: value if is_array(value) else like(value) for name, value in outputs.items()}
+        if tensors:
             outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
-        return tf.nest.map_structure(lambda name: None if name is None else outputs[name], ready.structure)
+        return tf.nest.map_structure(lambda name: None if name is None else outputs[name], rung.structure)
 
-    def _rung(self, key: Key, call: Any, arrays: Sequence[NDArray[Any] | None]) -> Future[_Ready]:
+    def _original(self, leaves: Sequence[Any], call: Any) -> Any:
+        """What the function itself gives. TensorFlow takes no tensors of others that are on a GPU."""
+        own = [
+            as_array("of the call", leaf) if is_tensor(leaf) and not is_tensorflow(leaf) else leaf for leaf in leaves
+        ]
+        arguments, named = tensorflow().nest.pack_sequence_as(call, own)
+        return self._function(*arguments, **named)
+
+    def _rung(self, key: Key, call: Any, values: Sequence[Any]) -> Future[_Rung]:
         """What runs these shapes, or will."""
         with self._lock:
             made = self._made.pop(key, None)
             new = made is None
             if made is None:
-                made = _running() if self._beside is None else self._beside.submit(self._make, call, arrays)
+                made = _running() if self._beside is None else self._beside.submit(self._make, call, values)
             self._made[key] = made
             old = [self._made.pop(one) for one in list(self._made)[: -self._most]]
         _close(old)
         if new and self._beside is None:
             try:
-                made.set_result(self._make(call, arrays))
+                made.set_result(self._make(call, values))
             except BaseException as problem:
                 with self._lock:
                     self._made.pop(key, None)  # a later call may try again
@@ -194,10 +220,11 @@ class CompiledFunction(Shown):
                 raise
         return made
 
-    def _make(self, call: Any, arrays: Sequence[NDArray[Any] | None]) -> _Ready:
+    def _make(self, call: Any, values: Sequence[Any]) -> _Rung:
         folder = tempfile.TemporaryDirectory(prefix="msplit-function-")
-        structure = _export(self._function, call, arrays, Path(folder.name) / "model")
-        return _Ready(prepare(load(Path(folder.name) / "model"), self._request), structure, folder)
+        path = Path(folder.name) / "model"
+        structure = _export(self._function, call, values, path)
+        return _Rung(prepare(load(path), self._request, improve=self._improve), structure, folder)
 
     def refresh(self) -> None:
         """Takes over weights that were assigned since: what is called next is exported and prepared anew."""
@@ -218,17 +245,17 @@ class CompiledFunction(Shown):
         self.close()
 
 
-def _running() -> Future[_Ready]:
+def _running() -> Future[_Rung]:
     """For the thread that asks to fill in. Nobody can cancel it."""
-    made: Future[_Ready] = Future()
+    made: Future[_Rung] = Future()
     made.set_running_or_notify_cancel()
     return made
 
 
-def _close(made: Sequence[Future[_Ready]]) -> None:
+def _close(made: Sequence[Future[_Rung]]) -> None:
     """Closes what is ready, and what is not yet once it is."""
 
-    def close(one: Future[_Ready]) -> None:
+    def close(one: Future[_Rung]) -> None:
         if not one.cancelled() and one.exception() is None:
             one.result().close()
 
@@ -237,9 +264,9 @@ def _close(made: Sequence[Future[_Ready]]) -> None:
             one.add_done_callback(close)
 
 
-def _array(leaf: Any, tf: Any) -> NDArray[Any] | None:
-    """An argument as an array; None for what is part of the function."""
-    if isinstance(leaf, np.ndarray | np.generic):
+def _value(leaf: Any, tf: Any, device: str) -> Any:
+    """An argument as an array, or as the tensor that it is where it lies on the device; None for what is part of the function."""
+    if is_array(leaf):
         return np.asarray(leaf, leaf.dtype.newbyteorder("="))
     if tf.is_tensor(leaf):
         if not isinstance(leaf, tf.Tensor | tf.Variable):
@@ -251,18 +278,18 @@ def _array(leaf: Any, tf: Any) -> NDArray[Any] | None:
             raise MsplitError(
                 "a tensor has no value yet", fix="call it with values, outside of a tf.function: it is one itself"
             )
-        return np.asarray(leaf.numpy())
-    if hasattr(leaf, "cpu"):  # PyTorch's, on a GPU perhaps
-        leaf = leaf.detach().cpu()
-    if hasattr(leaf, "__dlpack__"):
-        return np.from_dlpack(leaf)
+        leaf = tf.convert_to_tensor(leaf)  # a variable has a value
+    if lies_on(leaf, device):
+        return leaf
+    if is_tensor(leaf):
+        return as_array("of the call", leaf)
     if hasattr(leaf, "__array__"):
         return np.asarray(leaf)
     return None
 
 
-def _export(function: Callable[..., Any], call: Any, arrays: Sequence[NDArray[Any] | None], folder: Path) -> Any:
-    """Writes the function for arguments of these shapes as a SavedModel; the structure of its result, as `_Ready` has it.
+def _export(function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path) -> Any:
+    """Writes the function for arguments of these shapes as a SavedModel; the structure of its result, as `_Rung` has it.
 
     Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
     """
@@ -282,9 +309,9 @@ def _export(function: Callable[..., Any], call: Any, arrays: Sequence[NDArray[An
         return {name: tf.identity(one) for name, one in found.items() if isinstance(one, tf.Tensor)}
 
     specs = {
-        f"input_{number}": tf.TensorSpec(array.shape, tf.as_dtype(array.dtype), name=f"input_{number}")
-        for number, array in enumerate(arrays)
-        if array is not None
+        name: tf.TensorSpec(value.shape, tf.as_dtype(value.dtype if is_array(value) else type_name(value)), name=name)
+        for name, value in ((f"input_{number}", value) for number, value in enumerate(values))
+        if value is not None
     }
     traced = tf.function(by_name).get_concrete_function(**specs)
     if others:

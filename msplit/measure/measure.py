@@ -54,7 +54,7 @@ def bench(
     """
     settings = settings or Settings()
     tell = progress or silent
-    how = Verification(fresh, settings, reference, tell)
+    how = Verification(fresh, settings, reference, tell, None if reference is None else reference.computed)
     with verified(variants, how) as running:
         prepared()
         for build in range(settings.builds):

@@ -121,17 +121,64 @@ def test_an_argument_that_is_no_array_is_named(tf: Any, kind: str) -> None:
 
 
 def test_tensors_in_tensors_out_and_what_speaks_dlpack(tf: Any, keras_model: Any) -> None:
+    """Where streams are simulated, tensors in the host's memory are those that are on the device."""
     torch = pytest.importorskip("torch")
     given = arrays(2)
     wanted = keras_model(given)
+    others = {name: torch.from_numpy(value) for name, value in given.items()}
     with msplit.compile(keras_model, SIMULATED) as fast:
-        found = fast({name: tf.constant(value) for name, value in given.items()})
-        assert all(tf.is_tensor(value) for value in found.values())
-        close(found["click"], wanted["click"])
-        others = fast({name: torch.from_numpy(value) for name, value in given.items()})
-        assert isinstance(others["click"], np.ndarray)
-        close(others["click"], wanted["click"])
+        for call, kind in (
+            (given, np.ndarray),
+            ({name: tf.constant(value) for name, value in given.items()}, tf.Tensor),
+            ({name: tf.Variable(value) for name, value in given.items()}, tf.Tensor),
+            (others, torch.Tensor),
+            ({**given, "item": others["item"]}, torch.Tensor),
+            ({"user": tf.constant(given["user"]), "item": others["item"]}, tf.Tensor),
+        ):
+            found = fast(call)
+            assert list(found) == list(wanted)
+            for name, value in found.items():
+                assert isinstance(value, kind)
+                close(value, wanted[name])
         assert len(fast.runners) == 1
+
+
+def test_tensors_of_other_libraries_come_back_as_theirs(tf: Any) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Space:
+        @staticmethod
+        def from_dlpack(tensor: Any) -> Any:
+            return Tensor(torch.from_dlpack(tensor))
+
+    class Tensor:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), np.dtype("float32")
+
+        def __array_namespace__(self) -> Any:
+            return Space
+
+        def __dlpack__(self, **asked: Any) -> Any:
+            return self.tensor.__dlpack__()
+
+        def __dlpack_device__(self) -> Any:
+            return self.tensor.__dlpack_device__()
+
+    with msplit.compile(lambda x: {"twice": x + x, "shape": tf.shape(x)}, SIMULATED) as fast:
+        found = fast(Tensor(torch.ones(2, 3)))
+        assert isinstance(found["twice"], Tensor)
+        close(found["twice"].tensor, np.full((2, 3), 2))
+        close(found["shape"].tensor, [2, 3])
+
+
+def test_tensors_in_the_hosts_memory_are_arrays_to_a_gpu(tf: Any) -> None:
+    torch = pytest.importorskip("torch")
+    request = api.BenchRequest(engine="tensorflow")
+    with msplit.compile(lambda x: tf.cast(x, tf.float32) * 2.0, request) as fast:
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.bool):
+            found = fast(torch.ones(3).to(dtype))
+            assert isinstance(found, np.ndarray)
+            close(found, [2, 2, 2])
 
 
 def test_what_is_no_array_is_part_of_the_function(tf: Any) -> None:
@@ -236,7 +283,7 @@ def test_what_can_not_be_prepared_goes_on_in_tensorflow_with_a_warning(tf: Any) 
 
 
 def test_a_warning_escapes_what_a_model_says_and_is_given_once(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hostile(*arguments: Any) -> Any:
+    def hostile(*arguments: Any, **named: Any) -> Any:
         raise MsplitError("node 'a\x1b[2J'", fix="::error::b")
 
     monkeypatch.setattr(function, "prepare", hostile)

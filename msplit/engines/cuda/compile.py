@@ -7,7 +7,8 @@ again, afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,35 @@ from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.graph import STEPS
+from msplit.engines.cuda.ir.graph import STEPS, Key
 from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
+from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.pointwise_fusion import inductor
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
+from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
+from msplit.engines.cuda.passes.specialize import list_choices, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
 from msplit.progress import phase
 
-LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag)
+LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
 """Whether a graph's convolutions run faster on data that lie as NCHW."""
+
+LISTED: Family[bool] = Family("listed choices", bool, JsonValue.flag, False)
+"""That the kernels that a graph's choices are between were compiled."""
+
+FUSED: Family[bool] = Family("fused groups", bool, JsonValue.flag, False)
+"""That the kernels of a graph's fused groups are on the disk, all that there was time for: no worker is started for them again."""
+
+Begin = Callable[[Optimized], None]
+"""Is called with a graph as soon as its shapes are known."""
 
 
 def compile_job(job: Job) -> Compiled:
@@ -47,24 +62,41 @@ def compile_job(job: Job) -> Compiled:
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
+    return _compile(job)
+
+
+def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     device = Device.of(torch.device(job.options.device))
-    shapes = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
-    key = (shapes, job.ieee, job.options.for_program())
-    cache: dict[tuple[Any, ...], Compiled] = device.compiled.setdefault(job.flat, {})
+    key = (_shapes(job), job.ieee, job.options.for_program())
+    cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
         with precision(job.ieee):
-            if job.options.mode.fuses:
-                unfused = replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups))
-                cache[key] = _fused(compile_job(replace(job, options=unfused)), job, device)
-            else:
-                cache[key] = _unfused(job, device)
-    return cache[key]
+            cache[key] = _fused(job, device) if job.options.mode.fuses else _unfused(job, device, begin)
+    found: Compiled = cache[key]
+    return found
 
 
-def _unfused(job: Job, device: Device) -> Compiled:
-    """Traced in the layout asked for or, for "auto", in the one that measures faster."""
+def _shapes(job: Job) -> tuple[Any, ...]:
+    return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
+
+
+def _optimized(job: Job, device: Device) -> Optimized:
+    """See `optimize`. It asks neither for a precision nor for what is measured, so that whatever is compiled of a graph shares it, and
+    constants on the device that no kernel wants in another way."""
     groups = job.options.mode.groups
-    optimized = optimize(job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups)
+    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups)
+    if key not in cache:
+        cache[key] = optimize(job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups)
+    found: Optimized = cache[key]
+    return found
+
+
+def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
+    """Traced in the layout asked for or, for "auto", in the one that measures faster. Where `begin` is given, it will be fused."""
+    groups = job.options.mode.groups
+    optimized = _optimized(job, device)
+    if begin is not None:
+        begin(optimized)
     has_choice = any(
         op.op in FILTERS and op.attrs.get("data_format", "NHWC") in ("NHWC", "NDHWC")
         for op in optimized.graph.ops.values()
@@ -75,8 +107,9 @@ def _unfused(job: Job, device: Device) -> Compiled:
         wanted = wanted[:1]
 
     def laid_out(nchw: bool) -> Compiled:
+        held = _choices_ahead(optimized, job, device, nchw, will_fuse=begin is not None) if measure else {}
         own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure)
-        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure)
+        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held)
         facts = merge_facts(own.graph.merges) if groups else {}
         return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
 
@@ -94,11 +127,60 @@ def _unfused(job: Job, device: Device) -> Compiled:
     return candidates.get(nchw) or laid_out(nchw)
 
 
-def _fused(plain: Compiled, job: Job, device: Device) -> Compiled:
-    """The same with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it."""
-    held = plain.program.constants
+def _choices_ahead(
+    optimized: Optimized, job: Job, device: Device, nchw: bool, *, will_fuse: bool
+) -> Mapping[Key, torch.Tensor]:
+    """Compiles the kernels that all choices of a graph will time, where choices were not made before. Meanwhile, what compiles fused
+    groups is imported. Gives constants that are on the device then.
+    """
+    graph, groups, tuner = optimized.graph, job.options.mode.groups, device.owned(Tuner)
+    held: dict[Key, torch.Tensor] = {}
+
+    def listed() -> bool:
+        with phase("compiling kernels to choose from"), tuner.listing(_load_compiler if will_fuse else None):
+            if groups and not nchw:
+                decide = decide_on(device.place)
+                for members in find_siblings(graph):
+                    decide(graph, members)
+            held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
+        return True
+
+    if tuner.can_list():
+        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.ieee), listed)
+    return held
+
+
+def _load_compiler() -> None:
+    with contextlib.suppress(Exception), kept():  # what is wrong with it is told when there is a group to compile
+        inductor.load()
+
+
+def _fused(job: Job, device: Device) -> Compiled:
+    """The same with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it.
+
+    Workers that compile these kernels start while the rest is still being compiled.
+    """
+    unfused = replace(job, options=replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups)))
     compiles = device.is_gpu if job.options.compile is None else job.options.compile
-    optimized = plain.optimized.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
+    workers, tuner = device.owned(Workers), device.owned(Tuner)
+    asked: dict[tuple[Any, ...], bool] = {}
+
+    def begin(optimized: Optimized) -> None:
+        key = (optimized.graph.signature(), job.ieee, str(kernel_folder()[0]))
+        asked[key] = tuner.known(FUSED, key) is not None
+        if not any(asked.values()) and not len(workers):
+            workers.start(likely_groups(optimized.graph))
+
+    try:
+        plain = _compile(unfused, begin if compiles else None)
+        if compiles:
+            begin(plain.optimized)
+        held = plain.program.constants
+        optimized = plain.optimized.at(Stage.FUSED, fuse=True, compile=compiles, constants=held)
+    finally:
+        workers.stop()
+    for key in asked:
+        tuner.choose(FUSED, key, lambda: True)
     nchw, measure = plain.layout == "nchw", job.options.measure
     program = trace(optimized.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held)
     return Compiled(program, plain.layout, optimized, {**plain.facts, **optimized.graph.facts})

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msplit.engines.base import Executable, Job
+import numpy as np
+
+from msplit.engines.base import Arrays, Executable, Feeds, Job
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
+    from msplit.engines.cuda.ir.dtypes import to_numpy
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
+    from msplit.engines.cuda.runtime.input_staging import taken
     from msplit.engines.cuda.search.kernel_modes import (
         SimulatedVariant,
         SimulatedVariants,
@@ -23,26 +29,43 @@ if TYPE_CHECKING:
         simulate_variants,
     )
     from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner
+    from msplit.engines.cuda.stored.program import Restored
+    from msplit.engines.cuda.stored.rung import HARMLESS, Opened, made_for, pack_rung
+    from msplit.engines.cuda.stored.weights import Weights
 
 __all__ = [
     "ENGINE",
+    "HARMLESS",
     "CompiledVariant",
     "CudaEngine",
+    "Opened",
+    "Restored",
     "SimulatedVariant",
     "SimulatedVariants",
+    "Weights",
     "c_compiler",
     "compile_variants",
     "kernel_folder",
+    "made_for",
     "make_runner",
     "one_stream_seconds",
+    "pack_rung",
     "predicted_us",
     "profile_kernels",
     "refused_folders",
     "runs_as_stored",
     "simulate_variants",
+    "taken",
+    "to_numpy",
 ]
 
 _LATER = {
+    "HARMLESS": "stored.rung",
+    "Opened": "stored.rung",
+    "Restored": "stored.program",
+    "Weights": "stored.weights",
+    "made_for": "stored.rung",
+    "pack_rung": "stored.rung",
     "CompiledVariant": "search.measurement",
     "SimulatedVariant": "search.kernel_modes",
     "SimulatedVariants": "search.kernel_modes",
@@ -51,6 +74,8 @@ _LATER = {
     "one_stream_seconds": "runtime.executables",
     "predicted_us": "search.kernel_modes",
     "simulate_variants": "search.kernel_modes",
+    "taken": "runtime.input_staging",
+    "to_numpy": "ir.dtypes",
 }
 """Where what needs PyTorch is: it is loaded when it is asked for."""
 
@@ -94,7 +119,7 @@ class CudaEngine:
             from msplit.engines.cuda.runtime.executables import executable_of
 
         compiled = self.compile(job)
-        return executable_of(job, compiled, compiled.plan(job))
+        return executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
 
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""
@@ -102,6 +127,45 @@ class CudaEngine:
             from msplit.engines.cuda.compile import compile_job
 
         return compile_job(job)
+
+    def beside(self, busy: Callable[[], object]) -> AbstractContextManager[None]:
+        """A block for another thread that prepares beside steps, on the GPU that is the current one of this thread.
+
+        Args:
+            busy: Its value changes with every step. Choices that are measured meanwhile are not kept for other processes.
+        """
+        if "torch" not in sys.modules:
+            return nullcontext()
+        import torch
+
+        from msplit.engines.cuda.autotune.tuner import disturbed
+
+        place = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+        @contextmanager
+        def block() -> Iterator[None]:
+            with disturbed(busy), nullcontext() if place is None else torch.cuda.device(place):
+                yield
+
+        return block()
+
+    def as_tensors(self, feeds: Arrays) -> Feeds:
+        """Inputs as tensors in the host's memory, strings left as they are: a step takes them without writing to its `buffers`."""
+        if "torch" not in sys.modules:
+            return feeds
+        from msplit.engines.cuda.ir.dtypes import to_torch
+
+        return {
+            name: value if value.dtype.kind in "OSU" else to_torch(np.array(value)) for name, value in feeds.items()
+        }
+
+    def aside(self) -> AbstractContextManager[None]:
+        """A block in which a thread that prepares does nothing, and so holds up none that wants another precision."""
+        if "torch" not in sys.modules:
+            return nullcontext()
+        from msplit.engines.cuda.device.device import aside
+
+        return aside()
 
     def forget(self, flat: FlatGraph) -> None:
         """Lets go of what was compiled of a graph. Executables keep what they run."""

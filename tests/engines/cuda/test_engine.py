@@ -3,9 +3,11 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
@@ -290,3 +292,37 @@ def test_outputs_of_a_sample_verify_as_bench_verifies_them():
     flat = load("keras_inception")
     feeds = make_inputs(flat, {}, batch=2)
     assert compare(run(flat, feeds, 4), reference(flat, feeds)).passed
+
+
+def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypatch):
+    """In another precision, in a hurry or in full: a weight that no kernel wants in another way is there once, as long as it is needed."""
+    from msplit.engines.cuda.passes import specialize
+
+    put = []
+
+    def copied(array, device="cpu"):
+        put.append(array.nbytes)
+        return torch.from_numpy(np.array(array))  # on a GPU it would be no view, either
+
+    monkeypatch.setattr(specialize, "to_torch", copied)
+    flat = flatten(read(SAMPLES / "mmoe_small.pb"))
+    feeds = make_inputs(flat, {}, batch=4, seed=0)
+    one = job(flat, feeds)
+    first = ENGINE.compile(one).program
+    weights = sum(tensor.nbytes for tensor in first.constants.values())
+    assert weights > 10_000
+    put.clear()
+    others = [
+        ENGINE.compile(replace(one, ieee=False)).program,
+        ENGINE.compile(replace(one, options=replace(one.options, measure=False))).program,
+    ]
+    assert sum(put) < weights / 10, "inputs"
+    for other in others:
+        assert other is not first
+        assert other.constants.keys() == first.constants.keys()
+        assert all(tensor is first.constants[key] for key, tensor in other.constants.items())
+    ENGINE.forget(flat)
+    put.clear()
+    again = ENGINE.compile(one).program
+    assert sum(put) >= weights, "of a graph that was forgotten nothing is left, although programs hold theirs"
+    assert not any(tensor is first.constants.get(key) for key, tensor in again.constants.items())

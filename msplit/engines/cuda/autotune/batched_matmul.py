@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, estimated
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
@@ -47,7 +47,7 @@ def _choice_of(value: JsonValue) -> tuple[str, Mapping[str, float]]:
     return name.text(), times_of(times)
 
 
-FAMILY: Family[tuple[str, Mapping[str, float]]] = Family("grouped products", list, _choice_of)
+FAMILY: Family[tuple[str, Mapping[str, float]]] = Family("grouped products", list, _choice_of, ("library", {}))
 """The choices that are made here: the name of the kernel, and the µs of all that was measured."""
 
 
@@ -97,6 +97,10 @@ class Work:
     first: int = 0
     addend: Tensor | None = None
     rows_first: bool = False
+
+    def layers(self) -> tuple[Layer, ...]:
+        """One or two."""
+        return (self.one,) if self.second is None else (self.one, self.second)
 
     def key(self) -> tuple[Any, ...]:
         """Equal for work that takes about the same time: members are counted in powers of two."""
@@ -181,7 +185,13 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
     tuner = Tuner.of(work.one.x.device)
     name = "library"
     if len(candidates) > 1:
-        name, _ = tuner.choose(FAMILY, work.key(), lambda: _fastest(tuner, work, candidates))
+        name, _ = tuner.choose(
+            FAMILY,
+            work.key(),
+            lambda: _fastest(tuner, work, candidates),
+            lambda: (functools.partial(run, work, attrs) for attrs in candidates.values() if TILE in attrs),
+            sum(estimated(one.x, one.weights, 2 * one.weights.numel() * one.rows.shape[1]) for one in work.layers()),
+        )
     attrs = candidates.get(name)
     return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 
@@ -212,7 +222,7 @@ def tiles(work: Work) -> list[Tile]:
         return []
     from msplit.engines.cuda.kernels import matmul as kernel
 
-    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, (work.one, work.second or work.one))):
+    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, work.layers())):
         return []
     members, inner, columns = work.one.weights.shape
     rows = work.one.rows.shape[1]

@@ -7,19 +7,14 @@ can not be read is left out and measured again. The folder is that of compiled k
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels import toolchain
+from msplit.engines.cuda.kernels.store import kept_in
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import append_bytes
 from msplit.formats.special import read_bytes
@@ -27,14 +22,8 @@ from msplit.formats.text import JsonValue
 
 T = TypeVar("T")
 
-OFF = "MSPLIT_KEEP_CHOICES"
-"""Environment variable: with ``0`` nothing is kept, and nothing that was kept is used."""
-
 LARGEST = 64 << 20
 """Bytes that a file may have. A choice takes some hundred."""
-
-_ENGINE = Path(__file__).parents[1]
-"""Whose code says what is measured, how, and what it calls."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +34,13 @@ class Family(Generic[T]):
         name: Of this family alone.
         pack: A choice as plain JSON data.
         unpack: Likewise back. It raises a MsplitError where the data are no choice.
+        baseline: What is chosen before anything is known.
     """
 
     name: str
     pack: Callable[[T], Any]
     unpack: Callable[[JsonValue], T]
+    baseline: T
 
 
 class Choices:
@@ -60,7 +51,7 @@ class Choices:
     """
 
     def __init__(self, device: Device) -> None:
-        self.path = _path(device) if device.is_gpu and os.environ.get(OFF) != "0" else None
+        self.path = kept_in(device, "choices", ".jsonl")
 
     def known(self, family: Family[T], key: tuple[Any, ...]) -> tuple[T] | None:
         """A choice that was kept, alone in a tuple since it may be None; None where there is none."""
@@ -103,27 +94,3 @@ class Choices:
             except (ValueError, MsplitError):  # cut off by a crash, or damaged
                 continue
         return found
-
-
-def _path(device: Device) -> Path | None:
-    folder = toolchain.folder()
-    return None if folder is None else folder / f"choices-{made_for(device)}.jsonl"
-
-
-def made_for(device: Device) -> str:
-    """A hash of all that a choice depends on beside what is chosen between."""
-    gpu = torch.cuda.get_device_properties(device.place)
-    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
-    versions = (torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), driver, _triton())
-    hashed = hashlib.sha256(repr((gpu.name, gpu.multi_processor_count, gpu.total_memory, versions)).encode())
-    for file in sorted(_ENGINE.rglob("*.py")):
-        hashed.update(file.relative_to(_ENGINE).as_posix().encode() + b"\0" + file.read_bytes())
-    return hashed.hexdigest()[:24]
-
-
-def _triton() -> str:
-    if not toolchain.can_compile():
-        return ""
-    import triton
-
-    return str(triton.__version__)

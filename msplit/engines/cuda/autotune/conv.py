@@ -8,13 +8,14 @@ gives the same numbers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
-from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -54,7 +55,7 @@ def tiles_of(value: JsonValue) -> Tiles:
     return Tiles(pixels, results, summands, warps, stages, parts, turned.flag())
 
 
-FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of))
+FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of), None)
 """The choices that are made here: `Tiles`, or None where the library runs it."""
 
 
@@ -73,7 +74,13 @@ def choose(
     key = (op.op, attrs_key(op.attrs), keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
     tuner = Tuner.of(arguments[0].device)
-    tiles = tuner.choose(FAMILY, key, lambda: _winner(tuner, op, arguments, turned, lowered))
+    tiles = tuner.choose(
+        FAMILY,
+        key,
+        lambda: _winner(tuner, op, arguments, turned, lowered),
+        lambda: _calls(op, arguments, turned, lowered),
+        _weight(*arguments[:2]),
+    )
     if tiles is None:
         return op, arguments[1]
     return _tiled(op, tiles), turned if tiles.turned else arguments[1]
@@ -102,6 +109,25 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
                 yield whole._replace(parts=parts)
 
 
+def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:
+    return estimated(data, filter, 2 * data.numel() * filter.numel() // max(filter.shape[2], 1))
+
+
+def _calls(op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered: Lowered) -> Iterator[Call]:
+    """Calls of all kernels of ours that `_winner` times."""
+    data, filter, *rest = arguments
+    for tiles in _cuts(data, filter, lowered(op)(*arguments)):
+        yield functools.partial(lowered(_tiled(op, tiles)), data, turned if tiles.turned else filter, *rest)
+
+
+def _cuts(data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
+    """Ways to cut a convolution with this result that fit how the filter lies."""
+    results = int(filter.shape[3])
+    for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):
+        if tiles.turned or filter.stride(2) == 1:  # elsewhere the library wants it to lie in yet another way
+            yield tiles
+
+
 def _winner(
     tuner: Tuner, op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered: Lowered
 ) -> Tiles | None:
@@ -110,11 +136,9 @@ def _winner(
     weights[True] = weights[False] if turned is filter else copies(turned)
     library = RotatingWeights(lowered(op), data, weights[False], rest)
     expected = library()
-    results = int(filter.shape[3])
     calls = (
         (tiles, RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest))
-        for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results])
-        if tiles.turned or filter.stride(2) == 1  # elsewhere the library wants it to lie in yet another way
+        for tiles in _cuts(data, filter, expected)
     )
     ranked = tuner.ranked(calls, expected, cold=True)
     alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))

@@ -14,7 +14,7 @@ or 4.0). Only what is faster both ways replaces the library with the weights as 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, estimated
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
@@ -72,7 +72,7 @@ def _tile_of(value: JsonValue) -> Tile:
     return Tile(*sizes)
 
 
-FAMILY: Family[Choice] = Family("products", _packed, _unpacked)
+FAMILY: Family[Choice] = Family("products", _packed, _unpacked, Choice(None, turned=False))
 """The choices that are made here. A key begins with the op, its fused ops and the shapes of data and weights."""
 
 
@@ -99,7 +99,13 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
         if not movable:
             key = (*key, weights.stride())
-        choice = tuner.choose(FAMILY, key, lambda: _fastest(tuner, op, arguments, lowered, movable=movable))
+        choice = tuner.choose(
+            FAMILY,
+            key,
+            lambda: _fastest(tuner, op, arguments, lowered, movable=movable),
+            lambda: _calls(op, arguments, lowered, movable=movable),
+            estimated(data, weights, 2 * data.numel() * weights.shape[-1]),
+        )
     else:
         choice = free[0]
     if choice.turned and movable:
@@ -136,6 +142,25 @@ def _is_turned(op: Op, weights: torch.Tensor) -> bool:
     return axis is not None and weights.stride(axis) == 1 and weights.stride(-1) != 1
 
 
+def _calls(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Iterator[Callable[[], Any]]:
+    """Calls of all kernels of ours that `_fastest` may time."""
+    others = list(arguments)
+    if movable:
+        others[1] = _turned(op, arguments[1])
+    if op.op == GROUPED:
+        for laid in (arguments, others):
+            batched_matmul.choose(op, laid)
+        return
+    for tile in _tiles(op, arguments):
+        for turn in {False, movable} if tile.exact else {_aligned(arguments, movable=movable)}:
+            yield functools.partial(lowered(_tiled(op, tile)), *(others if turn else arguments))
+
+
+def _aligned(arguments: list[torch.Tensor], *, movable: bool) -> bool:
+    """Whether weights for tensor cores lie with the summands side by side."""
+    return movable and arguments[1].shape[0] % _ALIGNED == 0
+
+
 def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
     times: dict[str, float] = {}
 
@@ -164,7 +189,7 @@ def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lower
     baseline = turned if turns else as_it_lies
     if op.op == GROUPED or tuner.is_spent:
         return Choice(None, turns, times)
-    aligned = movable and arguments[1].shape[0] % _ALIGNED == 0
+    aligned = _aligned(arguments, movable=movable)
     with tuner.spending():
         tiles = [(tile, turns if tile.exact else aligned) for tile in _tiles(op, arguments)]
         calls = (

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.capture import capture
+from msplit.engines.cuda.device.capture import capture, empty_cache, synchronize
 
 Call = Callable[[], object]
 Lane = Sequence[Call]
@@ -67,7 +67,7 @@ class CudaTimer:
         end = time.perf_counter() + WARM_SECONDS
         while time.perf_counter() < end:
             tensor = tensor * 1.0
-        torch.cuda.synchronize(self._device.place)
+        synchronize(self._device.place)
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
         """See `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the device takes to begin
@@ -119,7 +119,7 @@ class CudaTimer:
         count = max(len(lanes), 1)
         self._streams += self._device.streams.lease(count - len(self._streams))
         streams, place = self._streams[:count], self._device.place
-        torch.cuda.synchronize(place)
+        synchronize(place)
         with (
             torch.no_grad(),
             torch.cuda.device(place),
@@ -134,9 +134,9 @@ class CudaTimer:
                         size += lane.count(call) * bytes_of(call())
             for call in dict.fromkeys(before):
                 call()
-            torch.cuda.synchronize(place)
+            synchronize(place)
             if keep and size > MOST_KEPT:
-                torch.cuda.empty_cache()  # what lies there unused can not be had while a capture is under way
+                empty_cache()  # what lies there unused can not be had while a capture is under way
             kept: list[object] | None = [] if keep and size <= MOST_KEPT else None
             with capture(streams, self._device.scratch.handle) as graph:
                 for _ in range(repeat):

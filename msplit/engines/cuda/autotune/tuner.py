@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +21,7 @@ import torch
 from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.toolchain import can_compile_ahead, compiling_ahead
+from msplit.engines.cuda.kernels.ahead import Ahead, can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -37,11 +39,33 @@ SAME = 5e-3
 SECONDS = 60.0
 """What is spent on each device on measuring products and on compiling what is measured; what is left then is chosen by rule."""
 
+OFF = "MSPLIT_COMPILE_AHEAD"
+"""Environment variable: with ``0``, kernels of one choice after the other are compiled, and not those of all choices of a graph at once."""
+
+BYTES_PER_US, FLOPS_PER_US = 2e6, 5e7
+"""Of some large GPU: only which of two products takes longer is asked for."""
+
+COMPILING = 0.5
+"""Of `SECONDS`, the share in which the kernels of all choices of a graph may be compiled. What is not is compiled where it is timed."""
+
 MOST_COPIED = 256 << 20
 """Bytes of copies of weights. Larger ones than a cache are not in it the next time anyway."""
 
 MOST_SIDE_BY_SIDE = 2 << 30
 """Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
+
+
+_busy: ContextVar[Callable[[], object]] = ContextVar("msplit_busy", default=lambda: None)
+
+
+@contextlib.contextmanager
+def disturbed(busy: Callable[[], object]) -> Iterator[None]:
+    """For what measures beside other work: choices made while the value of `busy` changes are not kept for other processes."""
+    token = _busy.set(busy)
+    try:
+        yield
+    finally:
+        _busy.reset(token)
 
 
 class Ranked(NamedTuple, Generic[T]):
@@ -64,6 +88,10 @@ class Tuner:
         self._timer = device.owned(CudaTimer)
         self._kept = device.owned(Choices)
         self._chosen: dict[str, dict[tuple[Any, ...], Any]] = {}
+        self._noted: Ahead | None = None
+        self._weights: dict[Any, float] = {}  # by family and key, of choices that are to be made
+        self._reserved = 0.0
+        self._measured = 0
         self.spent = 0.0
 
     @staticmethod
@@ -85,20 +113,77 @@ class Tuner:
             made[key] = kept[0]
         return (made[key],)
 
-    def choose(self, family: Family[T], key: tuple[Any, ...], measure: Callable[[], T]) -> T:
+    def choose(
+        self,
+        family: Family[T],
+        key: tuple[Any, ...],
+        measure: Callable[[], T],
+        calls: Callable[[], Iterable[Call]] = tuple,
+        weight: float = 0.0,
+    ) -> T:
         """A choice, measured where it was not made before. It holds for this process only where the time is spent meanwhile: kernels are
-        chosen by rule then.
+        chosen by rule then; and where something else ran beside it, see `disturbed`.
 
         Args:
             key: All that the choice depends on beside the device and the code. Its `repr` tells it from others.
+            calls: What will be timed, as far as it is kernels of ours. In `listing` they are noted, and nothing is measured.
+            weight: About how long the work takes, in any unit: where time is short, what weighs most is measured.
         """
         known = self.known(family, key)
         if known is not None:
             return known[0]
-        choice = self.chosen(family)[key] = measure()
-        if not self.is_spent:
-            self._kept.keep(family, key, choice)
+        if self._noted is not None:
+            self._note(self._noted, (family.name, key), calls, weight)
+            return family.baseline
+        busy = _busy.get()
+        at_work = busy()
+        before, self._reserved = self._reserved, self._reserve(family, key)
+        try:
+            choice = self.chosen(family)[key] = measure()
+            if not self.is_spent and busy() == at_work:
+                self._kept.keep(family, key, choice)
+        finally:
+            self._reserved = before
         return choice
+
+    def _reserve(self, family: Family[T], key: tuple[Any, ...]) -> float:
+        """Seconds that choices of the family will take that weigh more and are still to be made."""
+        own = self._weights.pop((family.name, key), None)
+        if own is None:
+            return self._reserved
+        larger = sum(1 for (name, _), weight in self._weights.items() if name == family.name and weight > own)
+        return larger * self.spent / max(self._measured, 1)
+
+    @contextlib.contextmanager
+    def listing(self, meanwhile: Callable[[], None] | None = None) -> Iterator[None]:
+        """Inside, choices that are not known are not made. What they would time is compiled at its end, all at once: several hundred
+        kernels, on as many cores as there are.
+
+        Args:
+            meanwhile: Is called while that is being done.
+        """
+        left = max(COMPILING * SECONDS - self.spent, 0.0)
+        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead(left, meanwhile=meanwhile) as noted:
+            self._noted = noted
+            try:
+                yield
+            finally:
+                self._noted = None
+            self._weights = dict(noted.weights)
+
+    def can_list(self) -> bool:
+        """Whether `listing` is possible, and wanted."""
+        return self._device.is_gpu and can_compile_ahead() and os.environ.get(OFF) != "0"
+
+    def _note(self, noted: Ahead, note: Any, calls: Callable[[], Iterable[Call]], weight: float) -> None:
+        first = note not in noted.weights
+        noted.weights[note] = noted.weights.get(note, 0.0) + weight  # once more for each op that it is for
+        if not first:
+            return
+        with noted.noting(note), contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
+            for call in calls():
+                with contextlib.suppress(Exception):
+                    call()
 
     def ranked(
         self,
@@ -133,7 +218,7 @@ class Tuner:
         """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
         if len(calls) < 2 or not self._device.is_gpu or not can_compile_ahead():
             return
-        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead():
+        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead() as ahead, ahead.noting():
             for call in calls:
                 with contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
                     call()
@@ -156,8 +241,8 @@ class Tuner:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the time for measuring products is up."""
-        return self.spent > SECONDS
+        """Whether the time for measuring products is up: what is left of it is for others, which matter more."""
+        return self.spent + self._reserved > SECONDS
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
@@ -167,6 +252,12 @@ class Tuner:
             yield
         finally:
             self.spent += time.perf_counter() - began
+            self._measured += 1
+
+
+def estimated(data: torch.Tensor, weights: torch.Tensor, flops: int) -> float:
+    """About how long a product takes, µs: what weighs more is measured first where time is short."""
+    return float(data.nbytes + weights.nbytes) / BYTES_PER_US + flops / FLOPS_PER_US
 
 
 def copies(weights: torch.Tensor) -> list[torch.Tensor]:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+_ALONE = threading.RLock()
+"""Whoever captures holds it, and whoever waits for a whole device: CUDA refuses that while any stream of the device is captured, in
+whichever thread, and may break off the capture."""
+
+
+def synchronize(place: torch.device) -> None:
+    """Waits for all that a device has to do, when no other thread is capturing."""
+    with _ALONE:
+        torch.cuda.synchronize(place)
+
+
+def empty_cache() -> None:
+    """Gives the memory that PyTorch keeps unused back to the device, when no other thread is capturing."""
+    with _ALONE:
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
@@ -18,7 +35,8 @@ def capture(
     """Makes a graph of all that is issued inside, which begins and ends on the first stream, the current one.
 
     The others have to wait for the first before anything is issued on them, and it for them at the end. What fails inside is raised as it
-    is: without care, ending its capture would raise an error of its own, about streams that were not joined, in its place.
+    is: without care, ending its capture would raise an error of its own, about streams that were not joined, in its place. Threads capture
+    one after the other; what is captured already may be replayed by any of them meanwhile.
 
     Args:
         streams: Those of one device that are used inside.
@@ -28,10 +46,10 @@ def capture(
     """
     origin, *others = streams
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(origin.device)
-    if release:
-        torch.cuda.empty_cache()
-    with torch.cuda.stream(origin):
+    with _ALONE, torch.cuda.stream(origin):
+        torch.cuda.synchronize(origin.device)
+        if release:
+            torch.cuda.empty_cache()
         graph.capture_begin(pool=pool, capture_error_mode="relaxed")
         try:
             yield graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -72,12 +73,61 @@ def forget(graph: object) -> None:
         device.compiled.pop(graph, None)
 
 
+_LEFT = threading.Condition()
+_inside: list[tuple[int, bool]] = []
+"""The threads that are in a block of `precision`, and what each wants."""
+_before: list[bool] = []
+"""What was set when the first of them came."""
+
+
 @contextlib.contextmanager
 def precision(ieee: bool) -> Iterator[None]:
-    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards."""
-    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not ieee
+    """TensorFlow's default (TF32 in products and convolutions alike), or IEEE float32 in both; restored afterwards.
+
+    PyTorch has one setting for the whole process. Threads that want the same are inside together; one that wants the other waits until
+    they have left.
+    """
+    _enter([(threading.get_ident(), ieee)])
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+        _leave([(threading.get_ident(), ieee)])
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Leaves all blocks of `precision` that this thread is in, and comes back to them afterwards."""
+    with _LEFT:
+        mine = [one for one in _inside if one[0] == threading.get_ident()]
+    _leave(mine)
+    try:
+        yield
+    finally:
+        _enter(mine)
+
+
+def _enter(mine: list[tuple[int, bool]]) -> None:
+    if not mine:
+        return
+    me, ieee = mine[-1]
+    with _LEFT:
+        _LEFT.wait_for(lambda: all(one == me or wanted == ieee for one, wanted in _inside))
+        if not _inside:
+            _before[:] = [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+        _inside.extend(mine)
+        _allow_tf32(not ieee, not ieee)
+
+
+def _leave(mine: list[tuple[int, bool]]) -> None:
+    with _LEFT:
+        for one in mine:
+            del _inside[len(_inside) - 1 - _inside[::-1].index(one)]
+        if _inside:
+            _allow_tf32(not _inside[-1][1], not _inside[-1][1])
+        elif mine:
+            _allow_tf32(*_before)
+        _LEFT.notify_all()
+
+
+def _allow_tf32(matmul: bool, convolution: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution

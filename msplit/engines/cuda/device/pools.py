@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
+from msplit.engines.cuda.device.capture import synchronize
+
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 
 SUPPLY = 1 << 22
@@ -91,7 +93,7 @@ class Semaphores:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
             if self._place.type == "cuda" and self.supply is None:
                 self.supply = torch.zeros(SUPPLY, dtype=torch.int32, device=self._place)
-                torch.cuda.synchronize(self._place)
+                synchronize(self._place)
             return torch.zeros(count, dtype=torch.int32, device=self._place)
         count += -count % _ALIGNED
         if self.supply is None or self.taken + count > SUPPLY:

@@ -104,6 +104,31 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return np.asarray(tensor.numpy())
 
 
+def tensor_of(value: Any) -> torch.Tensor:
+    """What speaks DLPack as a tensor in the same memory, wherever that is.
+
+    It may still be being computed: what the current stream of its device does from now on waits for that, as DLPack has it. Of PyTorch's
+    own, as everywhere in PyTorch, whatever the current stream was to do before is waited for, and no other.
+
+    Raises:
+        Unsupported: Its library hands it to nobody, or PyTorch has no such type.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        if type(value).__module__.partition(".")[0] == "tensorflow":  # has no streams: what it hands over is there
+            return torch.utils.dlpack.from_dlpack(value.__dlpack__())
+        return torch.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise Unsupported(f"a {type(value).__name__} can not be taken as a tensor: {reason}") from problem
+
+
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, without gaps, which any library can take."""
+    return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+
+
 def as_words(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's bits as integers of its elements' width, of 8 bytes at most, without a copy.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,6 +57,32 @@ def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False
             where=where,
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem
+
+
+@dataclass(frozen=True, eq=False)
+class LoweringCall:
+    """A lowering as a program calls it: with the tensors of the other inputs, those that are known in place.
+
+    Attributes:
+        bound: Input slot -> value, of the inputs that are known.
+        unknown: Slots of inputs that the lowering wants on the host, but that only the run knows: they are read back.
+        nchw: See `Node`.
+    """
+
+    lowering: Lowering
+    op: Op
+    bound: Mapping[int, NDArray[Any]]
+    unknown: tuple[int, ...] = ()
+    nchw: bool = False
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The op's results."""
+        rest = iter(tensors)
+        arguments = [
+            self.bound[slot] if slot in self.bound else to_numpy(next(rest)) if slot in self.unknown else next(rest)
+            for slot in range(len(self.op.inputs))
+        ]
+        return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
 
 
 def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
+from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
 
 
@@ -84,6 +85,11 @@ class Program:
     def known_outputs(self) -> dict[str, NDArray[Any]]:
         """The outputs that are known, as arrays that the caller may change."""
         return {name: value.copy() for name, value in self.known.items()}
+
+    def known_tensors(self, device: torch.device) -> dict[str, Any]:
+        """The same on a device; strings, which have no place there, as arrays."""
+        known = self.known_outputs()
+        return {name: value if value.dtype.kind in "OSU" else to_torch(value, device) for name, value in known.items()}
 
     def lanes(self, ids: Ints) -> tuple[Ints, int]:
         """Stream of each step from the stream ids of the flat graph, numbered without gaps; -1 for steps that launch nothing.

@@ -1,9 +1,9 @@
-"""Convolutions of NHWC data as one tiled product with its epilogue. Needs Triton and a GPU; import it only when both are there.
+"""Convolutions of NHWC data as one tiled product with its epilogue. On a GPU.
 
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
-`conv_tile.py`.
+`code.convolutions`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import triton
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.conv_tile import convolve_tile
-from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal
-from msplit.engines.cuda.kernels.toolchain import launch
+from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
+
+_CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -117,24 +117,24 @@ def convolve_siblings(
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
-    places = [0, *accumulate(triton.cdiv(pixels * size, _ALIGNED) for size in sizes)]
+    places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
     out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
     in_tile, in_columns, summands, warps, stages, parts, _ = Tiles(*tiles)
-    grid = triton.cdiv(pixels, in_tile), sum(triton.cdiv(size, in_columns) for size in sizes)
+    grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
-    share = triton.cdiv(steps_in_all, parts)
-    parts = triton.cdiv(steps_in_all, share)
+    share = shares(steps_in_all, parts)
+    parts = shares(steps_in_all, share)
     counters = Device.of(data.device).semaphores.take(grid[0] * grid[1]) if parts > 1 else None
     if counters is None:
         parts, share = 1, steps_in_all
         partial = counters = out
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
-    divisors = vertical.outputs, horizontal.outputs, triton.cdiv(channels, summands), horizontal.kernel
+    divisors = vertical.outputs, horizontal.outputs, shares(channels, summands), horizontal.kernel
     by, shifts = zip(
         *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
     )  # 0 where there is nothing to do
-    launch(convolve_tile, (*grid, parts))(
+    launch(_CONVOLVE, (*grid, parts))(
         data,
         flat,
         data if bias is None else bias,

@@ -1,4 +1,4 @@
-"""Copies between the GPU and pinned host memory by a kernel. Needs Triton and a GPU; import it only when both are there.
+"""Copies between the GPU and pinned host memory by a kernel. On a GPU.
 
 A GPU reads and writes pinned host memory directly. The copy engine takes long to start inside a graph: on an H200 a step of one kernel
 and a copy of 1 KB to the host takes 16 µs with the copy engine and 9 with a kernel, 40 KB to the device 17 and 11.
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import as_words
+from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.tiles import shares
+
+_COPY, _DELIVER = Code("memory", "copy"), Code("memory", "deliver", specialized=False)
 
 _BLOCK = 1024
 _DIRECT = 4
@@ -23,71 +25,6 @@ _NEVER = 2**31 - 1
 
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 """The bits move, whatever they mean."""
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _copy(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = place < count
-    tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
-
-
-_PLACES = ("words", "s0", "t0", "f1", "s1", "t1", "f2", "s2", "t2", "f3", "s3", "t3")
-
-
-# One compiled kernel serves all places: none is looked at for what it is a multiple of.
-@triton.jit(do_not_specialize=_PLACES)  # type: ignore[untyped-decorator]
-def _deliver(  # type: ignore[no-untyped-def]
-    table, finished, number, words, s0, t0, f1, s1, t1, f2, s2, t2, f3, s3, t3,
-    DIRECT: tl.constexpr, BLOCK: tl.constexpr, ALONE: tl.constexpr, STORE: tl.constexpr,
-):  # fmt: skip
-    """Moves the words of up to four tensors, one behind the other, or what a row of the table says. `OutputCopy` has the arguments."""
-    if ALONE:
-        count = tl.load(finished) + 1  # on its way while the tensors are read
-    place = tl.arange(0, BLOCK)
-    if DIRECT:
-        place += tl.program_id(0) * BLOCK
-        source = tl.where(place >= f3, s3, tl.where(place >= f2, s2, tl.where(place >= f1, s1, s0)))
-        target = tl.where(place >= f3, t3, tl.where(place >= f2, t2, tl.where(place >= f1, t1, t0)))
-        exists = place < words
-    else:
-        row = table + tl.program_id(0) * 3
-        source, target = tl.load(row), tl.load(row + 1)
-        exists = place < tl.load(row + 2)
-    source = (source.to(tl.int64) + 4 * place.to(tl.int64)).to(tl.pointer_type(tl.int32))
-    target = (target.to(tl.int64) + 4 * place.to(tl.int64)).to(tl.pointer_type(tl.int32))
-    tl.store(target, tl.load(source, mask=exists), mask=exists)
-    if ALONE:
-        tl.store(finished, count)
-    # All threads of the program have written; who sees the number that is then released to the whole system sees that, too.
-    tl.debug_barrier()
-    if ALONE:
-        _release(number, count, STORE)
-    else:
-        programs = tl.num_programs(0)
-        count = tl.atomic_add(finished, 1, sem="acq_rel", scope="sys") + 1
-        if count % programs == 0:
-            _release(number, count // programs, STORE)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _release(number, count, STORE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Writes the number after all that the program knows to be written, as the host sees it.
-
-    Triton has no such store. An exchange is one as well, but waits for the number that was there: 1.2 µs more on an H200. Triton's
-    interpreter knows the exchange alone.
-    """
-    if STORE:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; @p st.release.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,l",
-            [number.to(tl.int64), count],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.atomic_xchg(number, count, sem="release", scope="sys")
 
 
 class OutputCopy:
@@ -109,7 +46,7 @@ class OutputCopy:
         self._targets, self._words = list(targets), [-(-size // 4) for size in sizes]
         self._direct = sum(words > 0 for words in self._words) <= _DIRECT
         runs = [sum(self._words)] if self._direct else self._words
-        self._programs = max(sum(triton.cdiv(words, _BLOCK) for words in runs), 1)
+        self._programs = max(sum(shares(words, _BLOCK) for words in runs), 1)
         self._table = torch.zeros((1 if self._direct else self._programs, 3), dtype=torch.int64, device=device)
         self._finished = torch.zeros(1, dtype=torch.int64, device=device)
         self._host = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -119,7 +56,7 @@ class OutputCopy:
 
     def issue(self, sources: Sequence[int]) -> None:
         """Launches the kernel on the current stream, for the tensors at these addresses. If there are many, see `aim`."""
-        _deliver[(self._programs,)](
+        launch(_DELIVER, (self._programs,))(
             self._table,
             self._finished,
             self._number,
@@ -178,4 +115,4 @@ def copy(source: Tensor, target: Tensor) -> None:
     """Copies a contiguous tensor into another of the same size, at least one of them on the GPU and the other one there or `seen_by` it."""
     words, place = as_words(source.reshape(-1)), as_words(target.reshape(-1))
     if words.numel():
-        _copy[(triton.cdiv(words.numel(), _BLOCK),)](words, place, words.numel(), BLOCK=_BLOCK)
+        launch(_COPY, (shares(words.numel(), _BLOCK),))(words, place, words.numel(), BLOCK=_BLOCK)

@@ -1,17 +1,18 @@
-"""Launches the kernel of all columns: which memory its inputs lie in, and the tables that describe them to it. Needs Triton."""
+"""Launches the kernel of all columns: which memory its inputs lie in, and the tables that describe them to it."""
 
 from __future__ import annotations
 
 import weakref
 
 import torch
-import triton
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.embedding import fill_columns
 from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
+from msplit.engines.cuda.kernels.launch import Code, launch
+
+_FILL = Code("columns", "fill_columns", specialized=False)
 
 
 def _made(_: Device) -> weakref.WeakKeyDictionary[Columns, dict[tuple[object, ...], Tables]]:
@@ -47,7 +48,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     other = extra if extra is not None else somewhere
     one, two = tables.tiles
     aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
-    fill_columns[(sum(tables.programs),)](
+    launch(_FILL, (sum(tables.programs),))(
         somewhere,
         other,
         first,
@@ -69,7 +70,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         WIDTH2=two.width,
         SINGLE2=two.single,
         BYTES=first.element_size(),
-        SUM=triton.language.float64 if first.dtype == torch.float64 else triton.language.float32,
+        SUM=torch.float64 if first.dtype == torch.float64 else torch.float32,
         **tables.flags,
     )
 

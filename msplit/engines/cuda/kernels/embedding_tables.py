@@ -68,7 +68,7 @@ class Tables:
         tiles: Two.
         block: Elements that a program of a plain column fills; 0 where there are none.
         vector: Elements of 16 bytes, or fewer where plain columns do not lie at multiples of that.
-        flags: Constants of the kernel, which leaves out what no column needs. See `embedding.fill_columns`.
+        flags: Constants of the kernel, which leaves out what no column needs. See `code.columns.fill_columns`.
     """
 
     work: Tensor

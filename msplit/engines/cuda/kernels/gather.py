@@ -1,4 +1,4 @@
-"""Gathers in one kernel that a wrong index can not crash. Needs Triton and a GPU; import it only when both are there.
+"""Gathers in one kernel that a wrong index can not crash. On a GPU.
 
 PyTorch's gathers assert on the device that every index is in range. A failing assertion ends the CUDA context and with it
 the process's work on the GPU; clamping and masking around them takes several kernels. These kernels write zeros for an
@@ -9,39 +9,18 @@ from __future__ import annotations
 
 import math
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import as_words
+from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.tiles import shares
+
+_GATHER, _LOOKUP = Code("memory", "gather"), Code("memory", "lookup")
 
 _BLOCK = 256
 
 # From this many elements on, positions are counted with 64 bits, whose divisions are several times slower.
 _WIDE_FROM = 2**31 - _BLOCK
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _gather(  # type: ignore[no-untyped-def]
-    table, indices, out, total, size, count, inner, outer, BLOCK: tl.constexpr, WIDE: tl.constexpr, SINGLE: tl.constexpr
-):
-    block = tl.program_id(0)
-    if WIDE:
-        block = block.to(tl.int64)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    exists = place < total
-    row = place // inner
-    column = place - row * inner
-    if SINGLE:
-        index = tl.load(indices + row, mask=exists, other=0).to(tl.int64)
-        start = tl.zeros([BLOCK], tl.int64)
-    else:
-        matrix = row // count
-        index = tl.load(indices + matrix // outer * count + row % count, mask=exists, other=0).to(tl.int64)
-        start = matrix.to(tl.int64) * size
-    inside = (index >= 0) & (index < size)
-    values = tl.load(table + (start + index) * inner + column, mask=exists & inside, other=0)
-    tl.store(out + place, values, mask=exists)
 
 
 def gather(table: Tensor, indices: Tensor) -> Tensor:
@@ -60,27 +39,9 @@ def gather(table: Tensor, indices: Tensor) -> Tensor:
     total = out.numel()
     if total:
         flags = {"BLOCK": _BLOCK, "WIDE": total >= _WIDE_FROM, "SINGLE": batch * outer == 1}
-        grid = (triton.cdiv(total, _BLOCK),)
-        _gather[grid](as_words(table), indices, as_words(out), total, size, count, inner, outer, **flags)
+        grid = (shares(total, _BLOCK),)
+        launch(_GATHER, grid)(as_words(table), indices, as_words(out), total, size, count, inner, outer, **flags)
     return out
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _lookup(  # type: ignore[no-untyped-def]
-    table, ids, starts, sizes, out, total, count, inner, BLOCK: tl.constexpr, WIDE: tl.constexpr
-):
-    block = tl.program_id(0)
-    if WIDE:
-        block = block.to(tl.int64)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    exists = place < total
-    row = place // inner
-    member = row // count
-    index = tl.load(ids + row, mask=exists, other=0).to(tl.int64)
-    start = tl.load(starts + member, mask=exists, other=0)
-    inside = (index >= 0) & (index < tl.load(sizes + member, mask=exists, other=0))
-    values = tl.load(table + (start + index) * inner + (place - row * inner), mask=exists & inside, other=0)
-    tl.store(out + place, values, mask=exists)
 
 
 def grouped_gather(table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
@@ -99,7 +60,7 @@ def grouped_gather(table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) ->
     out = table.new_empty((*ids.shape, *table.shape[1:]))
     total = out.numel()
     if total:
-        grid = (triton.cdiv(total, _BLOCK),)
+        grid = (shares(total, _BLOCK),)
         arguments = (as_words(table), ids, starts, sizes, as_words(out), total, ids.shape[1], inner)
-        _lookup[grid](*arguments, BLOCK=_BLOCK, WIDE=total >= _WIDE_FROM)
+        launch(_LOOKUP, grid)(*arguments, BLOCK=_BLOCK, WIDE=total >= _WIDE_FROM)
     return out

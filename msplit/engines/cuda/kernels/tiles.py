@@ -1,4 +1,4 @@
-"""How the work of our own kernels is cut. Apart from the kernels, since these need Triton."""
+"""How the work of our own kernels is cut."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Tile:
 
 
 def reciprocal(divisor: int) -> tuple[int, int]:
-    """What `conv_tile._quotient` takes for a divisor from 1 to 2³¹ - 1.
+    """What `code.convolutions._quotient` takes for a divisor from 1 to 2³¹ - 1.
 
     Granlund and Montgomery, Division by invariant integers using multiplication, PLDI 1994. GPUs have no instruction that divides integers;
     the code for one division takes longer than a multiplication by twenty.
@@ -69,3 +69,8 @@ def reciprocal(divisor: int) -> tuple[int, int]:
     """
     shift = (divisor - 1).bit_length()
     return -(-(1 << 31 + shift) // divisor) - (1 << 32), shift
+
+
+def shares(size: int, share: int) -> int:
+    """How many shares of a size there are, the last one perhaps not whole."""
+    return -(-size // share)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-MOST_WORKERS = 16
-"""Threads that compile at once."""
+from msplit.formats.trust import writers
+
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""Environment variable: where Triton's assembler is. PyTorch's compiler sets it."""
 
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 _OF_PYTORCH = "torchinductor_"
@@ -41,41 +41,9 @@ def can_compile() -> bool:
     return True
 
 
-_AHEAD: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
-
-
-def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """What starts a kernel of Triton's on a grid of programs; in `compiling_ahead` it is compiled only."""
-    return functools.partial(kernel.warmup, grid=grid) if _AHEAD.get() else kernel[grid]
-
-
-@contextlib.contextmanager
-def compiling_ahead() -> Iterator[None]:
-    """Of kernels that are to be timed, all are compiled at once, on as many cores as there are: inside, `launch` starts none.
-
-    Most of a compilation is done without Python's lock, and one after the other, 0.3 s each, they make a model's first start take half a
-    minute. What can not be compiled is told when it is launched. See `can_compile_ahead`.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from triton.runtime import _async_compile  # private, and the only way
-
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    token = _AHEAD.set(True)
-    try:
-        with (
-            ThreadPoolExecutor(min(workers, MOST_WORKERS)) as pool,
-            _async_compile.AsyncCompileMode(pool, ignore_errors=True),
-        ):
-            yield
-    finally:
-        _AHEAD.reset(token)
-
-
-@functools.cache
-def can_compile_ahead() -> bool:
-    """Whether Triton knows how to, as it does from version 3.5 on."""
-    return can_compile() and importlib.util.find_spec("triton.runtime._async_compile") is not None
+def triton_version() -> str:
+    """Of the Triton that compiles here; empty where none does."""
+    return importlib.metadata.version("triton") if can_compile() else ""
 
 
 def folder() -> Path | None:
@@ -91,46 +59,6 @@ def folder() -> Path | None:
             return None if writers(chosen) else chosen
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
-
-
-def writers(path: Path) -> str | None:
-    """Who but this user and root could put a file into a folder, or another folder in its place, in words; None where nobody could.
-
-    What is not there yet will be made by this user. A folder in which nobody may remove what is another's (``/tmp``) is no danger to what
-    is inside of it.
-    """
-    if os.name != "posix":
-        return None
-    place = path.absolute()
-    held = place.resolve()
-    for one in dict.fromkeys((held, *held.parents, place, *place.parents)):
-        try:
-            found = one.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if found.st_uid not in (0, os.getuid()):
-            return f"{one} belongs to another user"
-        if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and one not in (held, place)):
-            continue
-        if found.st_mode & stat.S_IWOTH:
-            return f"anybody may write to {one}"
-        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-            return f"a group may write to {one}"
-    return None
-
-
-def _is_own_group(group: int) -> bool:
-    """Whether it has no member but this user, as some systems give one to everybody, or is root's."""
-    import grp
-    import pwd
-
-    try:
-        user, members = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return group == 0 or (
-        group == user.pw_gid and members.gr_name == user.pw_name and set(members.gr_mem) <= {user.pw_name}
-    )
 
 
 def refused_folders() -> list[str]:
@@ -200,6 +128,27 @@ def _default() -> Path:
 def _is_pytorchs(path: str | None) -> bool:
     """Whether the user has not chosen it: PyTorch sets the variable itself, to its default, when it is loaded."""
     return Path(path or _OF_PYTORCH).name.startswith(_OF_PYTORCH)
+
+
+def keeps() -> bool:
+    """Whether what is compiled inside of `kept` is there afterwards."""
+    theirs = os.environ.get(_INDUCTOR)
+    return (not _is_pytorchs(theirs) and not writers(Path(str(theirs)))) or folder() is not None
+
+
+@functools.cache
+def fixed_assembler() -> str | None:
+    """Lets Triton ask for the version of its assembler now, and gives the path of it, None where it is Triton's own.
+
+    Triton asks once per process, and names by the answer what it keeps on the disk. PyTorch's compiler gives it another assembler before it
+    compiles, but not before it loads: where the question comes between, as it does in some processes and in others not, each kind would
+    not find what the other has kept (PyTorch 2.11, Triton 3.6).
+    """
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    make_backend(driver.active.get_current_target()).hash()
+    return os.environ.get(ASSEMBLER)
 
 
 @contextlib.contextmanager

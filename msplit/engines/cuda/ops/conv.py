@@ -27,7 +27,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 
 # Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
@@ -132,7 +132,7 @@ def convolve(
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
-    if tiles is not None and not depthwise and not channels_first(node) and can_compile():
+    if tiles is not None and not depthwise and not channels_first(node) and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
         if conv.fits(data, filter, frames):

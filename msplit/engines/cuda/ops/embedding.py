@@ -11,7 +11,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.gather import take
 from msplit.engines.cuda.ops.sort import vector
 
@@ -23,7 +23,7 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
     outputs = empty_outputs(spec, inputs[0].device)
     # A product may have its weights lie in an order of its own.
-    if inputs[0].is_cuda and all(inputs[slot].is_contiguous() for slot in tables) and can_compile():
+    if all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device):
         from msplit.engines.cuda.kernels.embedding_launch import fill
 
         fill(spec, inputs, outputs)

@@ -17,7 +17,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
@@ -116,7 +116,7 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     count = int(_of_our_own(node, "count"))
     shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
     flat = ids.reshape(count, -1)
-    if table.is_cuda and table.element_size() <= 8 and can_compile():
+    if table.element_size() <= 8 and can_launch(table.device):
         from msplit.engines.cuda.kernels.gather import grouped_gather
 
         return grouped_gather(table, flat.contiguous(), starts, sizes).reshape(shape)
@@ -147,7 +147,7 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     sizes = _of_our_own(node, SIBLINGS)
     relu = "Relu" in node.get("fused_ops", ())
     tiles = node.get(TILES)
-    if tiles is not None and data.is_cuda and can_compile():
+    if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])

@@ -25,7 +25,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.conv import spatial_sizes
 
@@ -92,7 +92,7 @@ def max_pool(node: Node, data: Tensor, *given: np.ndarray) -> Tensor:
 
 def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: bool) -> Tensor | None:
     """The pool by our kernel, or None where PyTorch's has to do it."""
-    if data.is_cuda and not node.nchw and not channels_first(node) and can_compile():
+    if not node.nchw and not channels_first(node) and can_launch(data.device):
         from msplit.engines.cuda.kernels import pool
 
         if pool.fits(data, frames):

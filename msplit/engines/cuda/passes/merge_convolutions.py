@@ -13,7 +13,8 @@ join), and many such kernels side by side must not take longer than as many time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Ranked, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call
@@ -168,6 +169,7 @@ FAMILY: Family[Times | None] = Family(
     "merged convolutions",
     lambda times: None if times is None else astuple(times),
     lambda value: value.or_none(_times_of),
+    None,
 )
 """The choices that are made here: `Times`, None where no kernel gives the same numbers. A key begins with the data's shape, the filter's
 height and width, and the members' output channels."""
@@ -186,30 +188,82 @@ def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles |
         key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs_key(first.attrs))
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
-            times = tuner.choose(FAMILY, key, lambda: _measure(tuner, graph, members, device))
+            times = tuner.choose(
+                FAMILY,
+                key,
+                lambda: _measure(tuner, graph, members, device),
+                lambda: _calls(graph, members, device),
+            )
         return times.tiles if times is not None and times.wins() else None
 
     return decide
 
 
+@dataclass(frozen=True, eq=False)
+class _Siblings:
+    """Convolutions of the same data on the device, with data at random.
+
+    Attributes:
+        alone: Per member the data, its filter as the library wants it to lie, and its bias.
+        together: The data, the filters side by side, and the biases.
+    """
+
+    members: Sequence[Op]
+    alone: Sequence[list[torch.Tensor]]
+    together: list[torch.Tensor]
+
+    @staticmethod
+    def of(graph: OpGraph, members: Sequence[Op], device: torch.device) -> _Siblings:
+        filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
+        biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
+        chance = torch.Generator(device).manual_seed(0)
+        shape = graph.shapes[members[0].inputs[0]]
+        data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
+        alone = [
+            [data, FILTERS[op.op](filter, True), *bias]
+            for op, filter, bias in zip(members, filters, biases, strict=True)
+        ]
+        together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
+        return _Siblings(members, alone, [data, together, *_side_by_side(biases)])
+
+    def merged(
+        self, expected: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[Tiles, Callable[..., tuple[torch.Tensor, ...]]]]:
+        """Kernels for all, given the members' results."""
+        data, filters, *_ = self.together
+        sizes = tuple(int(one.shape[-1]) for one in expected)
+        first = self.members[0]
+        for tiles in conv.candidates(data, filters, expected[0].numel() // sizes[0], sizes):
+            attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
+            yield tiles, _lowered(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes))
+
+
+def _calls(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Iterator[Callable[[], Any]]:
+    """Calls of all kernels of ours that `_measure` times."""
+    siblings = _Siblings.of(graph, members, device)
+    expected = []
+    for op, arguments in zip(members, siblings.alone, strict=True):
+        expected.append(_lowered(op)(*arguments)[0])
+        conv.choose(op, list(arguments), _lowered)
+    for _, run in siblings.merged(expected):
+        yield functools.partial(run, *siblings.together)
+
+
 def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
-    filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
-    biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
-    chance = torch.Generator(device).manual_seed(0)
-    shape = graph.shapes[members[0].inputs[0]]
-    data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
+    siblings = _Siblings.of(graph, members, device)
     alone: list[_Call] = []
-    for op, filter, bias in zip(members, filters, biases, strict=True):
-        prepared = FILTERS[op.op](filter, True)
-        chosen, weights = conv.choose(op, [data, prepared, *bias], _lowered)
+    for op, (data, filter, *bias) in zip(members, siblings.alone, strict=True):
+        chosen, weights = conv.choose(op, [data, filter, *bias], _lowered)
         alone.append(RotatingWeights(_lowered(chosen), data, copies(weights), bias))
 
     def one_by_one() -> list[Any]:
         return [member() for member in alone]
 
     expected = [member()[0] for member in alone]
-    together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
-    merged = _ranked(tuner, members, [data, together, *_side_by_side(biases)], expected)
+    data, filters, *biases = siblings.together
+    weights = copies(filters)
+    calls = ((tiles, RotatingWeights(run, data, weights, biases)) for tiles, run in siblings.merged(expected))
+    merged = tuner.ranked(calls, expected, cold=True)
     if not merged:
         return None
     us = 1e3 / CALLS
@@ -221,25 +275,6 @@ def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.
         us * tuner.milliseconds(one_by_one, LANES, cold=True),
         us * tuner.milliseconds_of(alone, cold=True),
     )
-
-
-def _ranked(
-    tuner: Tuner, members: Sequence[Op], arguments: list[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> list[Ranked[Tiles]]:
-    """Kernels for all, the fastest first."""
-    first = members[0]
-    data, filters, *biases = arguments
-    weights = copies(filters)
-    sizes = tuple(int(one.shape[-1]) for one in expected)
-    pixels = expected[0].numel() // sizes[0]
-
-    def merged(tiles: Tiles) -> RotatingWeights:
-        attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-        op = Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes)
-        return RotatingWeights(_lowered(op), data, weights, biases)
-
-    calls = ((tiles, merged(tiles)) for tiles in conv.candidates(data, filters, pixels, sizes))
-    return tuner.ranked(calls, expected, cold=True)
 
 
 def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ doubles as the warm-up that a capture needs (library handles, algorithm choice).
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import as_tuple, call, evaluate, static_slots
+from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
@@ -31,7 +32,26 @@ from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
-from msplit.progress import phase
+from msplit.progress import done, phase
+
+
+class Placed:
+    """Constants that lie on a device, which owns this, by the arrays that they were made of: programs of one graph share them."""
+
+    def __init__(self, device: Device) -> None:
+        self._place = device.place
+        self._made: dict[int, tuple[weakref.ref[NDArray[Any]], weakref.ref[torch.Tensor]]] = {}
+
+    def of(self, array: NDArray[Any]) -> torch.Tensor:
+        """The array on the device: what lies there as long as somebody holds it, or else a new one."""
+        number = id(array)
+        _, made = self._made.get(number, (None, None))
+        tensor = None if made is None else made()
+        if tensor is None:
+            tensor = to_torch(array, self._place)
+            gone = weakref.ref(array, lambda _: self._made.pop(number, None))  # another array may get its number
+            self._made[number] = gone, weakref.ref(tensor)
+        return tensor
 
 
 class Tracer:
@@ -85,9 +105,11 @@ class Tracer:
         if tensor is None:
             if key not in self.static:
                 raise EngineError("a node reads an output that no node has", fix="export the model again")
-            tensor = to_torch(self.static[key], self.device)
             op = self.filters.get(key)
-            if op is not None:
+            if op is None:
+                tensor = Device.of(self.device).owned(Placed).of(self.static[key])
+            else:
+                tensor = to_torch(self.static[key], self.device)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
                 tensor = FILTERS[op.op](tensor, channels_last)
             self.constants[key] = tensor
@@ -124,7 +146,7 @@ class Tracer:
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
 
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
-            return functools.partial(_invoke, lowering, op, bound, unknown, self.nchw)
+            return LoweringCall(lowering, op, bound, unknown, self.nchw)
 
         fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
@@ -220,23 +242,6 @@ class Tracer:
 def _extent(tensor: torch.Tensor) -> int:
     """Bytes of memory that a tensor's elements lie in: what is broadcast counts once."""
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
-
-
-def _invoke(
-    lowering: Lowering,
-    op: Op,
-    bound: Mapping[int, Any],
-    unknown: tuple[int, ...],
-    nchw: bool,
-    *tensors: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """Calls a lowering with its bound inputs in place; inputs that it wants on the host but that only the run knows are read back."""
-    rest = iter(tensors)
-    arguments = [
-        bound[slot] if slot in bound else to_numpy(next(rest)) if slot in unknown else next(rest)
-        for slot in range(len(op.inputs))
-    ]
-    return as_tuple(call(lowering, op, arguments, nchw=nchw))
 
 
 def specialize(
@@ -364,12 +369,32 @@ def trace(
     }
     last_use = _last_uses(graph)
     with phase("tracing and choosing kernels"), torch.no_grad():
-        for op in graph.ops.values():
+        for number, op in enumerate(graph.ops.values()):
+            done(number / len(graph.ops))
             if tracer.run(op) and observe:
                 step = tracer.steps[-1]
                 observe(step, tracer.arguments(step.inputs))
             _forget(tracer, op, last_use)
     return _finish(tracer, fed)
+
+
+def list_choices(
+    graph: OpGraph, feeds: Mapping[str, NDArray[Any]], device: torch.device, *, nchw: bool = False
+) -> dict[Key, torch.Tensor]:
+    """Runs the graph once on the libraries' kernels, so that the tuner, in `Tuner.listing`, hears of every choice that `trace` makes.
+
+    Returns:
+        Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
+    """
+    tracer = Tracer(graph, device, nchw)
+    tracer.feed(feeds)
+    last_use = _last_uses(graph)
+    with torch.no_grad():
+        for op in graph.ops.values():
+            tracer.run(op)
+            _forget(tracer, op, last_use)
+    weights = {op.inputs[1] for op in graph.ops.values() if len(op.inputs) > 1}
+    return {key: tensor for key, tensor in tracer.constants.items() if key not in weights}
 
 
 def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int], kept_alive: Set[Key] = frozenset()) -> None:

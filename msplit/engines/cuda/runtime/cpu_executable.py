@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Timeline, refuse_fed
-from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.base import Feeds, Timeline, is_array, refuse_fed
+from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 
@@ -27,22 +28,26 @@ class SimulatedExecutable:
     ) -> None:
         self.program, self.stream_program = program, stream_program
         self._facts, self._seed = dict(facts), seed
-        self._feeds: Arrays = {}
+        self._feeds: Feeds = {}
 
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step."""
-        return self._run(feeds, None)
+        results = self._run(feeds, None)
+        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
-    def _run(self, feeds: Arrays, tap: Tap | None) -> dict[str, NDArray[Any]]:
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """One step whose outputs are tensors: see `engines.base.StaysOnDevice`."""
+        own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}
+        return own | self.program.known_tensors(torch.device("cpu"))
+
+    def _run(self, feeds: Feeds, tap: Tap | None) -> dict[str, torch.Tensor]:
         refuse_fed(feeds, {name: (dtype, shape) for name, (shape, dtype) in self.program.fed.items()})
         self._feeds = feeds
         self._seed += 1
-        cpu = torch.device("cpu")
-        values = {key: to_torch(np.array(feeds[name]), cpu) for name, key in self.program.feeds.items()}
+        values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}
         with torch.no_grad():
             simulate(self.program, self.stream_program, values, self._seed, tap)
-        results = self.program.results(values)
-        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
+        return self.program.results(values)
 
     def launch(self) -> None:
         """One step on the last inputs."""
@@ -64,3 +69,8 @@ class SimulatedExecutable:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _own(name: str, value: Any) -> torch.Tensor:
+    """An input as a tensor that steps may keep."""
+    return to_torch(np.array(value)) if is_array(value) else own_copy(taken(name, value).cpu())

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Timeline
+from msplit.engines.base import Arrays, Feeds, Timeline
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
+from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.device.pools import check, runtime
-from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
@@ -81,7 +83,11 @@ class GraphExec:
 class CudaExecutable:
     """One program with one plan on one device. See `engines.base.Executable`.
 
-    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared.
+    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Without
+    `own_copies`, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled.
+
+    Attributes:
+        kernels: Keys, in the device's store, of the kernels of our own that it launches.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class CudaExecutable:
         facts: Mapping[str, Any],
         torture: Torture | None = None,
         timing_only: bool = False,
+        pool: Any = None,
+        own_copies: bool = True,
     ) -> None:
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts = dict(facts)
@@ -103,31 +111,37 @@ class CudaExecutable:
         self._chance = random.Random(self._torture.seed)
         self._streams = device.streams.lease(max(stream_program.count, 1))
         self._origin = self._streams[0]
-        self._inputs = Inputs(feeds, device)
-        self._memory = device.scratch.handle if timing_only else torch.cuda.graph_pool_handle()
+        self._inputs = Inputs(feeds, device, own_kernel=own_copies)
+        self._own_copies = own_copies
+        self._memory = pool or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
         self._graphs: dict[bool, GraphExec] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
         self._root = torch.zeros(1, dtype=torch.int32, device=device.place)
+        with noting() as self.kernels:
+            self._make_ready(feeds)
+        Store.of(device.place).save(self.kernels)
+
+    def _make_ready(self, feeds: Mapping[str, torch.Tensor]) -> None:
         with self._on_origin():
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             results = self._record()
-            if not timing_only:
-                self._outputs = Outputs(results, device, captured=capture)
-        torch.cuda.synchronize(device.place)
-        before = torch.cuda.memory_reserved(device.place)
-        if capture:
-            if stream_program.instructions:  # CUDA refuses to run a graph of nothing
+            if not self._timing_only:
+                self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
+        synchronize(self.device.place)
+        before = torch.cuda.memory_reserved(self.device.place)
+        if self._capture:
+            if self.stream_program.instructions:  # CUDA refuses to run a graph of nothing
                 self._capture_graph(copies=False)
-            if not timing_only:
+            if not self._timing_only:
                 self._capture_graph(copies=True)
                 self._outputs.aim()
-                torch.cuda.synchronize(device.place)
+                synchronize(self.device.place)
                 self._outputs.settle()
-        self._facts["pool_bytes"] = torch.cuda.memory_reserved(device.place) - before
+        self._facts["pool_bytes"] = torch.cuda.memory_reserved(self.device.place) - before
 
     @contextlib.contextmanager
     def _on_origin(self) -> Iterator[None]:
@@ -212,10 +226,9 @@ class CudaExecutable:
     def _capturing(self) -> contextlib.AbstractContextManager[torch.cuda.CUDAGraph]:
         return capturing(self._streams, self._memory, release=not self._timing_only)
 
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """One step: host inputs in, host outputs back."""
-        if self._capture:
-            self._inputs.send(feeds)
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """One step: inputs in, from the host or a device, and host outputs back."""
+        if self._capture and self._inputs.send(feeds):
             graph = self._graphs[True]
             self._outputs.expect()
             graph.start()
@@ -223,15 +236,41 @@ class CudaExecutable:
                 graph.finish()
                 self._outputs.settle()
         else:
-            self._inputs.fill(feeds)
-            with self._on_origin():
-                self._inputs.to_device()
-                results = self._record()
+            with self._ran(feeds) as results:
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                     return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
                 self._outputs.copy(results)
-            self._origin.synchronize()
         return {**self._outputs.read(), **self.program.known_outputs()}
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """One step whose outputs stay on the device: see `engines.base.StaysOnDevice`."""
+        with self._ran(feeds) as results:
+            own = {name: own_copy(tensor) for name, tensor in results.items()}
+            known = self.program.known_tensors(self.device.place)
+        return own | known
+
+    @contextlib.contextmanager
+    def _ran(self, feeds: Feeds) -> Iterator[dict[str, torch.Tensor]]:
+        """A step on inputs from wherever they lie, without the graph that fetches them from the host. Its results on the device are those
+        of the current stream inside; all of that is over at the end."""
+        place = self.device.place
+        caller = torch.cuda.current_stream(place)
+        if self._capture:
+            with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
+                self._inputs.bring(feeds)
+                self._enqueue()
+                yield self._results[
+                    False not in self._graphs
+                ]  # where nothing runs, they are made of inputs and constants
+        else:
+            with self._on_origin():
+                self._origin.wait_stream(caller)
+                self._inputs.bring(feeds)
+                results = self._record()
+            caller.wait_stream(self._origin)
+            with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
+                yield results
+        caller.synchronize()
 
     def buffers(self) -> Arrays:
         """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""
@@ -307,7 +346,7 @@ class CudaExecutable:
     def close(self) -> None:
         """Frees graphs and memory and gives the streams back."""
         if self._streams:
-            torch.cuda.synchronize(self.device.place)
+            synchronize(self.device.place)
             for graph in self._graphs.values():
                 graph.reset()
             self._graphs.clear()

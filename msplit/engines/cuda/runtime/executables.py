@@ -18,6 +18,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import STEPS, OpGraph
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
@@ -98,24 +99,35 @@ class Compiled:
         return plan_for(self.program, job.ids, job.costs) if plan is None else prove(plan, self.program)
 
 
-def executable_of(job: Job, compiled: Compiled, plan: Plan) -> Executable:
-    """The executable, its host part in front of it where there is one."""
-    with phase("capturing" if job.options.on_gpu and job.options.capture else "arranging steps"):
-        executable = executable_for(job, compiled, plan)
+def executable_of(
+    compiled: Compiled, plan: Plan, options: EngineOptions, *, ieee: bool, pool: Any = None
+) -> Executable:
+    """The executable, its host part in front of it where there is one. `pool` is as `executable_for` has it."""
+    with phase("capturing" if options.on_gpu and options.capture else "arranging steps"):
+        executable = executable_for(compiled, plan, options, ieee=ieee, pool=pool)
     if STEPS in compiled.program.feeds:
         executable = Counting(executable)
     host = compiled.optimized.host
     return executable if host is None else WithHost(host, executable)
 
 
-def executable_for(job: Job, compiled: Compiled, plan: Plan, *, timing_only: bool = False) -> Executable:
+def executable_for(
+    compiled: Compiled,
+    plan: Plan,
+    options: EngineOptions,
+    *,
+    ieee: bool,
+    timing_only: bool = False,
+    pool: Any = None,
+) -> Executable:
     """What runs a plan of a compiled graph, without the host part in front of it.
 
     Args:
         plan: Proved.
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
+        pool: Memory of graphs none of which runs at the same time as this one; one of its own where none is given.
     """
-    program, capture = compiled.program, job.options.capture
+    program, capture = compiled.program, options.capture
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(
@@ -125,19 +137,21 @@ def executable_for(job: Job, compiled: Compiled, plan: Plan, *, timing_only: boo
     stream_program = arrange(program, plan)
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
     facts = {**about, "layout": compiled.layout, "captured": capture}
-    if not job.options.on_gpu:
+    if not options.on_gpu:
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     feeds = {name: to_torch(np.array(compiled.optimized.feeds[name]), torch.device("cpu")) for name in program.feeds}
     return CudaExecutable(
         program,
         stream_program,
         feeds,
-        Device.of(torch.device(job.options.device)),
+        Device.of(torch.device(options.device)),
         capture=capture,
-        ieee=job.ieee,
-        facts={**facts, "device": torch.cuda.get_device_name(job.options.device)},
-        torture=job.options.torture,
+        ieee=ieee,
+        facts={**facts, "device": torch.cuda.get_device_name(options.device)},
+        torture=options.torture,
         timing_only=timing_only,
+        pool=pool,
+        own_copies=options.measure,
     )
 
 
@@ -145,7 +159,7 @@ def one_stream_seconds(job: Job, compiled: Compiled) -> float:
     """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
     options = replace(job.options, capture=not compiled.program.dynamic)
     plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
-    executable = executable_of(replace(job, options=options), compiled, plan)
+    executable = executable_of(compiled, plan, options, ieee=job.ieee)
     try:
         times = executable.device_times(LAYOUT_RUNS)
         assert times is not None
@@ -188,6 +202,8 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
     one = make_plan(
         program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
     )
+    storages = [tensor.untyped_storage() for tensor in program.constants.values()]
+    memory = {storage.data_ptr(): storage.nbytes() for storage in storages}  # several may lie in one
     return {
         "streams": plan.streams,
         "kernels": sum(step.launches for step in program.steps),
@@ -195,5 +211,5 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
         "waits_before_reduction": plan.edges,
         "peak_bytes": peak_bytes,
         "peak_bytes_one_stream": arrange(program, one).peak_bytes,
-        "weight_bytes": sum(tensor.untyped_storage().nbytes() for tensor in program.constants.values()),
+        "weight_bytes": sum(memory.values()),
     }

@@ -6,7 +6,7 @@ imported only for a model that has such a part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, HasBuffers, HasTimeline, Timeline
+from msplit.engines.base import Arrays, Executable, Feeds, HasBuffers, HasTimeline, StaysOnDevice, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import STEPS, Key
+from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -91,10 +93,10 @@ class HostPart:
         outputs |= {name: np.array(feeds[given]) for name, given in self._handed_on.items()}
         return {**feeds, **made}, outputs
 
-    def finish(self, feeds: Arrays, made: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def finish(self, feeds: Arrays, made: Mapping[str, Any]) -> dict[str, Any]:
         """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
         outputs = dict(made)
-        handed = {tensor.name: outputs.pop(tensor.name) for tensor in self.handed}
+        handed = {tensor.name: _on_host(tensor.name, outputs.pop(tensor.name)) for tensor in self.handed}
         return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
 
 
@@ -111,6 +113,20 @@ class Wrapped:
     def device_times(self, count: int) -> list[float] | None:
         """See `Executable`."""
         return self.device.device_times(count)
+
+    def _on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """A step of the device's that leaves its outputs there."""
+        assert isinstance(self.device, StaysOnDevice)
+        return self.device.step_on_device(feeds)
+
+    def save_state(self) -> Mapping[str, NDArray[Any]]:
+        """What steps change: see `Counting`."""
+        return self.device.save_state() if isinstance(self.device, Wrapped) else {}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on from what `save_state` of another one of the same model gave."""
+        if isinstance(self.device, Wrapped):
+            self.device.load_state(state)
 
     def buffers(self) -> Arrays:
         """See `HasBuffers`."""
@@ -138,11 +154,26 @@ class Counting(Wrapped):
         super().__init__(device)
         self._steps = 0
 
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
-        outputs = self.device.step({**feeds, STEPS: np.asarray(self._steps, np.int64)})
+        return self._counted(feeds, self.device.step)
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """See `StaysOnDevice`."""
+        return self._counted(feeds, self._on_device)
+
+    def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
+        outputs = step({**feeds, STEPS: np.asarray(self._steps, np.int64)})
         self._steps += 1
         return outputs
+
+    def save_state(self) -> Mapping[str, NDArray[Any]]:
+        """How many steps there were."""
+        return {STEPS: np.asarray(self._steps, np.int64)}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Goes on counting from there."""
+        self._steps = int(state.get(STEPS, self._steps))
 
 
 class WithHost(Wrapped):
@@ -152,11 +183,23 @@ class WithHost(Wrapped):
         super().__init__(device)
         self._host = host
 
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
-        inputs, outputs = self._host.run(feeds)
-        return {**self._host.finish(feeds, self.device.step(inputs)), **outputs}
+        return self._around(feeds, self.device.step)
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """See `StaysOnDevice`. What the host makes is on the host."""
+        return self._around(feeds, self._on_device)
+
+    def _around(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
+        given = {name: _on_host(name, value) for name, value in feeds.items()}  # a session takes all of them
+        inputs, outputs = self._host.run(given)
+        return {**self._host.finish(given, step({**inputs, **feeds})), **outputs}
 
     def facts(self) -> Mapping[str, Any]:
         """See `Executable`."""
         return {**self.device.facts(), "host_nodes": self._host.nodes}
+
+
+def _on_host(name: str, value: Any) -> NDArray[Any]:
+    return value if is_array(value) else to_numpy(taken(name, value))

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, refuse_fed
+from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.pools import check, runtime
-from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
+from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.memcpy import Memcpy, Tell
 from msplit.errors import EngineError
 
@@ -29,6 +30,7 @@ _AHEAD_BYTES = 1 << 22
 """From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
 spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
 _TO_DEVICE = 1  # cudaMemcpyHostToDevice
+_ARRAYS = frozenset({np.ndarray})
 
 
 class Block:
@@ -67,7 +69,7 @@ class _Group:
     """
 
     names: tuple[str, ...]
-    take: Callable[[Arrays], tuple[Any, ...]]
+    take: Callable[[Feeds], tuple[Any, ...]]
     shapes: list[tuple[int, ...]]
     dtypes: list[np.dtype[Any]]
     places: list[NDArray[Any]]
@@ -106,7 +108,7 @@ class Inputs:
         rest: Bytes at the start of the block that `send` does not send.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], device: Device) -> None:
+    def __init__(self, like: Mapping[str, torch.Tensor], device: Device, *, own_kernel: bool = True) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
         self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
@@ -116,7 +118,7 @@ class Inputs:
         self._groups = [self._group(run) for run in runs]
         self._async_copy = AsyncCopy(self.block.host, self._device)
         self._seen: torch.Tensor | None = None
-        if device.is_gpu and can_compile() and self.block.host.numel() > _ENGINE_BYTES:
+        if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda.kernels import copy
 
             self._seen = copy.seen_by(device.place, self.block.host)
@@ -144,34 +146,63 @@ class Inputs:
 
         copy.copy(self._seen[:size], self._device[:size])
 
-    def fill(self, arrays: Arrays) -> None:
+    def fill(self, feeds: Feeds) -> bool:
         """Copies arrays into the host block. An array that is its own place in the block is there already.
 
-        Raises:
-            EngineError: An array is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
-        """
-        self._fill(arrays, ahead=False)
+        Returns:
+            Whether all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
 
-    def send(self, arrays: Arrays) -> None:
+        Raises:
+            EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
+        """
+        return self._fill(feeds, ahead=False)
+
+    def send(self, feeds: Feeds) -> bool:
         """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
+
+        Returns:
+            As above.
 
         Raises:
             EngineError: As above.
         """
-        self._fill(arrays, ahead=True)
+        return self._fill(feeds, ahead=True)
 
-    def _fill(self, arrays: Arrays, *, ahead: bool) -> None:
+    def bring(self, feeds: Feeds) -> None:
+        """Issues what brings every input to its place on the device, on the current stream: tensors from where they lie, without the host
+        if they are on a device, and arrays by way of the host block.
+
+        Raises:
+            EngineError: As above, or a tensor can not be taken.
+        """
+        if self.fill(feeds):
+            self.to_device()
+            return
+        for name, place in self.block.arrays.items():
+            value, start = feeds[name], self.block.starts[name]
+            if is_array(value):
+                self._fill_one(name, np.asarray(value), None)
+                if place.nbytes:
+                    self._async_copy.send(start, start + place.nbytes)
+            else:
+                self.on_device[name].copy_(taken(name, value), non_blocking=True)
+
+    def _fill(self, feeds: Feeds, *, ahead: bool) -> bool:
         for group in self._groups:
             try:
-                sources = group.take(arrays)
+                sources = group.take(feeds)
                 same_shapes = [source.shape for source in sources] == group.shapes
                 fits = same_shapes and [source.dtype for source in sources] == group.dtypes
             except (KeyError, AttributeError):
                 fits = False
-            if not fits:
-                self._refuse(arrays)
+            # Others have shapes and types like these, too, and what NumPy makes of them comes through the host.
+            if not fits or not (_ARRAYS.issuperset(map(type, sources)) or all(map(is_array, sources))):
+                self._refuse(feeds)
+                return False
             if len(sources) == 1:
-                self._fill_one(group.names[0], sources[0], ahead=ahead)
+                start = self.block.starts[group.names[0]]
+                tell = self._teller(start) if ahead and start >= self.rest else None
+                self._fill_one(group.names[0], sources[0], tell)
                 continue
             if all(map(is_, sources, group.places)):
                 continue
@@ -180,10 +211,10 @@ class Inputs:
                 group.memory[:] = b"".join(sources)
             except TypeError:  # one of them is not contiguous
                 group.memory[:] = b"".join([source.tobytes() for source in sources])
+        return True
 
-    def _fill_one(self, name: str, source: NDArray[Any], *, ahead: bool) -> None:
-        place, start = self.block.arrays[name], self.block.starts[name]
-        tell = self._teller(start) if ahead and start >= self.rest else None
+    def _fill_one(self, name: str, source: NDArray[Any], tell: Tell | None) -> None:
+        place = self.block.arrays[name]
         if source is not place:
             if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
                 # Another input may have been copied over it by now.
@@ -196,15 +227,27 @@ class Inputs:
         send = self._async_copy.send
         return lambda first, last: send(start + first, start + last)
 
-    def _refuse(self, arrays: Arrays) -> None:
-        refuse_fed(arrays, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
+    def _refuse(self, feeds: Feeds) -> None:
+        refuse_fed(feeds, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
 
 
-def _taker(names: Sequence[str]) -> Callable[[Arrays], tuple[Any, ...]]:
+def taken(name: str, value: Any) -> torch.Tensor:
+    """An input that is a tensor of whatever library, where it lies.
+
+    Raises:
+        EngineError: It can not be taken.
+    """
+    try:
+        return tensor_of(value)
+    except Unsupported as problem:
+        raise EngineError(f"input {name}: {problem}", fix="give a NumPy array") from problem
+
+
+def _taker(names: Sequence[str]) -> Callable[[Feeds], tuple[Any, ...]]:
     if len(names) > 1:  # with a single name `itemgetter` gives the value instead of a tuple
         return itemgetter(*names)
     (name,) = names
-    return lambda arrays: (arrays[name],)
+    return lambda feeds: (feeds[name],)
 
 
 def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:

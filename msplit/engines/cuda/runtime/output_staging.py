@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import Memcpy
 
@@ -35,7 +35,9 @@ class Outputs:
     With `captured`, a graph delivers them.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], device: Device, *, captured: bool) -> None:
+    def __init__(
+        self, like: Mapping[str, torch.Tensor], device: Device, *, captured: bool, own_kernel: bool = True
+    ) -> None:
         self._block = Block(like, [[name] for name in like], device)
         self._copies: dict[str, Callable[[], NDArray[Any]]] = {
             name: functools.partial(device.owned(Memcpy).copy_of, array) for name, array in self._block.arrays.items()
@@ -44,7 +46,7 @@ class Outputs:
         self._sources: list[torch.Tensor] = []
         self._number = 0
         self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
-        if captured and device.is_gpu and can_compile():
+        if captured and own_kernel and can_launch(device.place):
             from msplit.engines.cuda.kernels.copy import OutputCopy
 
             arrays, base = self._block.arrays, self._block.host.data_ptr()

@@ -187,7 +187,9 @@ class GpuRunner(_Memory):
         build: Callable[[CompiledVariant, Plan], Executable] | None = None,
     ) -> None:
         super().__init__(variants)
-        self._build = build or (lambda one, plan: executable_for(one.job, one.compiled, plan, timing_only=True))
+        self._build = build or (
+            lambda one, plan: executable_for(one.compiled, plan, one.job.options, ieee=one.job.ieee, timing_only=True)
+        )
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(0)  # of the order in which candidates run
 

@@ -19,11 +19,11 @@ import msplit
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.autotune import batched_matmul, choices, conv, matmul
 from msplit.engines.cuda.autotune.choices import Choices, Family
-from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
+from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner, disturbed
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.kernels import toolchain
+from msplit.engines.cuda.kernels import store, toolchain
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 from msplit.engines.cuda.passes import merge_convolutions
 from msplit.errors import MsplitError
@@ -33,7 +33,7 @@ from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import job
 
 SAMPLES = Path(__file__).parents[4] / "sample_graphs"
-NUMBERS: Family[int] = Family("numbers", lambda number: number, JsonValue.whole)
+NUMBERS: Family[int] = Family("numbers", lambda number: number, JsonValue.whole, 0)
 KEY = ("MatMul", (2, 3), torch.float32)
 
 
@@ -47,8 +47,8 @@ class Gpu(Device):
 def device(tmp_path, monkeypatch):
     """Makes a device such as the next process has; what it knows before it reads is nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(choices.OFF, raising=False)
-    monkeypatch.setattr(choices, "made_for", lambda device: "here")
+    monkeypatch.delenv(store.OFF, raising=False)
+    monkeypatch.setattr(store, "made_for", lambda device: "here")
     return lambda: Gpu(torch.device("cpu"))
 
 
@@ -66,7 +66,7 @@ def test_the_next_process_measures_nothing(device):
 
 def test_another_family_knows_nothing_of_it(device):
     device().owned(Tuner).choose(NUMBERS, KEY, lambda: 7)
-    assert device().owned(Tuner).known(Family("others", int, JsonValue.whole), KEY) is None
+    assert device().owned(Tuner).known(Family("others", int, JsonValue.whole, 0), KEY) is None
 
 
 def test_what_is_chosen_by_rule_because_time_is_spent_is_not_kept(device):
@@ -84,7 +84,7 @@ def test_a_measurement_that_fails_leaves_nothing(device):
 
 
 def test_nothing_is_kept_where_the_user_says_so(device, monkeypatch, tmp_path):
-    monkeypatch.setenv(choices.OFF, "0")
+    monkeypatch.setenv(store.OFF, "0")
     device().owned(Tuner).choose(NUMBERS, KEY, lambda: 7)
     assert not list(tmp_path.rglob("choices-*"))
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_too_long_is_not_read_and_gets_no_longer(device, monkeypa
 
 def _writes(cache: str, number: int) -> None:
     os.environ["XDG_CACHE_HOME"] = cache
-    choices.made_for = lambda device: "here"
+    store.made_for = lambda device: "here"
     tuner = Gpu(torch.device("cpu")).owned(Tuner)
     for key in range(200):
         tuner.choose(NUMBERS, (number, key), lambda: number * 1000 + key)  # noqa: B023  called at once
@@ -185,19 +185,21 @@ def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monk
     gpu = SimpleNamespace(name="H200", multi_processor_count=132, total_memory=1 << 37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: gpu)
     device = Gpu(torch.device("cpu"))
-    seen = {choices.made_for(device)}
-    assert seen == {choices.made_for(device)}
+    seen = {store.made_for(device)}
+    assert seen == {store.made_for(device)}
     gpu.multi_processor_count = 66
-    seen.add(choices.made_for(device))
+    seen.add(store.made_for(device))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
-    seen.add(choices.made_for(device))
+    seen.add(store.made_for(device))
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13010, raising=False)
-    seen.add(choices.made_for(device))
+    seen.add(store.made_for(device))
     monkeypatch.setattr(toolchain, "can_compile", lambda: False)
-    seen.add(choices.made_for(device))
-    monkeypatch.setattr(choices, "_ENGINE", tmp_path)
-    seen.add(choices.made_for(device))
-    assert len(seen) == 6 - (choices._triton() == "" and torch.version.cuda is None)
+    seen.add(store.made_for(device))
+    monkeypatch.setattr(store, "_ENGINE", tmp_path)
+    store.code_of_engine.cache_clear()
+    seen.add(store.made_for(device))
+    store.code_of_engine.cache_clear()
+    assert len(seen) == 6 - (toolchain.triton_version() == "" and torch.version.cuda is None)
 
 
 sizes = st.integers(1, 1 << 16)
@@ -299,3 +301,20 @@ def test_what_is_measured_while_the_time_runs_out_is_not_kept(device):
 
     assert tuner.choose(NUMBERS, KEY, slow) == 7
     assert device().owned(Tuner).known(NUMBERS, KEY) is None
+
+
+def test_what_is_measured_beside_other_work_holds_for_this_process_only(device):
+    steps = [0]
+
+    def beside() -> int:
+        steps[0] += 1
+        return 7
+
+    tuner = device().owned(Tuner)
+    with disturbed(lambda: steps[0]):
+        assert tuner.choose(NUMBERS, ("noisy",), beside) == 7
+        assert tuner.choose(NUMBERS, ("quiet",), lambda: 8) == 8
+    assert tuner.choose(NUMBERS, ("after",), beside) == 7
+    assert tuner.choose(NUMBERS, ("noisy",), never) == 7
+    again = device().owned(Tuner)
+    assert [again.known(NUMBERS, (key,)) for key in ("noisy", "quiet", "after")] == [None, (8,), (7,)]

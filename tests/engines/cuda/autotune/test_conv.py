@@ -11,6 +11,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
+from tests.engines.cuda.autotune.test_matmul import Noted
 
 OP = Op(0, "conv", "Conv2D", {"strides": (1, 1, 1, 1), "padding": "SAME"}, [(1, 0), (2, 0)], [0])
 A, B, C = Tiles(16, 32, 64, 4, 3, turned=True), Tiles(32, 32, 64, 4, 3, 8), Tiles(1, 1, 1, 1, 1)
@@ -53,3 +54,32 @@ def test_the_fastest_alone_that_is_faster_under_load_too(times, winner, monkeypa
         assert op.attrs.get(TILES) == winner
         assert weights.is_contiguous() == (winner is not None and winner.turned)
         monkeypatch.setattr(Tuner, "milliseconds", None)
+
+
+def test_all_that_is_timed_was_listed(monkeypatch):
+    """Kernels and how the data lie that they are compiled for; nothing is chosen while they are listed."""
+    launched = []
+
+    def lowered(op):
+        def run(data, filter):
+            if TILES in op.attrs:
+                launched.append((op.attrs[TILES], data.stride(), filter.stride()))
+            return (table()["Conv2D"].function(Node("conv", "Conv2D", OP.attrs), data, filter),)
+
+        return run
+
+    monkeypatch.setattr(Tuner, "milliseconds", lambda self, call, lanes=1, *, cold: (call(), 1.0)[1])
+    monkeypatch.setattr(conv, "candidates", lambda *_: [A, B, C])
+    monkeypatch.setattr(conv, "worth_a_kernel", lambda dtype: True)
+    monkeypatch.setattr(devices, "_DEVICES", {})
+    data, filter = torch.randn(1, 5, 5, 4), torch.randn(3, 3, 4, 6).permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    tuner = Tuner.of(data.device)
+    tuner._noted = listing = Noted()
+    assert conv.choose(OP, [data, filter], lowered) == (OP, filter)
+    tuner._noted = None
+    assert all(weight > 0 for weight in listing.weights.values())
+    listed = set(launched)
+    launched.clear()
+    conv.choose(OP, [data, filter], lowered)
+    assert set(launched) == listed
+    assert len(listed) == 3

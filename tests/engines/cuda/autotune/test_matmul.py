@@ -1,5 +1,7 @@
 """The choice between kernels of a product: what it does with the times that it measures. The kernels' own tests need a GPU."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -232,3 +234,54 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     if "triton c" in faster:
         grouped = Tuner.of(CPU).chosen(batched_matmul.FAMILY).values()
         assert any(choice.tile is not None for choice in made) or any(kernel == "triton c" for kernel, _ in grouped)
+
+
+class Noted:
+    """Kernels that would be compiled ahead, in the place of `launch.Ahead`."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def noting(self, note):
+        return contextlib.nullcontext()
+
+
+LAYER = {"start": 0, "count": 3}
+GROUPED = Op(3, "group", "_GroupedMatMul", {"T": "float32", "count": 3, "layers": (LAYER,)}, [(1, 0), (2, 0)], [3])
+
+
+@pytest.mark.parametrize("movable", [True, False])
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (matmul(), [(4, 8), (8, 5)]),
+        (matmul(), [(4, 7), (7, 5)]),
+        (dense("BiasAdd", "Relu"), [(4, 8), (8, 5), (5,)]),
+        (GROUPED, [(3, 4, 8), (3, 8, 5)]),
+    ],
+)
+def test_all_that_is_timed_was_listed(measured, monkeypatch, op, shapes, movable):
+    """Kernels and how the data lie that they are compiled for; nothing is chosen while they are listed."""
+    times, _ = measured
+    times |= {"library, turned": 0.5, "triton a": 0.3, "triton c": 0.2}
+    launched, by_kernel = set(), batched_matmul.by_kernel
+
+    def noted(work, tile):
+        launched.add((tile.name, work.one.x.stride(), work.one.weights.stride()))
+        return by_kernel(work, tile)
+
+    monkeypatch.setattr(batched_matmul, "by_kernel", noted)
+    arguments = [normal(*shape) for shape in shapes]
+    tuner = Tuner.of(CPU)
+    tuner._noted = listing = Noted()
+    found, weights = products.choose(op, list(arguments), lowered, movable=movable)
+    tuner._noted = None
+    assert batched_matmul.TILE not in found.attrs
+    assert weights is arguments[1]
+    assert max(listing.weights.values()) > 0
+    assert tuner.known(products.FAMILY, ()) is None
+    listed = set(launched)
+    launched.clear()
+    products.choose(op, list(arguments), lowered, movable=movable)
+    assert launched
+    assert launched <= listed

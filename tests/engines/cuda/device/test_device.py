@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 
 import pytest
 import torch
@@ -101,3 +103,79 @@ def test_two_gpus_time_and_capture_on_their_own():
     leased = [stream for device in (one, other) for stream in device.streams.lease(2)]
     assert [stream.device.index for stream in leased] == [0, 0, 1, 1]
     assert one.scratch.handle != other.scratch.handle
+
+
+def test_threads_that_want_one_precision_are_inside_together_and_others_wait():
+    """PyTorch has one setting for all of them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    both, seen, stop = threading.Barrier(2, timeout=60), [], threading.Event()
+
+    def work(ieee, barrier=None):
+        while not stop.is_set():
+            with devices.precision(ieee):
+                if barrier is not None:
+                    barrier.wait()
+                for _ in range(5):
+                    with devices.precision(ieee):
+                        time.sleep(1e-4)
+                    seen.append((ieee, matmul.allow_tf32, cudnn.allow_tf32))
+            if barrier is not None:
+                return
+
+    pair = [threading.Thread(target=work, args=(True, both)) for _ in range(2)]
+    for thread in pair:
+        thread.start()
+    for thread in pair:
+        thread.join()
+    assert not both.broken, "two that want the same met inside"
+    threads = [threading.Thread(target=work, args=(ieee,)) for ieee in (True, False, True)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert {ieee for ieee, *_ in seen} == {True, False}
+    assert all(tf32 == cudnn32 == (not ieee) for ieee, tf32, cudnn32 in seen)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == before
+
+
+def test_precision_is_restored_after_an_error_and_inside_of_another():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+
+    @devices.precision(ieee=False)
+    def fails():
+        assert matmul.allow_tf32
+        raise KeyError
+
+    with devices.precision(ieee=True):
+        with pytest.raises(KeyError):
+            fails()
+        assert not matmul.allow_tf32
+    assert matmul.allow_tf32 == before
+
+
+def test_who_stands_aside_lets_others_have_their_precision():
+    matmul = torch.backends.cuda.matmul
+    before, there, seen = matmul.allow_tf32, threading.Event(), []
+
+    def other():
+        with devices.precision(ieee=False):
+            seen.append(matmul.allow_tf32)
+        there.set()
+
+    with devices.precision(ieee=True), devices.precision(ieee=True):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not there.wait(0.05)
+        with devices.aside():
+            assert there.wait(60)
+            assert matmul.allow_tf32 == before
+        assert not matmul.allow_tf32
+    thread.join()
+    assert seen == [True]
+    assert matmul.allow_tf32 == before
+    with devices.aside():
+        assert matmul.allow_tf32 == before

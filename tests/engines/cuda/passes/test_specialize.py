@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from msplit.engines.cuda.compile import optimize
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes.specialize import specialize, trace
+from msplit.engines.cuda.passes import specialize as module
+from msplit.engines.cuda.passes.specialize import Placed, specialize, trace
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, program_of, run
 
@@ -181,3 +183,22 @@ def test_a_dynamic_op_on_known_values_is_a_constant():
     feeds = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
     assert_equals_tensorflow(flat, feeds)
     assert not program_of(flat, feeds).dynamic
+
+
+def test_constants_lie_on_a_device_once_and_only_as_long_as_they_are_held(monkeypatch):
+    monkeypatch.setattr(module, "to_torch", lambda array, device: torch.from_numpy(array.copy()))
+    placed = Placed(Device(CPU))
+    array = np.arange(3.0)
+    first = placed.of(array)
+    assert placed.of(array) is first
+    assert placed.of(array.copy()) is not first
+    del first
+    assert placed._made[id(array)][1]() is None, "nobody holds it"
+    held = placed.of(array)
+    for number in range(100):  # others get its number
+        del array
+        array = np.full(3, float(number))
+        assert placed.of(array).tolist() == [number] * 3
+    assert held.tolist() == [0, 1, 2]
+    del array
+    assert not placed._made

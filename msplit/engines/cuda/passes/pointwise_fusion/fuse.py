@@ -14,6 +14,7 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs
 from msplit.engines.cuda.ir.program import KernelCall
+from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
@@ -50,10 +51,17 @@ class Fused:
             found |= {
                 "compile_seconds": round(self.report.seconds, 3),
                 "compiled": self.report.compiled,
-                "compiled_from_cache": self.report.cached,
+                "compiled_from_cache": self.report.cached - self.report.ahead,
+                **({"compiled_by_workers": self.report.ahead} if self.report.ahead else {}),
+                **({"workers_failed": dict(sorted(self.report.failed.items()))} if self.report.failed else {}),
                 "not_fused": dict(sorted(self.report.refused.items())),
             }
         return found
+
+
+def likely_groups(graph: OpGraph) -> int:
+    """About how many groups there are in a graph with shapes, which does not run for it."""
+    return len(find_groups(graph, value_types(graph)))
 
 
 def fuse(
@@ -136,5 +144,5 @@ def _kernels(
         saved[body.key, lies] += made.group.launching - 1
     order = sorted(range(len(wanted)), key=lambda number: -saved[wanted[number][0].key, wanted[number][1]])
     with phase("compiling fused kernels"):
-        found = {number: compiler.kernel(*wanted[number]) for number in order}
+        found = dict(zip(order, compiler.kernels([wanted[number] for number in order]), strict=True))
     return [found[number] for number in range(len(wanted))]

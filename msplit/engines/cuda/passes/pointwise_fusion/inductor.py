@@ -7,9 +7,12 @@ from PyTorch's allocator, so that they can be captured.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -17,8 +20,14 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.toolchain import can_compile, kept
+from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
+from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.store import Store
+from msplit.engines.cuda.kernels.toolchain import fixed_assembler, kept
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
+from msplit.engines.cuda.passes.pointwise_fusion.record import Recorded, keep_refusal, known, record, watch
+from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, DONE, Workers
+from msplit.errors import MsplitError
 from msplit.opset.traits import VIEWS
 from msplit.progress import importing
 
@@ -30,7 +39,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 _OPTIONS: Mapping[str, Any] = {
     "fx_graph_cache": True,
-    "compile_threads": 1,  # no pool of processes that outlives the run
+    "compile_threads": 1,  # no pool of processes that outlives the run: `workers.py` has its own
     "triton.cudagraphs": False,  # the whole step is captured, not each kernel
     "force_pointwise_cat": True,  # a join is one kernel, not one per part
     # Results as PyTorch's own kernels give them: rounding to the narrow type after each op, divisions that round correctly.
@@ -71,12 +80,16 @@ class Report:
         seconds: Time it took.
         compiled: Kernels made.
         cached: How many of them came from the disk.
+        ahead: How many of these workers had left there meanwhile.
+        failed: Why workers did not do what they were given -> how often. It was compiled here then.
         refused: Why groups stay as they are -> how many.
     """
 
     seconds: float = 0.0
     compiled: int = 0
     cached: int = 0
+    ahead: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
 
 
@@ -101,53 +114,146 @@ class Compiler:
         self.report = Report()
         self._made = Device.of(device).owned(_Made)
 
+    def kernels(self, wanted: Sequence[tuple[Body, tuple[Layout, ...]]]) -> list[Kernel | str]:
+        """The kernel of each group, or why there is none. Where time is short, the first ones are compiled."""
+        workers = Device.of(self.device).owned(Workers)
+        if len(workers):
+            self._share(wanted, workers)
+        return [self.kernel(*one) for one in wanted]
+
+    def _share(self, wanted: Sequence[tuple[Body, tuple[Layout, ...]]], workers: Workers) -> None:
+        """Compiles groups together with workers."""
+        began, before = time.perf_counter(), self.report.seconds
+        tasks: dict[tuple[Any, ...], Any] = {}
+        shared: list[tuple[Body, tuple[Layout, ...]]] = []
+        for body, layouts in wanted:
+            if self._has(body, layouts) or (body.key, layouts) in tasks:
+                continue
+            with contextlib.suppress(TypeError):  # what has no form as plain data is compiled here
+                tasks[body.key, layouts] = [body.packed(), packed_layouts(layouts)]
+                shared.append((body, layouts))
+        for number, said in workers.each(list(tasks.values()), self.budget - before):
+            hits = self.report.cached
+            self.kernel(*shared[number])
+            if said == DONE:
+                self.report.ahead += self.report.cached - hits
+            elif said != BUSY:
+                self.report.failed[said] += 1
+            self.report.seconds = before + time.perf_counter() - began
+
     def kernel(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
         """The kernel of a group, or why there is none."""
         key = (body.key, layouts)
-        if self.device.type == "cuda" and not can_compile():
+        if self.device.type == "cuda" and not can_launch(self.device):
             return "Triton, which compiles for the GPU, or its C compiler is missing"
         if key not in self._made:
-            if self.report.seconds >= self.budget:
-                return f"compiling took more than {self.budget:g} s"
-            start = time.perf_counter()
-            self._made[key] = self._compile(body, layouts)
-            self.report.seconds += time.perf_counter() - start
+            known = self._known(body, layouts)
+            if known is None:
+                if self.report.seconds >= self.budget:
+                    return f"compiling took more than {self.budget:g} s"
+                start = time.perf_counter()
+                known = self._compile(body, layouts)
+                self.report.seconds += time.perf_counter() - start
+            self._made[key] = known
         return self._made[key]
 
+    def _has(self, body: Body, layouts: tuple[Layout, ...]) -> bool:
+        """Whether a group was compiled before, in another process perhaps."""
+        found = self._made.get((body.key, layouts)) or self._known(body, layouts)
+        if found is not None:
+            self._made[body.key, layouts] = found
+        return found is not None
+
+    def _known(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str | None:
+        """What was recorded of a group, in another process perhaps."""
+        if self.device.type != "cuda":
+            return None
+        try:
+            found = known(_name(body, layouts), Store.of(self.device), self.device)
+        except MsplitError:  # damaged
+            return None
+        if isinstance(found, Recorded):
+            self.report.compiled += 1
+            self.report.cached += 1
+            return Kernel(body, layouts, found)
+        return found
+
     def _compile(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
-        examples = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=self.device) for shape, stride, dtype in layouts
-        ]
         try:
             with torch.no_grad(), kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what a compiler has to say of its own parts is nothing to the user
-                run, count, cached = _inductor(body, examples)
+                inputs = examples(layouts, self.device)
+                run, count, cached = compile_group(body, inputs)
         except Exception as problem:
             # Whatever goes wrong in a compiler, the group runs as it is.
             said = next(iter(str(problem).strip().splitlines()), "")[:60]
             return f"the compiler failed: {type(problem).__name__}: {said}"
+        gpu = self.device.type == "cuda"
+        name, store = _name(body, layouts), Store.of(self.device)
         if count != 1 and count >= longest_chain(body):
-            return f"they would be {count} kernels"
+            why = f"they would be {count} kernels"
+            if gpu:
+                keep_refusal(name, store, why)
+            return why
         self.report.compiled += 1
         self.report.cached += cached
+        if gpu:
+            with torch.no_grad():
+                run = record(name, store, run, inputs) or run
         return Kernel(body, layouts, run)
 
 
-def _inductor(body: Body, examples: list[torch.Tensor]) -> tuple[Any, int, bool]:
-    """The compiled function, how many kernels it launches, and whether it was on the disk."""
-    with importing("torch._dynamo.utils", "PyTorch's compiler"):
-        from torch._dynamo.utils import counters
-        from torch._inductor import config, metrics, standalone_compile
-        from torch.fx.experimental.proxy_tensor import make_fx
+def _name(body: Body, layouts: tuple[Layout, ...]) -> str:
+    """What a group's kernel is kept by."""
+    return f"fused {hashlib.sha256(repr(body.key).encode()).hexdigest()} {layouts}"
 
+
+def examples(layouts: Sequence[Layout], device: torch.device) -> list[torch.Tensor]:
+    """Tensors that lie so, of any values."""
+    return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in layouts]
+
+
+def packed_layouts(layouts: Sequence[Layout]) -> Any:
+    """Layouts as plain data for JSON."""
+    return [[shape, stride, dtype_name(dtype)] for shape, stride, dtype in layouts]
+
+
+def unpacked_layouts(data: Any) -> tuple[Layout, ...]:
+    """What `packed_layouts` made plain data of."""
+    return tuple((tuple(shape), tuple(stride), torch_dtype(dtype)) for shape, stride, dtype in data)
+
+
+@contextlib.contextmanager
+def _options() -> Iterator[None]:
+    with importing("torch._dynamo.utils", "PyTorch's compiler"):
+        from torch._inductor import config
+
+    with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}):
+        yield
+
+
+def load() -> None:
+    """Imports PyTorch's compiler, which takes seconds."""
+    # Not before the options are set: with others, what this loads starts processes of its own.
+    with _options(), importing("torch._inductor.compile_fx", "PyTorch's compiler"):
+        import_module("torch._inductor.compile_fx")
+    watch()
+
+
+def compile_group(body: Body, inputs: list[torch.Tensor]) -> tuple[Any, int, bool]:
+    """The compiled function, how many kernels it launches, and whether it was on the disk. Of the inputs only the layouts matter."""
+    load()
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics, standalone_compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    if inputs and inputs[0].device.type == "cuda":
+        fixed_assembler()
     hits = counters["inductor"]["fxgraph_cache_hit"]
     before = metrics.generated_kernel_count
-    with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}):
-        with importing("torch._inductor.compile_fx", "PyTorch's compiler"):
-            # Not before the options are set: with others, what this loads starts processes of its own.
-            import_module("torch._inductor.compile_fx")
-        graph = make_fx(body, tracing_mode="fake")(*examples)
-        run = standalone_compile(graph, examples, dynamic_shapes="from_example_inputs")
+    with _options():
+        graph = make_fx(body, tracing_mode="fake")(*inputs)
+        run = standalone_compile(graph, inputs, dynamic_shapes="from_example_inputs")
     return run, metrics.generated_kernel_count - before, counters["inductor"]["fxgraph_cache_hit"] > hits
 
 

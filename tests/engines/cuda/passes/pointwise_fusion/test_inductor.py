@@ -18,6 +18,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout, longest_chain
 from msplit.engines.cuda.passes.specialize import trace
+from msplit.formats import trust
 from tests.engines.cuda.cases import CPU, bits, flat_of, kernels, run
 
 FLOAT = 1
@@ -51,7 +52,7 @@ def test_nan_infinity_and_signed_zeros_come_out_as_from_the_ops_themselves():
     values = np.array(SPECIAL, np.float32)
     x, y = (torch.from_numpy(part.copy().reshape(-1)) for part in np.meshgrid(values, values))
     with torch.no_grad(), toolchain.kept():
-        run_compiled, _, _ = compiler._inductor(body, [x, y])
+        run_compiled, _, _ = compiler.compile_group(body, [x, y])
     for made, wanted, made_by in zip(run_compiled(x, y), body(x, y), calls, strict=True):
         torch.testing.assert_close(made, wanted, equal_nan=True, rtol=2e-6, atol=2e-8, msg=made_by.op)
         if made.is_floating_point() and made_by.op not in either_zero:
@@ -134,7 +135,7 @@ def test_a_compiler_that_fails_is_no_error(monkeypatch):
     def broken(body, examples):
         raise RuntimeError("no Triton here")
 
-    monkeypatch.setattr(compiler, "_inductor", broken)
+    monkeypatch.setattr(compiler, "compile_group", broken)
     flat, feeds = cell()
     done, program = fused(flat, feeds)
     assert "_FusedPointwise" not in kernels(program)
@@ -146,7 +147,7 @@ def test_a_group_of_several_kernels_is_tried_again_without_its_reduction(monkeyp
     def inductor(body, examples):
         return body, 9 if any(call.op == "Sum" for call in body.calls) else 1, False
 
-    monkeypatch.setattr(compiler, "_inductor", inductor)
+    monkeypatch.setattr(compiler, "compile_group", inductor)
     flat, feeds = cell()
     done, program = fused(flat, feeds)
     assert kernels(program) == ["MatMul", "Neg", "Sum", "_FusedPointwise"]
@@ -236,7 +237,7 @@ def test_who_else_may_write_to_a_folder(tmp_path, monkeypatch, mode, owner, said
     folder.mkdir()
     folder.chmod(mode)
     assert toolchain.writers(tmp_path) is None
-    monkeypatch.setattr(toolchain, "_is_own_group", lambda group: False)
+    monkeypatch.setattr(trust, "_is_own_group", lambda group: False)
     if owner is not None and os.getuid():
         monkeypatch.setattr(toolchain.os, "getuid", lambda: owner)
     elif owner is not None:

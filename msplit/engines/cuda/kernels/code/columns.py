@@ -1,4 +1,4 @@
-"""The kernel that fills the outputs of all columns. Needs Triton; import it only where that is.
+"""The kernel that fills the outputs of all columns.
 
 One launch, in which programs do one of three things, told apart by their number:
 

@@ -1,4 +1,4 @@
-"""The kernel of `conv.py`: a tile of a convolution of NHWC data. Needs Triton.
+"""The kernel of `kernels.conv`: a tile of a convolution of NHWC data.
 
 The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and the input
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands

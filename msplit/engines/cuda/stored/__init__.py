@@ -1,0 +1,1 @@
+"""Compiled models as plain data: what a build holds."""

@@ -1,0 +1,261 @@
+"""A compiled model with its plan as JSON, its constants apart, and back: without a trace, since all that a trace learns is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.core.dag import Dag
+from msplit.engines.base import Arrays
+from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
+from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import LoweringCall
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.program import KernelCall, Program
+from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.options import SharedKernel, StoredPlan
+from msplit.engines.cuda.passes.pipeline import Context
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import observe
+from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, Layout
+from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
+from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.runtime import plan_binding
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
+from msplit.engines.cuda.stored.codec import decode, decode_array, encode, encode_array
+from msplit.engines.cuda.stored.weights import Weights, tensor_of
+from msplit.errors import EngineError
+from msplit.schedule.plan.plan import Plan, make_plan, record_order
+
+_CHOSEN = (TILE, WIDE, TILES, "kernel")
+"""Attributes that hold what was measured or compiled for one GPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """A compiled model that was read.
+
+    Attributes:
+        compiled: Ready for `executables.executable_of`.
+        plan: Of its steps, proved.
+    """
+
+    compiled: Compiled
+    plan: Plan
+
+
+def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
+    """A compiled model with its plan. Its constants are added to the weights.
+
+    Raises:
+        EngineError: Something in it can not be stored; the message names it.
+    """
+    program = compiled.program
+    read = {key for step in program.steps for key in step.inputs} | set(program.fetches.values())
+    shapes = {key: shape for key, shape in compiled.optimized.graph.shapes.items() if key in read}
+    stored = plan_binding.store(program, plan)
+    data = {
+        "layout": compiled.layout,
+        "facts": encode(dict(compiled.facts)),
+        "steps": [_pack_step(step) for step in program.steps],
+        "constants": [[*key, weights.add(tensor)] for key, tensor in program.constants.items() if key in read],
+        "feeds": {name: list(key) for name, key in program.feeds.items()},
+        "fetches": {name: list(key) for name, key in program.fetches.items()},
+        "known": {name: encode_array(value) for name, value in program.known.items()},
+        "dynamic": list(program.dynamic),
+        "fed": {name: [list(shape), dtype] for name, (shape, dtype) in program.fed.items()},
+        "shapes": [[*key, list(shape)] for key, shape in shapes.items()],
+        "plan": [list(kernel) for kernel in stored.kernels],
+        "groups": [[group.kind, list(group.nodes), group.stream] for group in stored.groups],
+    }
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def _pack_step(step: KernelCall) -> dict[str, Any]:
+    op, call = step.op, step.call
+    assert isinstance(call, LoweringCall)
+    attrs = {name: value for name, value in call.op.attrs.items() if name != "kernel"}
+    kernel = call.op.attrs.get("kernel")
+    try:
+        packed = encode(attrs)
+    except TypeError as problem:
+        raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix="report a bug in msplit") from None
+    return {
+        "name": op.name,
+        "op": call.op.op,
+        "node": op.node,
+        "attrs": packed,
+        "kernel": None if kernel is None else [_pack_layout(one) for one in kernel.layouts],
+        "inputs": [list(key) for key in op.inputs],
+        "source_nodes": list(op.source_nodes),
+        "batch": op.batch,
+        "replaces": list(op.replaces),
+        "reads": [list(key) for key in step.inputs],
+        "outputs": step.outputs,
+        "launches": step.launches,
+        "bytes": step.bytes,
+        "bases": list(step.bases),
+        "varying": step.varying,
+        "bound": {str(slot): encode_array(value) for slot, value in call.bound.items()},
+        "unknown": list(call.unknown),
+        "nchw": call.nchw,
+        "traffic": step.traffic,
+        "scattered": step.scattered,
+    }
+
+
+def _pack_layout(layout: Layout) -> list[Any]:
+    shape, stride, dtype = layout
+    return [list(shape), list(stride), str(dtype).removeprefix("torch.")]
+
+
+def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> Restored:
+    """A compiled model as it was packed.
+
+    Args:
+        memory: The bytes of the weights, on the device that is to run it.
+        feeds: Inputs for it.
+        fits: Whether it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
+            them where there is a GPU; ops, weights and streams stay.
+
+    Raises:
+        ValueError, TypeError, KeyError, IndexError, AttributeError: That is no such data.
+        EngineError: A kernel can not be made anew here.
+    """
+    found = json.loads(data)
+    device = memory.device
+    constants = {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]}
+    compiler = Compiler(device)
+    calls = [_call(one) for one in found["steps"]]
+    if fits:
+        for one, call in zip(found["steps"], calls, strict=True):
+            if call.op.op == FUSED:
+                call.op.attrs["kernel"] = _kernel(one, call.op, compiler)
+    steps = tuple(_unpack_step(one, call) for one, call in zip(found["steps"], calls, strict=True))
+    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
+    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
+    program = Program(
+        steps,
+        constants,
+        {name: _key(key) for name, key in found["feeds"].items()},
+        {name: _key(key) for name, key in found["fetches"].items()},
+        {name: decode_array(value) for name, value in found["known"].items()},
+        Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
+        tuple(found["dynamic"]),
+        {name: (tuple(shape), dtype) for name, (shape, dtype) in found["fed"].items()},
+    )
+    if STEPS in program.feeds:
+        feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
+    optimized = Optimized(_graph(program, shapes), feeds, Context(feeds, device, 0))
+    compiled = Compiled(program, str(found["layout"]), optimized, decode(found["facts"]))
+    _check(program)
+    stored = StoredPlan(
+        tuple((node, index, lane) for node, index, lane in found["plan"]),
+        tuple(SharedKernel(kind, tuple(nodes), stream) for kind, nodes, stream in found["groups"]),
+    )
+    if not fits:
+        compiled = _anew(compiled, compiler)
+    return Restored(compiled, _plan(compiled.program, stored))
+
+
+def _call(one: Mapping[str, Any]) -> LoweringCall:
+    op = Op(
+        one["node"],
+        one["name"],
+        one["op"],
+        decode(one["attrs"]),
+        [_key(key) for key in one["inputs"]],
+        list(one["source_nodes"]),
+        one["batch"],
+        list(one["replaces"]),
+    )
+    if op.op == FUSED:
+        op.attrs["kernel"] = None
+    bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
+    return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]))
+
+
+def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None:
+    """The kernel of a fused op; compiled where the store has none. None runs its members one by one."""
+    if one["kernel"] is None:
+        return None
+    layouts = tuple((tuple(shape), tuple(stride), getattr(torch, dtype)) for shape, stride, dtype in one["kernel"])
+    kernel = compiler.kernel(op.attrs["body"], layouts)
+    return None if isinstance(kernel, str) else kernel
+
+
+def _unpack_step(one: Mapping[str, Any], call: LoweringCall) -> KernelCall:
+    return KernelCall(
+        call.op,
+        call,
+        tuple(_key(key) for key in one["reads"]),
+        one["outputs"],
+        one["launches"],
+        one["bytes"],
+        tuple(one["bases"]),
+        one["varying"],
+        call.bound,
+        one["traffic"],
+        one["scattered"],
+    )
+
+
+def _key(data: Sequence[int]) -> Key:
+    node, port = data
+    return int(node), int(port)
+
+
+def _check(program: Program) -> None:
+    """That every value is made before it is read."""
+    there = {*program.constants, *program.feeds.values()}
+    for number, step in enumerate(program.steps):
+        if not there.issuperset(step.inputs) or not all(-1 <= base <= number for base in step.bases):
+            raise ValueError("a step reads what nobody makes")
+        there.update((step.op.node, port) for port in range(step.outputs))
+    if not there.issuperset(program.fetches.values()):
+        raise ValueError("an output is missing")
+
+
+def _graph(program: Program, shapes: Mapping[Key, tuple[int, ...]]) -> OpGraph:
+    """The ops of a program as a graph, without what was chosen for one GPU, and with no constants but those that are bound."""
+    ops, known = {}, dict[Key, NDArray[Any]]()
+    for step in program.steps:
+        attrs = {name: value for name, value in step.op.attrs.items() if name not in _CHOSEN}
+        if step.op.op == FUSED:
+            attrs["kernel"] = None
+        ops[step.op.node] = replace(step.op, attrs=attrs, inputs=list(step.op.inputs))
+        known |= {step.op.inputs[slot]: value for slot, value in step.bound.items()}
+    return OpGraph(ops, known, dict(program.feeds), dict(program.fetches), dict(shapes))
+
+
+def _anew(compiled: Compiled, compiler: Compiler) -> Compiled:
+    """The same ops with kernels that are chosen and compiled here."""
+    graph, feeds, nchw = compiled.optimized.graph, compiled.optimized.feeds, compiled.layout == "nchw"
+    graph.constants |= {key: to_numpy(tensor) for key, tensor in compiled.program.constants.items()}
+    fused = [op for op in graph.ops.values() if op.op == FUSED]
+    if fused and compiler.device.type == "cuda":
+        layouts = observe(graph, feeds, compiler.device, nchw)
+        for op in fused:
+            kernel = compiler.kernel(op.attrs["body"], tuple(layouts[key] for key in op.inputs))
+            op.attrs["kernel"] = None if isinstance(kernel, str) else kernel
+    program = trace(graph, feeds, compiler.device, nchw=nchw)
+    return replace(compiled, program=replace(program, known=compiled.program.known))
+
+
+def _plan(program: Program, stored: StoredPlan) -> Plan:
+    """The plan that was stored; where the program has become another, one on the same streams."""
+    plan = plan_binding.restore(program, stored)
+    if plan is None:
+        lane_of = {node: lane for node, _, lane in stored.kernels}
+        lanes = [lane_of.get(step.op.source_nodes[0], 0) if step.launches else -1 for step in program.steps]
+        placed = np.asarray(lanes, np.int32)
+        placed[placed >= 0] = np.unique(placed[placed >= 0], return_inverse=True)[1]
+        plan = make_plan(program.dag, placed, record_order(program.dag, (placed >= 0).astype(np.float64)))
+    return prove(plan, program)

@@ -1,0 +1,65 @@
+"""Tensors of other libraries, as inputs and as results: whatever speaks DLPack, wherever it lies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import is_array, is_tensor
+from msplit.engines.cuda import engine as cuda
+
+_HOST = (1, 3)
+"""DLPack's names of the host's memory: kDLCPU, and kDLCUDAHost for what is pinned."""
+
+
+def is_tensorflow(value: Any) -> bool:
+    """Whether a value is a tensor of TensorFlow's, as it hands them to users."""
+    return type(value).__module__.partition(".")[0] == "tensorflow"
+
+
+def lies_on(value: Any, device: str) -> bool:
+    """Whether a value is a tensor that lies on the device of an engine, "cuda" or "cpu", so that it need not go through the host.
+
+    On the CPU, which stands in for a GPU, arrays of NumPy are the host's all the same, and so are strings.
+    """
+    if not is_tensor(value) or getattr(value.dtype, "name", "") == "string":
+        return False
+    on_host: bool = value.__dlpack_device__()[0] in _HOST
+    return on_host == (device == "cpu")
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """An input's values on the host.
+
+    Raises:
+        EngineError: It is a tensor that its library hands to nobody.
+    """
+    if is_array(value):
+        return np.asarray(value)
+    if is_tensorflow(value):
+        return np.asarray(value.numpy())
+    if "torch" in sys.modules or value.__dlpack_device__()[0] not in _HOST:
+        found: NDArray[Any] = cuda.to_numpy(cuda.taken(name, value))
+        return found
+    return np.from_dlpack(value)
+
+
+def made_like(value: Any) -> Callable[[Any], Any]:
+    """What makes a PyTorch tensor one of the library of another tensor, in the same memory. PyTorch's own it stays where that library has
+    no way that all of them share."""
+    if is_tensorflow(value):
+        return _as_tensorflow
+    space = getattr(value, "__array_namespace__", None)
+    if space is None:
+        return lambda tensor: tensor
+    return lambda tensor: space().from_dlpack(tensor)
+
+
+def _as_tensorflow(tensor: Any) -> Any:
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    return tensorflow().experimental.dlpack.from_dlpack(tensor.__dlpack__())

@@ -1,0 +1,317 @@
+"""Inputs that are tensors of some library are taken where they lie, and outputs stay there when asked: streams simulated on the CPU, which
+stands in for the GPU as the place where tensors lie."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
+from msplit.engines.cuda.runtime import cpu_executable, input_staging, memcpy
+from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.errors import EngineError
+from tests.engines.cuda.cases import graph_of, job
+
+CPU = torch.device("cpu")
+TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "bool", "complex64")
+
+
+class Speaks:
+    """A tensor of a library that nobody has heard of."""
+
+    def __init__(self, tensor):
+        self._tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), numpy_dtype(str(tensor.dtype)[6:])
+        self.asked = []
+
+    def __dlpack__(self, **asked):
+        self.asked.append(asked)
+        return self._tensor.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+    def __array__(self, *arguments, **named):
+        raise AssertionError("it went through NumPy")
+
+
+def array_of(dtype, shape, seed):
+    numbers = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 100, shape)
+    return np.asarray(numbers).astype(numpy_dtype(dtype))
+
+
+arrays = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3).map(tuple), st.integers(0, 99)),
+    min_size=1,
+).map(lambda asked: {name: array_of(*one) for name, one in asked.items()})
+
+
+@given(arrays, st.data())
+def test_inputs_arrive_wherever_they_are(values, data):
+    """Any of them as a tensor, by this library or another, the rest as arrays."""
+    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    ways = {name: data.draw(st.sampled_from([lambda x: x, to_torch, lambda x: Speaks(to_torch(x))])) for name in values}
+    fed = {name: ways[name](value.copy()) for name, value in values.items()}
+    all_arrays = all(isinstance(value, np.ndarray) for value in fed.values())
+    assert found.send(fed) == found.fill(fed) == all_arrays
+    found.bring(fed)
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+        if not isinstance(fed[name], np.ndarray):
+            assert not found.block.arrays[name].any(), "the block is for what comes from the host"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_on_the_device_is_not_copied_by_the_host(monkeypatch, large):
+    if large:  # it would be sent ahead
+        monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10)
+    value = np.arange(9000, dtype=np.float32)
+    found = Inputs({"x": torch.zeros(9000), "ids": torch.zeros(3, dtype=torch.int64)}, Device.of(CPU))
+    sent = []
+    send = found._async_copy.send
+    monkeypatch.setattr(found._async_copy, "send", lambda first, last: sent.append(last - first) or send(first, last))
+    monkeypatch.setattr(memcpy.Memcpy, "copy", None)
+    for fed in (to_torch(value), Speaks(to_torch(value))):
+        found.on_device["x"].zero_()
+        found.bring({"x": fed, "ids": to_torch(np.arange(3))})
+        np.testing.assert_array_equal(to_numpy(found.on_device["x"]), value)
+    assert sent == []
+    monkeypatch.undo()
+    found.bring({"x": to_torch(value), "ids": np.arange(3)})
+    assert not found.block.arrays["x"].any()
+    np.testing.assert_array_equal(to_numpy(found.on_device["ids"]), np.arange(3))
+
+
+def test_tensors_that_lie_otherwise_arrive_too():
+    found = Inputs({"x": torch.zeros(4, 3), "z": torch.zeros(2, dtype=torch.complex64)}, Device.of(CPU))
+    grown = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    z = torch.tensor([1 + 2j, 3j])
+    found.bring({"x": grown.T, "z": z.conj()})
+    np.testing.assert_array_equal(to_numpy(found.on_device["x"]), grown.detach().numpy().T)
+    np.testing.assert_array_equal(to_numpy(found.on_device["z"]), z.numpy().conj())
+    found.bring({"x": torch.ones(1, 3).expand(4, 3), "z": z})
+    assert found.on_device["x"].eq(1).all()
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
+    """The graph without copies on the caller's stream; or launches on others, which wait for the caller's and it for them. Then the end."""
+    log = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for {other.name}")
+
+        def synchronize(self):
+            log.append(f"{self.name} ends")
+
+    def graph(copies):
+        return SimpleNamespace(start=lambda: log.append(f"graph with copies: {copies}"))
+
+    caller, device = Stream("caller"), Device.of(CPU)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *place: caller)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *place: contextlib.nullcontext())
+    made = CudaExecutable.__new__(CudaExecutable)
+    made.device, made.ieee, made._capture, made._origin = device, True, capture, Stream("origin")
+    made._inputs = Inputs({"x": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)}, device)
+    results = {"y": made._inputs.on_device["x"]}  # a graph gives what is made of its inputs' memory
+    made.program = SimpleNamespace(dynamic=(), known_outputs=dict, known_tensors=lambda place: {"k": torch.ones(1)})
+    made._outputs = Outputs(results, device, captured=False)
+    made._graphs = {copies: graph(copies) for copies in ([True, False] if runs else [True])}
+    made._results = dict.fromkeys(made._graphs, results)
+    monkeypatch.setattr(made, "_record", lambda: log.append("launches") or results)
+    launched = ["origin waits for caller", "launches", "caller waits for origin"]
+    captured = ["graph with copies: False"] if runs else []
+    for value in (torch.arange(3.0), np.arange(3, dtype=np.float32) + 1):
+        found = made.step_on_device({"x": value, "n": np.arange(2)})
+        assert log == [*(captured if capture else launched), "caller ends"]
+        assert found["y"].tolist() == value.tolist()
+        assert found["y"].data_ptr() != results["y"].data_ptr()
+        assert found["k"].tolist() == [1]
+        log.clear()
+    assert made.step({"x": torch.full((3,), 9.0), "n": torch.arange(2)})["y"].tolist() == [9, 9, 9]
+    assert log == [*(captured if capture else launched), "caller ends"]
+
+
+class Mute(Speaks):
+    """Of a library that hands its tensors to nobody."""
+
+    def __dlpack__(self, **asked):
+        raise BufferError("not today\nnor tomorrow")
+
+
+def test_wrong_tensors_are_refused_in_the_words_of_arrays():
+    found = Inputs({"x": torch.zeros(4, 3), "flag": torch.zeros(2, dtype=torch.bool)}, Device.of(CPU))
+    right = {"x": torch.ones(4, 3), "flag": torch.ones(2, dtype=torch.bool)}
+    for wrong, words in (
+        ({**right, "x": torch.ones(4, 4)}, r"input x was prepared as float32 \(4, 3\), not float32 \(4, 4\)"),
+        ({**right, "x": torch.ones(4, 3).half()}, r"input x was prepared as float32 \(4, 3\), not float16 \(4, 3\)"),
+        ({**right, "flag": torch.ones(2, dtype=torch.uint8)}, r"input flag was prepared as bool \(2,\), not uint8"),
+        ({"x": right["x"]}, "no value for input flag"),
+        ({**right, "x": Speaks(torch.ones(3))}, r"input x was prepared as .* not float32 \(3,\)"),
+        ({**right, "x": [1.0]}, "input x is given a list, not an array"),
+        ({**right, "x": Mute(torch.ones(4, 3))}, "input x: a Mute can not be taken as a tensor: not today\n  fix"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            found.bring(wrong)
+    found.bring(right)
+    assert found.on_device["flag"].all()
+
+
+def model(tf, v1):
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    ids = v1.placeholder(tf.int32, [None], name="ids")
+    keep = v1.placeholder(tf.bool, [None], name="keep")
+    half = v1.placeholder(tf.bfloat16, [None], name="half")
+    picture = v1.placeholder(tf.uint8, [None], name="picture")
+    table = tf.constant(np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32))
+    tf.add(tf.nn.relu(x), tf.gather(table, ids), name="sum")
+    tf.logical_not(keep, name="gone")
+    tf.multiply(half, half, name="square")
+    tf.cast(picture, tf.float32, name="light")
+    tf.identity(x, name="same")
+    tf.identity(tf.transpose(x), name="turned")
+    tf.constant([1, 2], name="fixed")
+
+
+OUTPUTS = ["sum", "gone", "square", "light", "same", "turned", "fixed"]
+
+
+@pytest.fixture(scope="module")
+def flat():
+    return graph_of(model, outputs=OUTPUTS)
+
+
+def feeds_of(seed=0, rows=4):
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.standard_normal((rows, 3)).astype(np.float32),
+        "ids": rng.integers(0, 9, rows).astype(np.int32),
+        "keep": rng.integers(0, 2, rows).astype(bool),
+        "half": rng.standard_normal(rows).astype(ml_dtypes.bfloat16),
+        "picture": rng.integers(0, 256, rows).astype(np.uint8),
+    }
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_step_on_tensors_is_a_step_on_their_values(flat, streams):
+    executable = ENGINE.build(job(flat, feeds_of(), streams=streams))
+    for seed in range(5):
+        feeds = feeds_of(seed)
+        wanted = executable.step(feeds)
+        tensors = {name: to_torch(value.copy()) for name, value in feeds.items()}
+        for fed in (tensors, {**feeds, "x": tensors["x"], "half": Speaks(tensors["half"])}):
+            found, there = executable.step(fed), executable.step_on_device(fed)
+            assert found.keys() == there.keys() == wanted.keys() == set(OUTPUTS)
+            for name, value in wanted.items():
+                np.testing.assert_array_equal(found[name], value, err_msg=name)
+                assert isinstance(there[name], torch.Tensor)
+                assert there[name].is_contiguous()
+                assert to_numpy(there[name]).dtype == value.dtype
+                np.testing.assert_array_equal(to_numpy(there[name]), value, err_msg=name)
+        for name, value in feeds.items():
+            np.testing.assert_array_equal(to_numpy(tensors[name]), value, err_msg="inputs stay the caller's")
+
+
+@pytest.mark.tf
+def test_outputs_on_the_device_are_the_callers_own(flat):
+    executable, feeds = ENGINE.build(job(flat, feeds_of())), feeds_of()
+    wanted = executable.step(feeds)
+    tensors = {name: to_torch(value.copy()) for name, value in feeds.items()}
+    first = executable.step_on_device(tensors)
+    for value in first.values():
+        value.zero_()
+    for name, value in executable.step_on_device(feeds).items():
+        np.testing.assert_array_equal(to_numpy(value), wanted[name], err_msg=name)
+    for name, value in feeds.items():
+        np.testing.assert_array_equal(
+            to_numpy(tensors[name]), value, err_msg="an output that is an input is no part of it"
+        )
+
+
+@pytest.mark.tf
+def test_steps_have_inputs_of_their_own_without_gaps(flat, monkeypatch):
+    seen = []
+    simulate = cpu_executable.simulate
+
+    def watched(program, stream_program, values, *rest):
+        seen.extend(values.values())
+        simulate(program, stream_program, values, *rest)
+
+    executable, feeds = ENGINE.build(job(flat, feeds_of())), feeds_of()
+    wanted = executable.step(feeds)
+    monkeypatch.setattr(cpu_executable, "simulate", watched)
+    turned = to_torch(feeds["x"].T.copy()).T
+    found = executable.step({**feeds, "x": turned})
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert len(seen) == len(feeds)
+    assert all(value.is_contiguous() and value.data_ptr() != turned.data_ptr() for value in seen)
+
+
+def labels(tf, v1):
+    city = v1.placeholder(tf.string, [None], name="city")
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    ids = tf.strings.to_hash_bucket_fast(city, 3)
+    eye = np.eye(3, dtype=np.float32)
+    scores = tf.nn.softmax(tf.matmul(x, eye) + tf.gather(tf.constant(eye), ids), name="scores")
+    tf.gather(tf.constant(["cat", "dog", "bird"]), tf.argmax(scores, 1), name="names")
+
+
+def drawn(tf, v1):
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    tf.add(x, v1.random_uniform(tf.shape(x), seed=3), name="drawn")
+
+
+@pytest.mark.tf
+def test_what_runs_on_the_host_gets_its_part_and_gives_arrays():
+    flat = graph_of(labels, outputs=["scores", "names", "city"])
+    feeds = {"city": np.array([b"oslo", b"rom"], object), "x": np.ones((2, 3), np.float32)}
+    fed = {**feeds, "x": to_torch(feeds["x"].copy())}
+    executable = ENGINE.build(job(flat, feeds))
+    wanted, found, there = executable.step(feeds), executable.step(fed), executable.step_on_device(fed)
+    for name in ("names", "city"):
+        assert wanted[name].tolist() == found[name].tolist() == there[name].tolist()
+    np.testing.assert_array_equal(found["scores"], wanted["scores"])
+    np.testing.assert_array_equal(to_numpy(there["scores"]), wanted["scores"])
+
+
+@pytest.mark.tf
+def test_every_step_draws_others_and_from_its_state_the_same():
+    executable = ENGINE.build(job(graph_of(drawn, outputs=["drawn"]), feeds := {"x": np.ones((2, 3), np.float32)}))
+    state = executable.save_state()
+    first, second = executable.step(feeds)["drawn"], executable.step_on_device(feeds)["drawn"].numpy()
+    assert not np.array_equal(first, second)
+    executable.load_state(state)
+    np.testing.assert_array_equal(executable.step_on_device(feeds)["drawn"], first)
+    np.testing.assert_array_equal(executable.step(feeds)["drawn"], second)
+
+
+@pytest.mark.tf
+def test_tensors_of_tensorflow_are_taken_as_they_lie(flat):
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
+    executable, feeds = ENGINE.build(job(flat, feeds_of())), feeds_of()
+    found = executable.step({name: tf.constant(value) for name, value in feeds.items()})
+    for name, value in executable.step(feeds).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    with pytest.raises(EngineError, match="input x was prepared as float32"):
+        executable.step({**feeds, "x": tf.constant("text")})
