@@ -233,7 +233,8 @@ def _predicted(compiled: Compiled, flat: FlatGraph, ids: Any, costs: Costs, labe
 def _device_us(job: Job, compiled: Compiled, ids: Any, costs: Costs) -> float:
     """Median of back-to-back replays by the device's clock; on a CPU the time of a simulated step."""
     program = compiled.program
-    executable = executable_for(job, compiled, plan_for(program, ids, costs), timing_only=job.options.on_gpu)
+    plan = plan_for(program, ids, costs)
+    executable = executable_for(compiled, plan, job.options, ieee=job.ieee, timing_only=job.options.on_gpu)
     try:
         if not job.options.on_gpu:
             start = time.perf_counter()

@@ -3,8 +3,8 @@
     python benchmarks/start.py GRAPHS OUT [--models mmoe:128,densenet121:1] [--old CHECKOUT] [--turns 2]
 
 Each turn gives every checkout an empty cache of its own and starts processes one after the other: the first with nothing kept, the second
-with what the first has kept, and one with effort fast, in another empty cache. Seconds from the start of the interpreter, and what a
-step then takes on the device, µs. Writes OUT/start.json, and prints the table last.
+with what the first has kept, one that builds, likewise, and in empty caches one that opens the build and one with effort fast. Seconds
+from the start of the interpreter, and what a step then takes on the device, µs. Writes OUT/start.json, and prints the table last.
 `--profile` runs the second one once more under Python's profiler and prints where it spent its time.
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MODELS = "mmoe:128,densenet121:1"
+PROCESSES = ("first", "second", "build", "open", "fast")
 STREAMS = 8
 
 
@@ -56,10 +57,10 @@ def main() -> None:
         for turn in range(arguments.turns):
             for version, checkout in list(checkouts.items())[:: 1 if turn % 2 else -1]:
                 cache = arguments.out / f"cache-{name}-{version}"
-                for process in ("first", "second", "fast") if version == "new" else ("first", "second"):
-                    if process != "second":
+                for process in PROCESSES if version == "new" else PROCESSES[:2]:
+                    if process in ("first", "open", "fast"):
                         shutil.rmtree(cache, ignore_errors=True)
-                    effort = "fast" if process == "fast" else "full"
+                    effort = "full" if process in ("first", "second") else process
                     if time.monotonic() < stop and (taken := started(checkout, cache, path, batch, effort)):
                         found[f"{name}:{batch}", version, process].append(taken)
                         print(
@@ -116,8 +117,9 @@ def child(model: str, batch: str, began: str, effort: str, profile: str = "") ->
     mark("load")
     from msplit import api
 
-    flat = api.load(model)
-    how = {} if effort == "full" else {"effort": effort}  # which an older version does not know
+    flat = None if effort == "open" else api.load(model)
+    build = Path(os.environ["XDG_CACHE_HOME"]).with_suffix(".build")
+    how = {"effort": effort} if effort == "fast" else {}  # which an older version does not know
     request = api.BenchRequest(streams=(STREAMS,), engine="cuda", batch=int(batch), compare_tensorflow=False, **how)
     mark("prepare")
     if profile:
@@ -128,6 +130,11 @@ def child(model: str, batch: str, began: str, effort: str, profile: str = "") ->
         runner = profiler.runcall(api.prepare, flat, request)
         for order, rows in (("cumulative", 130), ("tottime", 40)):
             pstats.Stats(profiler).sort_stats(order).print_stats(rows)
+    elif effort in ("build", "open"):
+        if effort == "build":
+            print("   build, bytes:", api.build(flat, build, request, force=True))
+            mark("open")
+        runner = api.open(build)
     else:
         runner = api.prepare(flat, request)
     mark("first step")
@@ -149,7 +156,7 @@ def table(found: dict[tuple[str, str, str], list[dict[str, float]]]) -> str:
     parts = list(dict.fromkeys(part for rows in found.values() for row in rows for part in row))
     lines = [f"| model | version | process | {' | '.join(parts)} |", f"| --- | --- | --- |{' ---: |' * len(parts)}"]
     for (model, version, process), rows in found.items():
-        cells = [f"{statistics.median(row[part] for row in rows):.2f}" for part in parts]
+        cells = [f"{statistics.median(row.get(part, 0.0) for row in rows):.2f}" for part in parts]
         sums = [row["in all"] for row in rows]
         cells[parts.index("in all")] += f" ({min(sums):.2f} to {max(sums):.2f})"
         lines.append(f"| {model} | {version} | {process} | {' | '.join(cells)} |")

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from msplit.decide.kernels import Chooser
     from msplit.engines.cuda.engine import CompiledVariant
     from msplit.measure.benchmark import Bench, bench
+    from msplit.measure.build import Build, build, open
     from msplit.measure.comparison import Compared
-    from msplit.measure.execution import Runner, prepare
+    from msplit.measure.execution import prepare
     from msplit.measure.function import CompiledFunction, compile
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
+    from msplit.measure.runner import Runner
     from msplit.measure.tuning import Tuned, TuneSettings
     from msplit.schedule.search.search import Device
 
@@ -45,6 +47,7 @@ __all__ = [
     "Assigned",
     "Bench",
     "BenchRequest",
+    "Build",
     "Compared",
     "CompiledFunction",
     "Runner",
@@ -55,11 +58,13 @@ __all__ = [
     "analyze",
     "assign",
     "bench",
+    "build",
     "check_places",
     "compare",
     "compile",
     "emit",
     "load",
+    "open",
     "prepare",
     "price",
     "save",
@@ -69,8 +74,11 @@ __all__ = [
 _LATER = {
     "Bench": "msplit.measure.benchmark",
     "bench": "msplit.measure.benchmark",
+    "Build": "msplit.measure.build",
+    "build": "msplit.measure.build",
+    "open": "msplit.measure.build",
     "Compared": "msplit.measure.comparison",
-    "Runner": "msplit.measure.execution",
+    "Runner": "msplit.measure.runner",
     "prepare": "msplit.measure.execution",
     "CompiledFunction": "msplit.measure.function",
     "compile": "msplit.measure.function",

@@ -199,14 +199,18 @@ def command(
 ) -> int:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
 
-    What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model.
+    What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model. MODEL may be a build: it is opened,
+    verified, and measured beside one stream of the same kernels.
     """
     from msplit.decide.export import check_places
+    from msplit.formats import build
     from msplit.measure.benchmark import bench
     from msplit.measure.sweep import sweep
     from msplit.measure.tuning import write
     from msplit.report import benchmark
 
+    if build.is_build(model):
+        return _bench_build(model, measured, run.seed, asked.style)
     _refuse(run, work, tuning, asked, beside)
     then = beside.load()
     given = work.arguments()
@@ -245,6 +249,30 @@ def command(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
     return comparing.show(flat, shown, then, beside.limit, asked.style)
+
+
+_OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
+"""What can be asked of a build: the rest was settled when it was made."""
+
+
+def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
+    """Measures a build. Exit code 1 where its outputs are wrong."""
+    from msplit.measure.build_bench import bench_build
+    from msplit.measure.results import Settings
+    from msplit.report import build as report
+
+    context = click.get_current_context()
+    for name in context.params:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and name not in _OF_A_BUILD:
+            option = next(one.opts[0] for one in context.command.params if one.name == name)
+            raise click.UsageError(f"{option} is for a model: {path} is a build, where all of that is settled.")
+    if style == "csv":
+        raise click.UsageError("A build has no rows for csv: give --format json.")
+    with telling() as tell:
+        command = ("msplit", *sys.argv[1:])
+        found = bench_build(path, Settings(**vars(measured), seed=seed), command=command, progress=tell)
+    options.show(style, "build_bench", report.bench_document(path, found), lambda: report.bench_payload(path, found))
+    return int(found.failed)
 
 
 def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: comparing.Beside) -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "analyze": "What is independent in a model, and what streams could gain.",
     "assign": "Assign stream ids by rules and write the annotated model.",
     "bench": "Run a model on its streams, verify the outputs, report the gain.",
+    "build": "Compile a model once, and keep it ready to run.",
     "check": "Is a model's annotation valid, whole, safe, and still worth it?",
     "diff": "What changed between two annotated models.",
     "doctor": "What this machine can do, and why not more.",
@@ -44,6 +45,7 @@ EXAMPLES = {
         "msplit bench model.pb --rules auto --streams 16 --batch 1,8,32,128 --plot sweep.svg",
         "msplit bench model.pb --batch 128 --baseline old.json --fail-if-slower 5%",
     ),
+    "build": ("msplit build model.pb --batch 1,8,32 -o model.build",),
     "check": (
         "msplit check annotated.pb --fail-on warning",
         "msplit check models/*.pb --baseline known.json",

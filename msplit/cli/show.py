@@ -16,10 +16,19 @@ from msplit.cli import options
 def command(model: Path, everything: bool, style: str) -> None:
     """Show what is in MODEL's file: tag sets, signatures, inputs, outputs, functions. The model is not executed.
 
-    It says what --tag, --signature, --inputs, --outputs, --shape and --function of other commands can name.
+    It says what --tag, --signature, --inputs, --outputs, --shape and --function of other commands can name. Of a build it shows what
+    it runs, what for, and how fast that was.
     """
     from msplit import formats
+    from msplit.formats import build
     from msplit.report import contents
 
+    if build.is_build(model):
+        from msplit.measure.build import Build
+        from msplit.report import build as report
+
+        made = Build(model, build.read(model))
+        options.show(style, "build", report.document(made), lambda: report.payload(made))
+        return
     found = formats.contents(model)
     options.show(style, "show", contents.document(found, everything=everything), lambda: contents.payload(found))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msplit.errors import LoadError
 from msplit.formats import wire
+from msplit.formats.build import MANIFEST, WEIGHTS
 from msplit.formats.model import Format
 from msplit.formats.source import Buffer, opened, reported
 
@@ -83,6 +84,9 @@ def _main_file(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     inside = sorted(entry.name for entry in folder.iterdir())
+    if {MANIFEST, WEIGHTS} <= set(inside):
+        fix = "give the model that it was made from, which `msplit show` names; builds are for `msplit bench` and `msplit.open`"
+        raise LoadError("this is a build, not a model", where=str(folder), fix=fix)
     hint = next((name for name in inside if name.endswith((".meta", ".pb", ".pbtxt")) and name != FINGERPRINT), None)
     below = next((entry for entry in inside if (folder / entry / SAVED_MODEL_FILES[0]).exists()), None)
     if below:

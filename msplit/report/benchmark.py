@@ -9,7 +9,7 @@ from typing import Any
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits
 from msplit.measure.benchmark import Bench
-from msplit.measure.results import VariantResult
+from msplit.measure.results import BenchResult, VariantResult
 from msplit.report import bounds, layers, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
@@ -22,8 +22,8 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     result = found.result
     facts = [
         ("engine", f"{found.engine}: {found.why}"),
-        ("machine", _machine(result.environment)),
-        ("verified", _verified(result.variants)),
+        ("machine", machine(result.environment)),
+        ("verified", verified(result.variants)),
     ]
     hidden = {layer.before for layer in found.layers} - {result.baseline, *(layer.label for layer in found.layers[:1])}
     tables = [
@@ -52,7 +52,8 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     )
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
+def machine(environment: Mapping[str, Any]) -> str:
+    """GPUs and processor."""
     cpu = environment.get("cpu") or {}
     cores = cpu.get("usable_cores")
     processor = (cpu.get("model") or "unknown CPU") + (f", {plural(cores, 'core')}" if cores else "")
@@ -68,6 +69,11 @@ def _on_the_host(variants: Sequence[VariantResult]) -> list[str]:
     return [
         f"{plural(nodes, 'node')} of the model {'runs' if nodes == 1 else 'run'} {where}: only the host's clock has them."
     ]
+
+
+def times_and_gains(result: BenchResult) -> list[Table]:
+    """What a step takes, and how many times faster it is."""
+    return [_times(result.variants), *_gains(result.variants, ())]
 
 
 def _sentence(text: str) -> str:
@@ -89,7 +95,8 @@ def _grouped(warnings: Sequence[str], labels: Sequence[str]) -> list[str]:
     return lines
 
 
-def _verified(variants: Sequence[VariantResult]) -> str:
+def verified(variants: Sequence[VariantResult]) -> str:
+    """What outputs were held against, in a sentence."""
     checks = [check for variant in variants for check in variant.checks]
     wrong = [variant.label for variant in variants if variant.failed]
     if wrong:

@@ -157,6 +157,15 @@ def test_candidates_that_were_measured() -> None:
     validate("assign", json.loads(jsonio.dumps("assign", candidates.payload(found))))
 
 
+def test_builds(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    made = ["build", str(MMOE), "--batch", "1,4", "--device", "cpu", "--streams", "2", "-o", str(tmp_path / "build")]
+    validate("build", json.loads(fine(*made, "--format", "json").out))
+    validate("build", json.loads(fine("show", str(tmp_path / "build"), "--format", "json").out))
+    measured = fine("bench", str(tmp_path / "build"), "--duration", "0.05", "--format", "json", "--builds", "1")
+    validate("build_bench", json.loads(measured.out))
+
+
 def test_every_command_that_prints_json_has_a_schema() -> None:
     text = "".join(path.read_text("utf-8") for path in (ROOT / "msplit" / "cli").glob("*.py"))
     commands = set(re.findall(r'show\(\s*style,\s*"(\w+)"', text))

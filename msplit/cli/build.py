@@ -1,0 +1,131 @@
+"""`msplit build`: compile once, keep, open in a second or two."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from msplit.cli import options
+from msplit.cli.bench import Sweep
+from msplit.progress import telling
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What is chosen from, and how."""
+
+    streams: int
+    ruleset: str | None
+    effort: str
+    no_capture: bool
+    no_fuse: bool
+    no_group: bool
+    reference: Path | None
+    plan: Path | None
+    tune: bool
+    tune_seconds: float
+    max_memory: float
+    device: str
+
+
+@click.command()
+@options.model_options
+@click.option("-o", "--output", type=options.PATH, required=True, help="The folder to make.")
+@click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
+@click.option(
+    "--rules",
+    "ruleset",
+    shell_complete=options.complete_rules,
+    help="Rules for a graph without ids (default: auto), or in place of its ids.",
+)
+@options.run_options
+@click.option(
+    "--effort",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    show_default=True,
+    help="fast times no kernel and compiles none.",
+)
+@click.option("--no-capture", is_flag=True, help="Launch kernel by kernel instead of one CUDA graph.")
+@click.option("--no-fuse", is_flag=True, help="No kernels for groups of pointwise ops.")
+@click.option("--no-group", is_flag=True, help="Do not batch alike branches.")
+@click.option("--reference", type=options.PATH, help="Verify against this .npz instead of TensorFlow on the CPU.")
+@click.option("--plan", type=options.PATH, help="Run the plan that `msplit bench --plan-out` wrote.")
+@click.option("--tune", is_flag=True, help="Search for the fastest plan by measuring.")
+@click.option(
+    "--tune-seconds", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds that --tune may search."
+)
+@click.option(
+    "--max-memory",
+    default=1.5,
+    show_default=True,
+    type=click.FloatRange(1),
+    metavar="RATIO",
+    help="--tune takes no plan that needs more than so many times the memory of one stream.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    type=options.Numbers(click.IntRange(1)),
+    help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32: they share weights and memory.",
+)
+@options.shape_option
+@options.gpu_option(default=None)
+@options.profile_option
+@options.record_option
+@click.option("--force", is_flag=True, help="Replace an existing folder.")
+@options.format_option
+@options.together(run=options.Execution, kernels=Kernels, work=Sweep)
+def command(
+    model: Path,
+    choice: options.Choice,
+    output: Path,
+    run: options.Execution,
+    kernels: Kernels,
+    work: Sweep,
+    force: bool,
+    style: str,
+) -> None:
+    """Compile MODEL for this GPU, verify it, and keep all that it takes to run: `msplit.open` has it running in a second or two.
+
+    A build holds machine code, weights, streams and what it was made for. This executes the model.
+    """
+    from msplit.measure.build import build
+    from msplit.measure.request import BenchRequest
+    from msplit.measure.tuning import TuneSettings
+    from msplit.report import build as report
+
+    if kernels.tune and (kernels.effort == "fast" or kernels.no_capture):
+        raise click.UsageError("--tune measures CUDA graphs: leave --effort fast and --no-capture out.")
+    if kernels.tune and kernels.plan is not None:
+        raise click.UsageError("--tune finds a plan, and --plan gives one: leave one of the two out.")
+    request = BenchRequest(
+        streams=(kernels.streams,),
+        ruleset=kernels.ruleset,
+        engine="cuda",
+        effort=kernels.effort,
+        capture=not kernels.no_capture,
+        fuse=not kernels.no_fuse,
+        group=not kernels.no_group,
+        reference=kernels.reference,
+        plan=kernels.plan,
+        tune=TuneSettings(kernels.tune_seconds, kernels.max_memory, seed=run.seed) if kernels.tune else None,
+        device=kernels.device,
+        command=("msplit", *sys.argv[1:]),
+        **work.arguments(),
+        **run.arguments(),
+    )
+    flat = choice.load(model, record=not work.no_record)
+    with telling() as tell:
+        made = build(flat, output, request, batches=work.several, force=force, progress=tell)
+    options.show(style, "build", report.document(made), lambda: report.payload(made))

@@ -1,0 +1,277 @@
+"""A build: a folder with a model that is compiled for one GPU, and a manifest that says what is in it.
+
+    manifest.json   what it was made of and for, how fast it was, and the hash of every other file
+    weights.bin     all constants, each block of memory once
+    1.json          what runs at one batch: ops, kernels, streams; a file per batch
+    1.npz           inputs and outputs of one step of it, to verify it with
+    kernels/        machine code
+
+It is a program: what opens it runs the machine code. So nothing of it is read where somebody else could write to it, and everything is
+held against its hash before it is looked at. It holds no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from msplit.errors import LoadError, MsplitError, WriteError
+from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
+from msplit.formats.special import open_regular
+from msplit.formats.text import JsonValue
+from msplit.formats.trust import writers
+
+VERSION = 1
+MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels"
+
+_LARGEST_MANIFEST = 64 << 20
+_REMAKE = "build it anew: msplit build MODEL -o DIR --force"
+_NAME = re.compile(r"(kernels/)?[0-9A-Za-z_.-]+")
+_LARGEST = 1 << 50
+_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What is ready for one batch.
+
+    Attributes:
+        batch: Rows of a step; None where the model's inputs have shapes of their own.
+        inputs: Shape of each input.
+        program: File with what runs.
+        reference: File with inputs and outputs of one step.
+        streams: How many do something.
+        kernels: Of a step.
+        step_us: Median of a step by the device's clock; None where there is no such clock.
+        host_us: Of a step with its inputs and outputs.
+    """
+
+    batch: int | None
+    inputs: Mapping[str, tuple[int, ...]]
+    program: str
+    reference: str
+    streams: int
+    kernels: int
+    step_us: float | None
+    host_us: float | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a build says of itself.
+
+    Attributes:
+        made_for: Versions, GPU and driver, by name.
+        model: What it was built from.
+        digest: SHA-256 of that model's graph.
+        label: What runs, as a bench calls it.
+        why: Why that was chosen.
+        notes: What is worth knowing of it.
+        ieee: Whether products are in IEEE float32.
+        capture: Whether a step is one CUDA graph.
+        measured: Whether kernels were chosen by timing them; otherwise nothing was compiled.
+        outputs: Names of the outputs, in order.
+        computed: Output -> the coarser type that it was computed in, as `verification.computed_in` has it.
+        rows: Of inputs and of outputs, how many entries of the leading dimension belong to a row (0: it has no rows), where rows are
+            independent; None where that was not shown.
+        mixes: Why it was not.
+        rungs: By ascending batch.
+        preparation: Seconds that building took, by what was done.
+        files: Name -> bytes and SHA-256.
+    """
+
+    made_for: Mapping[str, str]
+    model: str
+    digest: str
+    label: str
+    why: str
+    notes: tuple[str, ...]
+    ieee: bool
+    capture: bool
+    measured: bool
+    outputs: tuple[str, ...]
+    computed: Mapping[str, str]
+    rows: tuple[Mapping[str, int], Mapping[str, int]] | None
+    mixes: str
+    rungs: tuple[Rung, ...]
+    preparation: Mapping[str, float]
+    files: Mapping[str, tuple[int, str]]
+
+
+def write(
+    path: str | os.PathLike[str],
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+    weights: Iterable[memoryview],
+    *,
+    force: bool = False,
+) -> Manifest:
+    """Writes a build, whole or not at all. Only `force` replaces what is there. What the manifest says of files is filled in.
+
+    Raises:
+        WriteError: It can not be written; what stood there before is unharmed.
+    """
+    check_place(path, force=force)
+    written: list[Manifest] = []
+
+    def fill(folder: Path) -> None:
+        (folder / KERNELS).mkdir()
+        for name, data in files.items():
+            write_new_file(folder / name, data, None, 0o644)
+        write_pieces(folder / WEIGHTS, weights, None, 0o644)
+        for place in (folder, folder / KERNELS):  # others may read it, and nobody else may write to it
+            os.chmod(place, stat.S_IMODE(place.stat().st_mode) & ~0o022)
+        listed = {name: _hash(folder / name) for name in sorted([*files, WEIGHTS])}
+        said = {"kind": "build", "schema_version": VERSION, **asdict(manifest), "files": listed}
+        text = json.dumps(said, indent=1, sort_keys=True)
+        write_new_file(folder / MANIFEST, text.encode() + b"\n", None, 0o644)
+        written.append(_manifest(JsonValue.parse(text, str(path), what="build", fix=_REMAKE)))
+
+    write_folder_atomic(Path(path), fill, force=force)
+    return written[0]
+
+
+def check_place(path: str | os.PathLike[str], *, force: bool) -> None:
+    """Refuses a place that a build can not be written to, before any work is done for it.
+
+    Raises:
+        WriteError: Something is there that is no build, or a build that must stay, or there is no folder that can be written to.
+    """
+    check_target(Path(path), force=force)
+    if os.path.lexists(path) and not is_build(path):
+        raise WriteError(
+            "is there, and is no build", where=str(path), fix="give the name of a folder that is not there yet"
+        )
+
+
+def is_build(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder with a manifest."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def read(path: str | os.PathLike[str]) -> Manifest:
+    """What a build says of itself. Nothing of it is verified: see `verify`.
+
+    Raises:
+        LoadError: It can not be read, or is none.
+    """
+    where = str(path)
+    try:
+        value = JsonValue.read(Path(path) / MANIFEST, _LARGEST_MANIFEST, what="build", fix=_REMAKE)
+        return _manifest(value)
+    except LoadError:
+        raise
+    except MsplitError as problem:
+        raise LoadError(problem.what, where=problem.where or where, fix=problem.fix or _REMAKE) from None
+
+
+def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
+    """Refuses a build that somebody else could have changed, or whose files are not those that its manifest names.
+
+    Raises:
+        LoadError: That.
+    """
+    folder = Path(path)
+    for place in (folder, folder / KERNELS):
+        try:
+            why = writers(place)
+        except (OSError, RuntimeError) as problem:
+            why = str(problem)
+        if why:
+            raise LoadError(
+                f"the build is not opened, for it is a program and {why}",
+                where=str(path),
+                fix="take their right to write away (chmod -R go-w), or copy it to a folder of your own",
+            )
+    for name, expected in manifest.files.items():
+        try:
+            info = (folder / name).lstat()
+            if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o022 or info.st_uid not in (0, os.getuid()):
+                raise LoadError(
+                    f"{name} is not opened, for it is part of a program and somebody else may write to it, or it is no regular file",
+                    where=str(path),
+                    fix="take their right to write away (chmod -R go-w), or copy it to a folder of your own",
+                )
+            found = _hash(folder / name)
+        except OSError as error:
+            raise LoadError(f"{name} can not be read: {error.strerror}", where=str(path), fix=_REMAKE) from None
+        if found != expected:
+            raise LoadError(
+                f"{name} is not what was built: it was changed, or is damaged", where=str(path), fix=_REMAKE
+            )
+
+
+def _hash(path: Path) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(_AT_ONCE):
+            digest.update(piece)
+        return file.tell(), digest.hexdigest()
+
+
+def _manifest(value: JsonValue) -> Manifest:
+    value = value.of_version("build", VERSION)
+    value = value.object(("kind", "schema_version", *Manifest.__dataclass_fields__))
+    files = {name: _file_of(one) for name, one in value.at("files").entries()}
+    rungs = tuple(_rung_of(one) for one in value.at("rungs").items())
+    wanted = {WEIGHTS, *(name for rung in rungs for name in (rung.program, rung.reference))}
+    if not rungs or not wanted <= set(files) or not all(_NAME.fullmatch(name) and ".." not in name for name in files):
+        raise value.wrong("does not name the files of a build")
+    return Manifest(
+        made_for=_texts(value.at("made_for")),
+        model=value.at("model").text(),
+        digest=value.at("digest").text(),
+        label=value.at("label").text(),
+        why=value.at("why").text(),
+        notes=tuple(one.text() for one in value.at("notes").items()),
+        ieee=value.at("ieee").flag(),
+        capture=value.at("capture").flag(),
+        measured=value.at("measured").flag(),
+        outputs=tuple(one.text() for one in value.at("outputs").items()),
+        computed=_texts(value.at("computed")),
+        rows=value.at("rows").or_none(_rows_of),
+        mixes=value.at("mixes").text(),
+        rungs=rungs,
+        preparation={name: one.number() for name, one in value.at("preparation").entries()},
+        files=files,
+    )
+
+
+def _texts(value: JsonValue) -> dict[str, str]:
+    return {name: one.text() for name, one in value.entries()}
+
+
+def _file_of(value: JsonValue) -> tuple[int, str]:
+    size, digest = value.items()
+    return size.whole(0, _LARGEST), digest.sha256()
+
+
+def _rows_of(value: JsonValue) -> tuple[dict[str, int], dict[str, int]]:
+    inputs, outputs = ({name: one.whole(0, 1 << 40) for name, one in ends.entries()} for ends in value.items())
+    return inputs, outputs
+
+
+def _rung_of(value: JsonValue) -> Rung:
+    value = value.object(tuple(Rung.__dataclass_fields__))
+    return Rung(
+        value.at("batch").or_none(lambda one: one.whole(1)),
+        {name: tuple(size.whole() for size in shape.items()) for name, shape in value.at("inputs").entries()},
+        value.at("program").text(),
+        value.at("reference").text(),
+        value.at("streams").whole(0, 1 << 20),
+        value.at("kernels").whole(),
+        value.at("step_us").or_none(lambda one: one.number()),
+        value.at("host_us").or_none(lambda one: one.number()),
+    )
+
+
+def to_dict(manifest: Manifest) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(manifest)

@@ -1,0 +1,368 @@
+"""Builds: a model that is compiled once, kept on the disk with all that it takes to run, and ready again in a second or two."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import formats
+from msplit.analysis.rows import independent_rows
+from msplit.decide.model import opened
+from msplit.decide.shown import Facts, Shown
+from msplit.engines.base import Arrays, Executable
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.coverage import cover
+from msplit.errors import EngineError, LoadError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import build as files
+from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
+from msplit.inputs.reference import Reference, load_reference, packed_reference
+from msplit.measure.execution import Ready, make_ready, runner_of
+from msplit.measure.ladder import Ladder
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Check
+from msplit.measure.runner import Runner
+from msplit.measure.verification import compare, computed_in
+from msplit.progress import Progress, phase, prepared, silent, timing
+
+STEPS = 30
+"""Steps that tell how fast a build is."""
+
+LARGEST_REFERENCE = 4 << 20
+"""Bytes of inputs that a build keeps for each batch, to verify it with."""
+
+_ITSELF = "itself, when it was built"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Build(Shown):
+    """A build on the disk.
+
+    Attributes:
+        path: Its folder.
+        manifest: What it says of itself.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files but the manifest."""
+        return sum(size for size, _ in self.manifest.files.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of its weights."""
+        return self.manifest.files[WEIGHTS][0]
+
+    def _facts(self) -> Facts:
+        batches = ", ".join(str(rung.batch) for rung in self.manifest.rungs if rung.batch is not None)
+        return [("build", str(self.path)), ("runs", self.manifest.label), ("batches", batches or "as the model says")]
+
+
+def build(
+    flat: FlatGraph | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    request: BenchRequest | None = None,
+    *,
+    batches: Sequence[int] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Build:
+    """Makes a model ready to run, as `prepare` does, and keeps it: `msplit.open` has it running again in a second or two.
+
+    This executes the model.
+
+    Args:
+        flat: From `load`, or where the model is.
+        path: A folder to make.
+        request: As for `prepare`; cuda engine only. Here it may ask for tuning.
+        batches: Sizes of unknown leading dimensions, in place of the request's one: each is compiled by itself, with the same weights.
+        force: Whether to replace what is there.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model, or its outputs are not those of the reference, or a build can not hold it.
+        WriteError: The folder can not be written. What was there before is unharmed.
+    """
+    request = replace(request or BenchRequest(), engine="cuda")
+    flat, path = opened(flat), Path(path)
+    files.check_place(path, force=force)
+    for each in batches:
+        if each < 1:
+            raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")
+    wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
+    found = cover(flat, build=False)
+    if host := sorted({*found.host, *found.behind}):
+        raise EngineError(
+            f"a part of the model runs on the host ({', '.join(host[:5])}), and a build holds only what runs on the GPU",
+            fix="prepare it with `msplit.prepare`, or cut that part off with --inputs and --outputs",
+        )
+    if len(wanted) > 1 and request.reference is not None:
+        raise MsplitError("a reference is for one batch", fix="build one batch with it")
+    weights, packed, rungs = cuda.Weights(), dict[str, bytes](), list[Rung]()
+    chosen: list[tuple[str, str, tuple[str, ...]]] = []
+    with timing() as phases:
+        for number, batch in enumerate(wanted, 1):
+            ready = make_ready(flat, replace(request, batch=batch), progress=progress)
+            with ready.runner as runner:
+                (progress or silent)("packing", number / len(wanted))
+                with phase("packing"):
+                    one = cuda.pack_rung(ready.chosen.job, runner.executable, weights)
+                    feeds = ready.chosen.job.feeds
+                    reference = _reference(ready)
+                    packed |= {f"{KERNELS}/{name}": data for name, data in one.kernels.items()}
+                    packed[f"{number}.json"] = one.program
+                    packed[f"{number}.npz"] = packed_reference(reference)
+                rungs.append(_rung(number, batch, runner, feeds))
+                chosen.append((runner.label, ready.why, runner.notes))
+            cuda.ENGINE.forget(flat)
+            if number > 1 and rungs[-1].inputs == rungs[0].inputs:
+                raise MsplitError(
+                    "the model's inputs have the same shapes at every batch", fix="build it without --batch"
+                )
+    prepared()
+    rows, mixes = _rows(flat, request)
+    label, why, _ = chosen[-1]
+    manifest = Manifest(
+        made_for=cuda.made_for(request.device),
+        model=str(flat.model.path),
+        digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
+        label=label,
+        why=why,
+        notes=tuple(dict.fromkeys(note for _, _, told in chosen for note in told)),
+        ieee=request.ieee,
+        capture=request.capture,
+        measured=not request.is_fast,
+        outputs=tuple(output.name for output in flat.outputs),
+        computed=computed_in(flat),
+        rows=rows,
+        mixes=mixes,
+        rungs=tuple(rungs),
+        preparation={one.phase: one.seconds for one in phases.stop().phases},
+        files={},
+    )
+    return Build(path, files.write(path, manifest, packed, weights.pieces(), force=force))
+
+
+def _reference(ready: Ready) -> Reference:
+    """What a step gives: as the reference has it, where its inputs are small; else what this one gives, which is verified, for a few rows.
+
+    The rows are repeated when it is read.
+    """
+    feeds, known = ready.chosen.job.feeds, ready.setup.reference
+    if sum(value.nbytes for value in feeds.values()) <= LARGEST_REFERENCE:
+        return known or Reference(feeds, ready.runner.step(feeds), _ITSELF)
+    few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}
+    whole = {name: np.resize(value, feeds[name].shape) for name, value in few.items()}
+    return Reference(few, ready.runner.step(whole), _ITSELF)
+
+
+def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
+    """As many rows as there are in so many bytes, but one at least."""
+    if not value.ndim or value.nbytes <= most:
+        return value
+    return value[: max(most * len(value) // value.nbytes, 1)]
+
+
+def _rows(flat: FlatGraph, request: BenchRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
+    """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
+    try:
+        found = independent_rows(flat, shapes=request.shapes)
+        found.check()
+    except MsplitError as problem:
+        return None, "; ".join([problem.what, *problem.details])
+    return (found.inputs, found.outputs), ""
+
+
+def _rung(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Rung:
+    with phase("timing steps"):
+        times = runner.executable.device_times(STEPS) if runner.facts.get("captured") else None
+        host = []
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            runner.executable.step(feeds)
+            host.append(time.perf_counter() - start)
+    return Rung(
+        batch=batch,
+        inputs={name: value.shape for name, value in feeds.items()},
+        program=f"{number}.json",
+        reference=f"{number}.npz",
+        streams=int(runner.facts.get("streams", 1)),
+        kernels=int(runner.facts.get("kernels", 0)),
+        step_us=statistics.median(times) * 1e6 if times else None,
+        host_us=statistics.median(host) * 1e6,
+    )
+
+
+def open(
+    path: str | os.PathLike[str], *, strict: bool = False, verify: bool = True, progress: Progress | None = None
+) -> Runner:
+    """Makes a build run.
+
+    A build is a program: it holds machine code, and runs. Open none that you have not made or do not trust; see `docs/security.md`.
+
+    Args:
+        path: The folder that `build` made.
+        strict: Refuse a build that was made for another GPU or other versions. Otherwise its kernels are chosen and compiled anew, which
+            takes as long as the first time; weights, ops and streams stay.
+        verify: Run one step of each batch and hold it against the outputs that the build has.
+        progress: Told what is being done.
+
+    Raises:
+        LoadError: It is no build, is damaged, or somebody else may write to it.
+        EngineError: It can not run here, or gives other outputs than it should.
+    """
+    tell = progress or silent
+    with timing() as phases:
+        tell("reading the build", 0.0)
+        ready = running(path, strict=strict)
+        manifest, references = ready.manifest, ready.references
+        executable: Executable = ready.ladder if len(ready.rungs) > 1 else next(iter(ready.rungs.values()))
+        try:
+            checks = []
+            if verify:
+                for number, (rung, one) in enumerate(zip(manifest.rungs, ready.rungs.values(), strict=True)):
+                    tell("verifying", number / len(manifest.rungs))
+                    with phase("verifying outputs"):
+                        checks.append(_verified(one, references[rung.program], manifest))
+        except BaseException:
+            executable.close()
+            raise
+        prepared()
+    unverified = () if verify else ("outputs were not verified when the build was opened",)
+    runner = runner_of(
+        executable,
+        references[manifest.rungs[-1].program].feeds,
+        label=manifest.label,
+        why=f"{os.fspath(path)} is a build for it",
+        outputs=manifest.outputs,
+        checks=tuple(checks),
+        notes=(*manifest.notes, *ready.notes, *unverified),
+    )
+    runner.preparation = phases.stop()
+    return runner
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A build that runs.
+
+    Attributes:
+        rungs: By program, what runs.
+        references: By program, inputs and outputs of one step.
+        ladder: All rungs as one.
+        notes: What differs from what it was made for.
+        opened: What makes its rungs run.
+        restored: By program, what it makes run.
+    """
+
+    manifest: Manifest
+    rungs: Mapping[str, Executable]
+    references: Mapping[str, Reference]
+    ladder: Ladder
+    notes: tuple[str, ...]
+    opened: cuda.Opened
+    restored: Mapping[str, cuda.Restored]
+
+
+def running(path: str | os.PathLike[str], *, strict: bool = False) -> Running:
+    """See `open`, which verifies it, too."""
+    folder = Path(path)
+    with phase("reading the build"):
+        manifest = files.read(folder)
+        files.verify(folder, manifest)
+    device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
+    if device == "cuda" and (why := cuda.ENGINE.unavailable()):
+        raise EngineError(f"the build can not run here: {why}", where=str(folder), fix="see `msplit doctor`")
+    differs = _differences(manifest.made_for, cuda.made_for(device))
+    serious = {name: text for name, text in differs.items() if name not in cuda.HARMLESS}
+    if serious and strict:
+        raise EngineError(
+            f"the build is for another machine: {'; '.join(serious.values())}",
+            where=str(folder),
+            fix="build it here, or open it without `strict`: its kernels are then chosen and compiled anew",
+        )
+    notes = [f"the build was made elsewhere ({'; '.join(differs.values())})"] if differs else []
+    if serious:
+        notes[0] += ": its kernels were chosen and compiled anew"
+    rungs = dict[str, Executable]()
+    try:
+        with phase("loading weights"):
+            memory = np.fromfile(folder / WEIGHTS, np.uint8)
+            opened = cuda.Opened(memory, folder / KERNELS, device, fits=not serious)
+        restored, references = {}, dict[str, Reference]()
+        for rung in manifest.rungs:
+            with phase("loading kernels"):
+                program = (folder / rung.program).read_bytes()
+                found = references[rung.program] = _whole(
+                    load_reference(folder / rung.reference), rung, manifest.computed
+                )
+                restored[rung.program] = opened.restore(program, found.feeds)
+        for rung in reversed(manifest.rungs):  # the largest first: the others find room in its memory
+            rungs[rung.program] = opened.run(
+                restored[rung.program], ieee=manifest.ieee, capture=manifest.capture, measured=manifest.measured
+            )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as problem:
+        _close(rungs)
+        raise LoadError(
+            f"the build is damaged: {type(problem).__name__}", where=str(folder), fix="build it anew, with --force"
+        ) from problem
+    except BaseException:
+        _close(rungs)
+        raise
+    rungs = {rung.program: rungs[rung.program] for rung in manifest.rungs}
+    ladder = Ladder(
+        {rung.batch or 0: rungs[rung.program] for rung in manifest.rungs},
+        manifest.rows,
+        manifest.mixes,
+        list(references[manifest.rungs[0].program].feeds),
+    )
+    return Running(manifest, rungs, references, ladder, tuple(notes), opened, restored)
+
+
+def _whole(reference: Reference, rung: Rung, computed: Mapping[str, str]) -> Reference:
+    """A reference with its rows repeated, where only a few were kept."""
+    feeds = {name: np.resize(value, rung.inputs[name]) for name, value in reference.feeds.items()}
+    return replace(reference, feeds=feeds, computed=computed)
+
+
+def _close(rungs: Mapping[str, Executable]) -> None:
+    for executable in rungs.values():
+        executable.close()
+
+
+def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """What a build was made for and is not here, in words."""
+    names = {**there, **here}
+    return {
+        name: f"{name} {there.get(name) or 'none'}, here {here.get(name) or 'none'}"
+        for name in names
+        if there.get(name, "") != here.get(name, "")
+    }
+
+
+def _verified(executable: Executable, reference: Reference, manifest: Manifest) -> Check:
+    """One step against its reference.
+
+    Raises:
+        EngineError: It gives other outputs.
+    """
+    ieee = manifest.ieee or manifest.made_for.get("device") == "cpu"
+    found = compare(executable.step(reference.feeds), reference.outputs, ieee=ieee, computed=reference.computed)
+    if not found.passed:
+        raise EngineError(
+            f"the build gives other outputs than {reference.source}:",
+            details=found.describe().splitlines(),
+            fix="build it anew, with --force",
+        )
+    return Check(reference.source, "ieee" if ieee else "tf32", 1, found)

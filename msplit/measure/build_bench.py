@@ -1,0 +1,102 @@
+"""How fast a build is, beside one stream of the same kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.base import Executable, Job
+from msplit.engines.cuda.options import EngineOptions
+from msplit.formats.build import Manifest
+from msplit.measure.ablation import plural
+from msplit.measure.build import Running, running
+from msplit.measure.measure import bench
+from msplit.measure.results import BenchResult, Settings
+from msplit.measure.verified import Variant
+from msplit.progress import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class BuildBench:
+    """A measured build.
+
+    Attributes:
+        results: By batch, None where the model's inputs have shapes of their own.
+        notes: What differs from what it was made for.
+    """
+
+    manifest: Manifest
+    results: tuple[tuple[int | None, BenchResult], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether outputs are wrong."""
+        return any(result.failed for _, result in self.results)
+
+
+@dataclass(frozen=True, eq=False)
+class _OneRung:
+    """See `engines.base.Engine`: builds one batch of a build."""
+
+    build_of: Running
+    program: str
+    one_stream: bool
+    name: str = "cuda"
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def build(self, job: Job) -> Executable:
+        manifest, opened = self.build_of.manifest, self.build_of.opened
+        restored = self.build_of.restored[self.program]
+        options: dict[str, Any] = {"ieee": job.ieee, "capture": manifest.capture, "measured": manifest.measured}
+        return opened.run(restored, **options, one_stream=self.one_stream)
+
+
+def bench_build(
+    path: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> BuildBench:
+    """Opens a build, verifies and measures each of its batches, and one stream of the same kernels beside it.
+
+    Raises:
+        LoadError: It is no build, is damaged, or somebody else may write to it.
+        EngineError: It can not run here.
+    """
+    opened = running(path)
+    opened.ladder.close()  # what is measured is built again, each batch by itself
+    settings, manifest = settings or Settings(), opened.manifest
+    found = []
+    for rung in manifest.rungs:
+        reference = opened.references[rung.program]
+        one = f"msplit, 1 stream of {plural(rung.kernels, 'kernel')}"
+        job = Job(
+            flat=None,  # type: ignore[arg-type]  # a build has no graph: the reference says what verification needs
+            ids=np.zeros(0, np.int32),
+            streams=1,
+            feeds=reference.feeds,
+            ieee=manifest.ieee,
+            options=EngineOptions(device=opened.opened.device, measure=False),
+        )
+        variants = [Variant(one, _OneRung(opened, rung.program, True), job)]
+        if rung.streams > 1:
+            engine = _OneRung(opened, rung.program, False)
+            variants.append(Variant(manifest.label, engine, replace(job, streams=rung.streams), one))
+        result = bench(
+            variants,
+            fresh=lambda seed, feeds=reference.feeds: feeds,  # type: ignore[misc]
+            settings=replace(settings, verify_inputs=1),
+            reference=reference,
+            command=command,
+            progress=progress,
+        )
+        found.append((rung.batch, result))
+    return BuildBench(manifest, tuple(found), opened.notes)

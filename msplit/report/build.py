@@ -1,0 +1,110 @@
+"""What is in a build, as text and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msplit.measure.build import Build
+from msplit.measure.build_bench import BuildBench
+from msplit.report import benchmark
+from msplit.report.document import Document, Table
+from msplit.report.text import dimensions, heading, size
+
+
+def document(found: Build) -> Document:
+    """What it runs and why, what it was made for, how fast it was, and how large it is."""
+    manifest = found.manifest
+    facts = [
+        ("model", manifest.model),
+        ("runs", manifest.label),
+        ("why", manifest.why),
+        ("made for", ", ".join(f"{name} {value}" for name, value in manifest.made_for.items() if value)),
+        ("precision", "IEEE float32" if manifest.ieee else "TF32"),
+        ("size", f"{size(found.bytes)}, of which {size(found.weight_bytes)} are weights"),
+        ("rows", "independent: smaller batches are filled up" if manifest.rows else manifest.mixes or "not looked at"),
+        ("outputs", ", ".join(manifest.outputs)),
+    ]
+    rows = [
+        [
+            "-" if rung.batch is None else str(rung.batch),
+            "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items()),
+            str(rung.streams),
+            str(rung.kernels),
+            "-" if rung.step_us is None else f"{rung.step_us:,.1f}",
+            "-" if rung.host_us is None else f"{rung.host_us:,.1f}",
+        ]
+        for rung in manifest.rungs
+    ]
+    columns = ["batch", "inputs", "streams", "kernels", "device, µs", "with inputs and outputs, µs"]
+    spent = sorted(manifest.preparation.items(), key=lambda one: -one[1])
+    made = Table(
+        "Where building took its time",
+        ["phase", "seconds"],
+        [[what, f"{took:.1f}"] for what, took in spent if took >= 0.05],
+    )
+    return Document(
+        heading(str(found.path), "build"),
+        facts,
+        [Table("Batches", columns, rows), *([made] if made.rows else [])],
+        manifest.notes,
+        following=["msplit bench", str(found.path)],
+    )
+
+
+def payload(found: Build) -> dict[str, Any]:
+    """The same as plain data."""
+    manifest = found.manifest
+    rows = None if manifest.rows is None else {"inputs": dict(manifest.rows[0]), "outputs": dict(manifest.rows[1])}
+    return {
+        "path": str(found.path),
+        "size_bytes": found.bytes,
+        "weight_bytes": found.weight_bytes,
+        "model": manifest.model,
+        "runs": manifest.label,
+        "why": manifest.why,
+        "notes": list(manifest.notes),
+        "made_for": dict(manifest.made_for),
+        "ieee": manifest.ieee,
+        "captured": manifest.capture,
+        "outputs": list(manifest.outputs),
+        "independent_rows": rows,
+        "mixes": manifest.mixes,
+        "rungs": [
+            {
+                "batch": rung.batch,
+                "inputs": {name: list(shape) for name, shape in rung.inputs.items()},
+                "streams": rung.streams,
+                "kernels": rung.kernels,
+                "device_us": rung.step_us,
+                "host_us": rung.host_us,
+            }
+            for rung in manifest.rungs
+        ],
+        "preparation": [{"phase": what, "time_s": took} for what, took in manifest.preparation.items()],
+    }
+
+
+def bench_document(path: Path, found: BuildBench) -> Document:
+    """What a step of each batch takes, beside one stream of the same kernels."""
+    machine, tables, warnings, checked = "", list[Table](), list[str](), list[str]()
+    for batch, result in found.results:
+        machine = benchmark.machine(result.environment)
+        named = "" if batch is None else f", batch {batch}"
+        shown = [*benchmark.times_and_gains(result)]
+        tables += [replace(table, title=f"{table.title}{named}") for table in shown]
+        warnings += [f"{text}{named}" for text in result.warnings]
+        checked.append(f"{benchmark.verified(result.variants)}{named}")
+    facts = [("runs", found.manifest.label), ("machine", machine), ("verified", "; ".join(checked))]
+    return Document(heading(str(path), "build"), facts, tables, list(found.notes), warnings)
+
+
+def bench_payload(path: Path, found: BuildBench) -> dict[str, Any]:
+    """The same as plain data, every raw time included."""
+    return {
+        "build": str(path),
+        "runs": found.manifest.label,
+        "notes": list(found.notes),
+        "results": [{"batch": batch, "result": result.to_dict()} for batch, result in found.results],
+    }
