@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.coverage import cover
+from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -225,58 +227,60 @@ def open(
     tell = progress or silent
     with timing() as phases:
         tell("reading the build", 0.0)
-        ready = running(path, strict=strict)
-        manifest, references = ready.manifest, ready.references
-        executable: Executable = ready.ladder if len(ready.rungs) > 1 else next(iter(ready.rungs.values()))
+        loaded = load(path, strict=strict)
+        manifest, references = loaded.manifest, loaded.references
+        running = dict[str, Executable]()
         try:
+            for rung in reversed(manifest.rungs):  # the largest is captured first: the others find room in its memory
+                with _whole_or_not(path):
+                    running[rung.program] = loaded.opened.run(loaded.restored[rung.program])
             checks = []
-            if verify:
-                for number, (rung, one) in enumerate(zip(manifest.rungs, ready.rungs.values(), strict=True)):
-                    tell("verifying", number / len(manifest.rungs))
-                    with phase("verifying outputs"):
-                        checks.append(_verified(one, references[rung.program], manifest))
+            for number, rung in enumerate(manifest.rungs if verify else ()):
+                tell("verifying", number / len(manifest.rungs))
+                with phase("verifying outputs"):
+                    checks.append(_verified(running[rung.program], references[rung.program], manifest))
         except BaseException:
-            executable.close()
+            for executable in running.values():
+                executable.close()
             raise
         prepared()
     unverified = () if verify else ("outputs were not verified when the build was opened",)
+    largest = manifest.rungs[-1].program
+    batches = {rung.batch or 0: running[rung.program] for rung in manifest.rungs}
+    inputs = list(references[largest].feeds)
     runner = runner_of(
-        executable,
-        references[manifest.rungs[-1].program].feeds,
+        running[largest] if len(running) == 1 else Ladder(batches, manifest.rows, manifest.mixes, inputs),
+        references[largest].feeds,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
         outputs=manifest.outputs,
         checks=tuple(checks),
-        notes=(*manifest.notes, *ready.notes, *unverified),
+        notes=(*manifest.notes, *loaded.notes, *unverified),
     )
     runner.preparation = phases.stop()
     return runner
 
 
 @dataclass(frozen=True, eq=False)
-class Running:
-    """A build that runs.
+class Loaded:
+    """A build on its device, not yet running.
 
     Attributes:
-        rungs: By program, what runs.
         references: By program, inputs and outputs of one step.
-        ladder: All rungs as one.
         notes: What differs from what it was made for.
         opened: What makes its rungs run.
         restored: By program, what it makes run.
     """
 
     manifest: Manifest
-    rungs: Mapping[str, Executable]
     references: Mapping[str, Reference]
-    ladder: Ladder
     notes: tuple[str, ...]
     opened: cuda.Opened
     restored: Mapping[str, cuda.Restored]
 
 
-def running(path: str | os.PathLike[str], *, strict: bool = False) -> Running:
-    """See `open`, which verifies it, too."""
+def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
+    """Reads a build, holds it against its hashes, and brings its weights and kernels to the device. See `open`."""
     folder = Path(path)
     with phase("reading the build"):
         manifest = files.read(folder)
@@ -295,50 +299,35 @@ def running(path: str | os.PathLike[str], *, strict: bool = False) -> Running:
     notes = [f"the build was made elsewhere ({'; '.join(differs.values())})"] if differs else []
     if serious:
         notes[0] += ": its kernels were chosen and compiled anew"
-    rungs = dict[str, Executable]()
-    try:
+    options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
+    with _whole_or_not(folder):
         with phase("loading weights"):
             memory = np.fromfile(folder / WEIGHTS, np.uint8)
-            opened = cuda.Opened(memory, folder / KERNELS, device, fits=not serious)
+            opened = cuda.Opened(memory, folder / KERNELS, options, ieee=manifest.ieee, fits=not serious)
         restored, references = {}, dict[str, Reference]()
         for rung in manifest.rungs:
             with phase("loading kernels"):
-                program = (folder / rung.program).read_bytes()
-                found = references[rung.program] = _whole(
-                    load_reference(folder / rung.reference), rung, manifest.computed
-                )
-                restored[rung.program] = opened.restore(program, found.feeds)
-        for rung in reversed(manifest.rungs):  # the largest first: the others find room in its memory
-            rungs[rung.program] = opened.run(
-                restored[rung.program], ieee=manifest.ieee, capture=manifest.capture, measured=manifest.measured
-            )
+                found = _whole(load_reference(folder / rung.reference), rung, manifest.computed)
+                references[rung.program] = found
+                restored[rung.program] = opened.restore((folder / rung.program).read_bytes(), found.feeds)
+    return Loaded(manifest, references, tuple(notes), opened, restored)
+
+
+@contextmanager
+def _whole_or_not(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says of what comes of reading what is no build that it is damaged."""
+    try:
+        yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as problem:
-        _close(rungs)
         raise LoadError(
-            f"the build is damaged: {type(problem).__name__}", where=str(folder), fix="build it anew, with --force"
+            f"the build is damaged: {type(problem).__name__}", where=os.fspath(path), fix="build it anew, with --force"
         ) from problem
-    except BaseException:
-        _close(rungs)
-        raise
-    rungs = {rung.program: rungs[rung.program] for rung in manifest.rungs}
-    ladder = Ladder(
-        {rung.batch or 0: rungs[rung.program] for rung in manifest.rungs},
-        manifest.rows,
-        manifest.mixes,
-        list(references[manifest.rungs[0].program].feeds),
-    )
-    return Running(manifest, rungs, references, ladder, tuple(notes), opened, restored)
 
 
 def _whole(reference: Reference, rung: Rung, computed: Mapping[str, str]) -> Reference:
     """A reference with its rows repeated, where only a few were kept."""
     feeds = {name: np.resize(value, rung.inputs[name]) for name, value in reference.feeds.items()}
     return replace(reference, feeds=feeds, computed=computed)
-
-
-def _close(rungs: Mapping[str, Executable]) -> None:
-    for executable in rungs.values():
-        executable.close()
 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:

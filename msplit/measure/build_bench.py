@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.measure.ablation import plural
-from msplit.measure.build import Running, running
+from msplit.measure.build import Loaded, load
 from msplit.measure.measure import bench
 from msplit.measure.results import BenchResult, Settings
 from msplit.measure.verified import Variant
@@ -41,9 +40,9 @@ class BuildBench:
 
 @dataclass(frozen=True, eq=False)
 class _OneRung:
-    """See `engines.base.Engine`: builds one batch of a build."""
+    """See `engines.base.Engine`: makes one batch of a build run."""
 
-    build_of: Running
+    loaded: Loaded
     program: str
     one_stream: bool
     name: str = "cuda"
@@ -52,10 +51,9 @@ class _OneRung:
         return None
 
     def build(self, job: Job) -> Executable:
-        manifest, opened = self.build_of.manifest, self.build_of.opened
-        restored = self.build_of.restored[self.program]
-        options: dict[str, Any] = {"ieee": job.ieee, "capture": manifest.capture, "measured": manifest.measured}
-        return opened.run(restored, **options, one_stream=self.one_stream)
+        del job  # all is settled
+        restored = self.loaded.restored[self.program]
+        return self.loaded.opened.run(restored, alone=True, one_stream=self.one_stream)
 
 
 def bench_build(
@@ -71,12 +69,11 @@ def bench_build(
         LoadError: It is no build, is damaged, or somebody else may write to it.
         EngineError: It can not run here.
     """
-    opened = running(path)
-    opened.ladder.close()  # what is measured is built again, each batch by itself
-    settings, manifest = settings or Settings(), opened.manifest
+    loaded = load(path)
+    settings, manifest = settings or Settings(), loaded.manifest
     found = []
     for rung in manifest.rungs:
-        reference = opened.references[rung.program]
+        reference = loaded.references[rung.program]
         one = f"msplit, 1 stream of {plural(rung.kernels, 'kernel')}"
         job = Job(
             flat=None,  # type: ignore[arg-type]  # a build has no graph: the reference says what verification needs
@@ -84,11 +81,11 @@ def bench_build(
             streams=1,
             feeds=reference.feeds,
             ieee=manifest.ieee,
-            options=EngineOptions(device=opened.opened.device, measure=False),
+            options=EngineOptions(measure=False),
         )
-        variants = [Variant(one, _OneRung(opened, rung.program, True), job)]
+        variants = [Variant(one, _OneRung(loaded, rung.program, True), job)]
         if rung.streams > 1:
-            engine = _OneRung(opened, rung.program, False)
+            engine = _OneRung(loaded, rung.program, False)
             variants.append(Variant(manifest.label, engine, replace(job, streams=rung.streams), one))
         result = bench(
             variants,
@@ -99,4 +96,4 @@ def bench_build(
             progress=progress,
         )
         found.append((rung.batch, result))
-    return BuildBench(manifest, tuple(found), opened.notes)
+    return BuildBench(manifest, tuple(found), loaded.notes)

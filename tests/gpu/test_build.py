@@ -115,6 +115,9 @@ def test_several_batches_share_weights_and_smaller_ones_are_filled_up(tmp_path: 
     one = msplit.build(model, tmp_path / "one", request, batches=[32])
     three = msplit.build(model, tmp_path / "three", request, batches=[1, 8, 32])
     assert three.weight_bytes < 2.5 * one.weight_bytes
+    measured = run("-m", "msplit", "bench", str(tmp_path / "three"), "--duration", "0.2")
+    assert measured.returncode == 0, measured.stderr
+    assert measured.stdout.count("1 stream of") >= 3
     with msplit.open(tmp_path / "three") as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}
         whole = runner.step(feeds)

@@ -18,7 +18,7 @@ import msplit
 from msplit.engines.cuda import engine
 from msplit.formats import build as files
 from msplit.measure import build as builds
-from msplit.measure.build import running
+from msplit.measure.build import load
 
 torch = pytest.importorskip("torch")
 
@@ -71,13 +71,11 @@ def test_its_program_and_plan_are_the_same_to_the_last_step(tmp_path: Path) -> N
     compiled = compile_job(job)
     plan = compiled.plan(job)
     built("keras_inception", tmp_path / "build")
-    opened = running(tmp_path / "build")
-    (restored,) = opened.restored.values()
+    (restored,) = load(tmp_path / "build").restored.values()
     assert restored.compiled.kernels() == compiled.kernels()
     assert restored.compiled.program.fed == compiled.program.fed
     assert plan_binding.store(restored.compiled.program, restored.plan) == plan_binding.store(compiled.program, plan)
     np.testing.assert_array_equal(restored.plan.wait_on, plan.wait_on)
-    opened.ladder.close()
     ready.runner.close()
 
 

@@ -14,6 +14,7 @@ from msplit.engines.cuda.kernels.ahead import is_ahead, through_triton
 from msplit.engines.cuda.kernels.binary import PARAMETERS, POINTER, Binary
 from msplit.engines.cuda.kernels.store import Store
 from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.errors import EngineError
 
 _CODE = "msplit.engines.cuda.kernels.code"
 
@@ -53,6 +54,11 @@ def _launch(code: Code, grid: tuple[int, ...], *arguments: Any, **constants: Any
     store, key = Store.of(place), key_of(code, arguments, constants)
     kernel = store.kernel(key)
     if kernel is None:
+        if not can_compile():
+            raise EngineError(
+                f"kernel {code.name} is not among those of the build, and nothing here can compile it",
+                fix="install Triton and a C compiler, or build the model anew",
+            )
         compiled = through_triton(code.function(), grid)(*arguments, **_types(constants))
         if not is_ahead():
             store.made(key, functools.partial(_packed, compiled))

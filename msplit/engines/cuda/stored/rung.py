@@ -15,6 +15,7 @@ from msplit._version import __version__
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.kernels.store import Store, code_of_engine, file_of
 from msplit.engines.cuda.options import EngineOptions
@@ -92,32 +93,34 @@ class Opened:
     Args:
         weights: The bytes of the weights.
         kernels: The folder of compiled kernels. Its files are verified.
+        options: Device, whether to capture, and whether kernels are chosen by measuring.
+        ieee: See `Job`.
         fits: See `program.unpack`.
     """
 
-    def __init__(self, weights: np.ndarray[Any, Any], kernels: Path, device: str, *, fits: bool) -> None:
-        self.device, self.fits = device, fits
-        place = torch.device(device)
-        if place.type == "cuda":
+    def __init__(
+        self, weights: np.ndarray[Any, Any], kernels: Path, options: EngineOptions, *, ieee: bool, fits: bool
+    ) -> None:
+        self._options, self._ieee, self._fits = options, ieee, fits
+        place = torch.device(options.device)
+        if options.on_gpu:
             place = Device.of(place).place
             if fits:
                 Store.of(place).add(kernels)
-        self._memory = (
-            torch.from_numpy(weights).to(place) if len(weights) else torch.empty(0, dtype=torch.uint8, device=place)
-        )
-        self._pool: Any = torch.cuda.graph_pool_handle() if place.type == "cuda" else None
+        empty = torch.empty(0, dtype=torch.uint8, device=place)
+        self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
+        self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
     def restore(self, program: bytes, feeds: Arrays) -> Restored:
         """A rung, not yet running, and inputs for it."""
-        return unpack(program, self._memory, feeds, fits=self.fits)
+        with precision(self._ieee):
+            return unpack(program, self._memory, feeds, fits=self._fits)
 
-    def run(
-        self, rung: Restored, *, ieee: bool, capture: bool, measured: bool = True, one_stream: bool = False
-    ) -> Executable:
-        """Makes a rung run. All of a build's graphs share one memory: only one of them may run at a time."""
+    def run(self, rung: Restored, *, alone: bool = False, one_stream: bool = False) -> Executable:
+        """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
         plan, program = rung.plan, rung.compiled.program
         if one_stream:
             lanes = np.minimum(plan.stream, 0)
             plan = make_plan(program.dag, lanes, record_order(program.dag, (lanes >= 0).astype(np.float64)))
-        options = EngineOptions(device=self.device, capture=capture, measure=measured)
-        return executable_of(rung.compiled, plan, options, ieee=ieee, pool=self._pool)
+        pool = None if alone else self._pool
+        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, pool=pool)
