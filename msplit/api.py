@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from msplit.decide.kernels import Chooser
     from msplit.engines.cuda.engine import CompiledVariant
     from msplit.measure.benchmark import Bench, bench
-    from msplit.measure.build import Build, build, open
+    from msplit.measure.build import Build, build
     from msplit.measure.comparison import Compared
     from msplit.measure.execution import prepare
     from msplit.measure.function import CompiledFunction, compile
+    from msplit.measure.opening import open
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
     from msplit.measure.runner import Runner
@@ -76,7 +77,7 @@ _LATER = {
     "bench": "msplit.measure.benchmark",
     "Build": "msplit.measure.build",
     "build": "msplit.measure.build",
-    "open": "msplit.measure.build",
+    "open": "msplit.measure.opening",
     "Compared": "msplit.measure.comparison",
     "Runner": "msplit.measure.runner",
     "prepare": "msplit.measure.execution",

@@ -12,8 +12,8 @@ from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.measure.ablation import plural
-from msplit.measure.build import Loaded, load
 from msplit.measure.measure import bench
+from msplit.measure.opening import Loaded, load
 from msplit.measure.results import BenchResult, Settings
 from msplit.measure.verified import Variant
 from msplit.progress import Progress

@@ -18,7 +18,7 @@ import msplit
 from msplit.engines.cuda import engine
 from msplit.formats import build as files
 from msplit.measure import build as builds
-from msplit.measure.build import load
+from msplit.measure.opening import load
 
 torch = pytest.importorskip("torch")
 
