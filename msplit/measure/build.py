@@ -26,10 +26,11 @@ from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, packed_reference
 from msplit.measure.execution import Ready, make_ready
-from msplit.measure.request import BenchRequest
+from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.runner import Runner
 from msplit.measure.verification import computed_in
 from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.shapes.inputs import stated_shapes
 
 STEPS = 30
 """Steps that tell how fast a build is."""
@@ -95,10 +96,13 @@ def build(
     request = replace(request or BenchRequest(), engine="cuda")
     flat, path = opened(flat), Path(path)
     files.check_place(path, force=force)
+    request, said = as_recorded(flat, request)
     for each in batches:
         if each < 1:
             raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")
     wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
+    if len(wanted) > 1 and not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
+        raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
     found = cover(flat, build=False)
     if host := sorted({*found.host, *found.behind}):
         raise EngineError(
@@ -124,10 +128,6 @@ def build(
                 rungs.append(_rung(number, batch, runner, feeds))
                 chosen.append((runner.label, ready.why, runner.notes))
             cuda.ENGINE.forget(flat)
-            if number > 1 and rungs[-1].inputs == rungs[0].inputs:
-                raise MsplitError(
-                    "the model's inputs have the same shapes at every batch", fix="build it without --batch"
-                )
     prepared()
     rows, mixes = _rows(flat, request)
     label, why, _ = chosen[-1]
@@ -137,7 +137,7 @@ def build(
         digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
         label=label,
         why=why,
-        notes=tuple(dict.fromkeys(note for _, _, told in chosen for note in told)),
+        notes=tuple(dict.fromkeys([*said, *(note for _, _, told in chosen for note in told)])),
         ieee=request.ieee,
         capture=request.capture,
         measured=not request.is_fast,

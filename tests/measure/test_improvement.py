@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -499,9 +500,13 @@ def test_a_compiled_function_is_improved_and_its_folder_goes_last(monkeypatch):
 def test_only_who_prepares_in_full_waits(monkeypatch):
     """Little effort times nothing, and is ready at once although others are at it."""
     held = []
-    monkeypatch.setattr(
-        execution, "_prepared", lambda *arguments, **named: held.append(improvement._alone.locked()) or (None, None)
-    )
+
+    def made(*arguments, **named):
+        held.append(improvement._alone.locked())
+        return SimpleNamespace(runner=None, setup=SimpleNamespace(job=SimpleNamespace(flat=None)))
+
+    monkeypatch.setattr(execution, "make_ready", made)
+    monkeypatch.setattr(execution.CUDA, "forget", lambda flat: None, raising=False)
     with improvement.one_at_a_time():
         msplit.prepare("model.pb", api.BenchRequest(effort="fast"))
     msplit.prepare("model.pb", api.BenchRequest())
