@@ -249,6 +249,7 @@ def test_a_kept_kernel_starts_without_triton_and_another_one_through_it(
     found = compiled()
     del found.src.signature["far"]
     monkeypatch.setattr(Code, "function", lambda self: self.name)
+    monkeypatch.setattr(launch, "can_compile", lambda: True)
     monkeypatch.setattr(
         launch, "through_triton", lambda function, grid: lambda *given, **named: through.append(grid) or found
     )
@@ -268,3 +269,6 @@ def test_a_kept_kernel_starts_without_triton_and_another_one_through_it(
     assert driver.launched == [([2, 1, 1, 128, 1, 1, 512], 77, [4096, 4096, 9, 0, 0])]
     launch.launch(TILE, (2,))(tensor, tensor, 16, 1, BM=16)  # which another kernel computes
     assert (len(through), len(driver.launched)) == (3, 1)
+    monkeypatch.setattr(launch, "can_compile", lambda: False)
+    with pytest.raises(MsplitError, match="kernel products is not among those of the build"):
+        launch.launch(TILE, (2,))(tensor, tensor, 2**40, 1, BM=16)
