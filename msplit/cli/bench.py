@@ -93,12 +93,7 @@ class Asked:
     show_default=True,
     help="Numbers of streams to compare.",
 )
-@click.option(
-    "--rules",
-    "ruleset",
-    shell_complete=options.complete_rules,
-    help="Rules for a graph without ids (default: auto), or in place of its ids.",
-)
+@options.rules_option
 @click.option(
     "--engine",
     type=click.Choice(["cuda", "tensorflow"]),
@@ -119,40 +114,16 @@ class Asked:
     type=click.IntRange(1),
     help="How often everything is built anew while measuring.",
 )
-@click.option(
-    "--effort",
-    type=click.Choice(["full", "fast"]),
-    default="full",
-    show_default=True,
-    help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
-)
-@click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph.")
-@click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds.")
-@click.option("--no-group", is_flag=True, help="cuda: do not show what batching alike branches adds.")
+@options.kernel_options
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
     help="Relative and absolute tolerance of outputs (default: by type and precision).",
 )
-@click.option("--reference", type=options.PATH, help="Verify against this .npz instead of TensorFlow on the CPU.")
+@options.reference_option
 @click.option("--save-reference", type=options.PATH, help="Save inputs and reference outputs as .npz.")
-@click.option(
-    "--tune",
-    is_flag=True,
-    help="cuda: search for the fastest plan, on up to the largest number of --streams, by measuring.",
-)
-@click.option(
-    "--tune-seconds", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds that --tune may search."
-)
-@click.option(
-    "--max-memory",
-    default=1.5,
-    show_default=True,
-    type=click.FloatRange(1),
-    metavar="RATIO",
-    help="--tune takes no plan that needs more than so many times the memory of one stream.",
-)
+@options.tune_options
 @click.option("-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model.")
 @click.option("--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits.")
 @click.option("--plan", type=options.PATH, help="cuda: also run a plan that --plan-out wrote.")

@@ -35,37 +35,12 @@ class Kernels:
 @options.model_options
 @click.option("-o", "--output", type=options.PATH, required=True, help="The folder to make.")
 @click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
-@click.option(
-    "--rules",
-    "ruleset",
-    shell_complete=options.complete_rules,
-    help="Rules for a graph without ids (default: auto), or in place of its ids.",
-)
+@options.rules_option
 @options.run_options
-@click.option(
-    "--effort",
-    type=click.Choice(["full", "fast"]),
-    default="full",
-    show_default=True,
-    help="fast times no kernel and compiles none.",
-)
-@click.option("--no-capture", is_flag=True, help="Launch kernel by kernel instead of one CUDA graph.")
-@click.option("--no-fuse", is_flag=True, help="No kernels for groups of pointwise ops.")
-@click.option("--no-group", is_flag=True, help="Do not batch alike branches.")
-@click.option("--reference", type=options.PATH, help="Verify against this .npz instead of TensorFlow on the CPU.")
+@options.kernel_options
+@options.reference_option
 @click.option("--plan", type=options.PATH, help="Run the plan that `msplit bench --plan-out` wrote.")
-@click.option("--tune", is_flag=True, help="Search for the fastest plan by measuring.")
-@click.option(
-    "--tune-seconds", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds that --tune may search."
-)
-@click.option(
-    "--max-memory",
-    default=1.5,
-    show_default=True,
-    type=click.FloatRange(1),
-    metavar="RATIO",
-    help="--tune takes no plan that needs more than so many times the memory of one stream.",
-)
+@options.tune_options
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),

@@ -289,6 +289,53 @@ run_options = together(
         help="Custom TensorFlow ops. Repeatable.",
     ),
 )
+rules_option = click.option(
+    "--rules",
+    "ruleset",
+    shell_complete=complete_rules,
+    help="Rules for a graph without ids (default: auto), or in place of its ids.",
+)
+
+kernel_options = together(
+    click.option(
+        "--effort",
+        type=click.Choice(["full", "fast"]),
+        default="full",
+        show_default=True,
+        help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
+    ),
+    click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph."),
+    click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds."),
+    click.option("--no-group", is_flag=True, help="cuda: do not show what batching alike branches adds."),
+)
+
+reference_option = click.option(
+    "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
+)
+
+tune_options = together(
+    click.option(
+        "--tune",
+        is_flag=True,
+        help="cuda: search for the fastest plan, on up to the largest number of --streams, by measuring.",
+    ),
+    click.option(
+        "--tune-seconds",
+        default=20.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Seconds that --tune may search.",
+    ),
+    click.option(
+        "--max-memory",
+        default=1.5,
+        show_default=True,
+        type=click.FloatRange(1),
+        metavar="RATIO",
+        help="--tune takes no plan that needs more than so many times the memory of one stream.",
+    ),
+)
+
 profile_option = click.option(
     "--profile",
     "profile_path",

@@ -54,7 +54,7 @@ def _python() -> Finding:
 def _gpus() -> list[Finding]:
     rows = nvidia_smi("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu", _NUMBERS)
     if rows is None:
-        fix = "install the driver, or run where there is a GPU; only `profile` and the cuda engine of `bench` need one"
+        fix = "install the driver, or run where there is a GPU; only `build`, `profile` and the cuda engine of `bench` need one"
         return [Finding("gpu", MISSING, "no NVIDIA driver answers", fix)]
     if not rows:
         return [Finding("gpu", MISSING, "a driver, but no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES")]
@@ -171,6 +171,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         bench = Finding("bench", MISSING, "no engine can run here", f"{stock.fix}; for the cuda engine: {cuda.fix}")
     heavy = {
         "bench": (bench, cuda, stock),
+        "build": (_needing("build", ("gpu", "pytorch"), lacking),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
     }

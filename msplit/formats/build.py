@@ -20,7 +20,6 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
@@ -270,8 +269,3 @@ def _rung_of(value: JsonValue) -> Rung:
         value.at("step_us").or_none(lambda one: one.number()),
         value.at("host_us").or_none(lambda one: one.number()),
     )
-
-
-def to_dict(manifest: Manifest) -> dict[str, Any]:
-    """As plain data."""
-    return asdict(manifest)

@@ -206,6 +206,7 @@ NOTHING: dict[str, str | int | Exception] = {"--query": 9, "import tensorflow": 
         (WITH_TENSORFLOW, ("--engine", "cuda"), 1),
         (WITH_TENSORFLOW, ("--for", "bench", "--engine", "cuda"), 1),
         (WITH_TENSORFLOW, ("--for", "profile"), 1),
+        (WITH_TENSORFLOW, ("--for", "build"), 1),
         (WITH_TENSORFLOW, ("--for", "banch"), 2),
     ],
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from msplit._version import __version__
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.kernels.binary import Binary, Kernel
@@ -131,22 +132,32 @@ def kept_in(device: Device, what: str, ending: str = "") -> Path | None:
     if not device.is_gpu or os.environ.get(OFF) == "0":
         return None
     folder = toolchain.folder()
-    return None if folder is None else folder / f"{what}-{made_for(device)}{ending}"
+    here = hashlib.sha256(repr(made_for(device)).encode()).hexdigest()[:24]
+    return None if folder is None else folder / f"{what}-{here}{ending}"
 
 
-def made_for(device: Device) -> str:
-    """A hash of all that a choice or a kernel depends on beside what is chosen or compiled."""
-    gpu = torch.cuda.get_device_properties(device.place)
-    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
-    versions = (
-        torch.__version__,
-        torch.version.cuda,
-        torch.backends.cudnn.version(),
-        driver,
-        toolchain.triton_version(),
-    )
-    found = (gpu.name, gpu.multi_processor_count, gpu.total_memory, versions, code_of_engine())
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:24]
+def made_for(device: Device) -> dict[str, str]:
+    """All that a choice or a kernel depends on beside what is chosen or compiled, in words."""
+    found = {
+        "msplit": __version__,
+        "engine": code_of_engine()[:16],
+        "pytorch": torch.__version__,
+        "device": "cuda" if device.is_gpu else "cpu",
+    }
+    if device.is_gpu:
+        gpu = torch.cuda.get_device_properties(device.place)
+        driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
+        found |= {
+            "gpu": str(gpu.name),
+            "architecture": f"{gpu.major}.{gpu.minor}",
+            "multiprocessors": str(gpu.multi_processor_count),
+            "memory": str(gpu.total_memory),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "driver": f"{driver // 1000}.{driver % 1000 // 10}",
+            "triton": toolchain.triton_version(),
+        }
+    return found
 
 
 @functools.cache

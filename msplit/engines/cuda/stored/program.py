@@ -20,15 +20,16 @@ from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pipeline import Context
+from msplit.engines.cuda.passes.pointwise_fusion.body import Body
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import observe
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, Layout
+from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, packed_layouts, unpacked_layouts
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
-from msplit.engines.cuda.stored.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
@@ -80,10 +81,10 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
 def _pack_step(step: KernelCall) -> dict[str, Any]:
     op, call = step.op, step.call
     assert isinstance(call, LoweringCall)
-    attrs = {name: value for name, value in call.op.attrs.items() if name != "kernel"}
-    kernel = call.op.attrs.get("kernel")
+    attrs = {name: value for name, value in call.op.attrs.items() if name not in ("body", "kernel")}
+    body, kernel = call.op.attrs.get("body"), call.op.attrs.get("kernel")
     try:
-        packed = encode(attrs)
+        packed, packed_body = encode(attrs), None if body is None else body.packed()
     except TypeError as problem:
         raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix="report a bug in msplit") from None
     return {
@@ -91,7 +92,8 @@ def _pack_step(step: KernelCall) -> dict[str, Any]:
         "op": call.op.op,
         "node": op.node,
         "attrs": packed,
-        "kernel": None if kernel is None else [_pack_layout(one) for one in kernel.layouts],
+        "body": packed_body,
+        "kernel": None if kernel is None else packed_layouts(kernel.layouts),
         "inputs": [list(key) for key in op.inputs],
         "source_nodes": list(op.source_nodes),
         "batch": op.batch,
@@ -108,11 +110,6 @@ def _pack_step(step: KernelCall) -> dict[str, Any]:
         "traffic": step.traffic,
         "scattered": step.scattered,
     }
-
-
-def _pack_layout(layout: Layout) -> list[Any]:
-    shape, stride, dtype = layout
-    return [list(shape), list(stride), str(dtype).removeprefix("torch.")]
 
 
 def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> Restored:
@@ -177,7 +174,7 @@ def _call(one: Mapping[str, Any]) -> LoweringCall:
         list(one["replaces"]),
     )
     if op.op == FUSED:
-        op.attrs["kernel"] = None
+        op.attrs |= {"body": Body.unpacked(one["body"]), "kernel": None}
     bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
     return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]))
 
@@ -186,8 +183,7 @@ def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None
     """The kernel of a fused op; compiled where the store has none. None runs its members one by one."""
     if one["kernel"] is None:
         return None
-    layouts = tuple((tuple(shape), tuple(stride), getattr(torch, dtype)) for shape, stride, dtype in one["kernel"])
-    kernel = compiler.kernel(op.attrs["body"], layouts)
+    kernel = compiler.kernel(op.attrs["body"], unpacked_layouts(one["kernel"]))
     return None if isinstance(kernel, str) else kernel
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from msplit._version import __version__
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.kernels import toolchain
-from msplit.engines.cuda.kernels.store import Store, code_of_engine, file_of
+from msplit.engines.cuda.kernels import store
+from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.executables import executable_of
@@ -26,7 +24,7 @@ from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
 from msplit.schedule.plan.plan import make_plan, record_order
 
-HARMLESS = ("driver", "triton", "python")
+HARMLESS = ("driver", "triton", "memory")
 """Of what a build was made for, what may differ: machine code and captured graphs do not depend on it."""
 
 
@@ -64,27 +62,7 @@ def pack_rung(job: Job, executable: Executable, weights: Weights) -> Packed:
 
 def made_for(device: str) -> dict[str, str]:
     """What a build for a device depends on, in words: it fits where all of it is equal, but for what is `HARMLESS`."""
-    place = torch.device(device)
-    found = {
-        "msplit": __version__,
-        "engine": code_of_engine()[:16],
-        "pytorch": torch.__version__,
-        "python": platform.python_version(),
-        "device": place.type,
-    }
-    if place.type == "cuda":
-        gpu = torch.cuda.get_device_properties(place)
-        driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
-        found |= {
-            "gpu": str(gpu.name),
-            "architecture": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": str(gpu.multi_processor_count),
-            "cuda": str(torch.version.cuda),
-            "cudnn": str(torch.backends.cudnn.version()),
-            "driver": f"{driver // 1000}.{driver % 1000 // 10}",
-            "triton": toolchain.triton_version(),
-        }
-    return found
+    return store.made_for(Device.of(torch.device(device)))
 
 
 class Opened:

@@ -182,22 +182,22 @@ def test_processes_that_keep_choices_at_once_lose_none(device, tmp_path):
 
 
 def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monkeypatch, tmp_path):
-    gpu = SimpleNamespace(name="H200", multi_processor_count=132, total_memory=1 << 37)
+    gpu = SimpleNamespace(name="H200", major=9, minor=0, multi_processor_count=132, total_memory=1 << 37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: gpu)
     device = Gpu(torch.device("cpu"))
-    seen = {store.made_for(device)}
-    assert seen == {store.made_for(device)}
+    seen = {str(store.made_for(device))}
+    assert seen == {str(store.made_for(device))}
     gpu.multi_processor_count = 66
-    seen.add(store.made_for(device))
+    seen.add(str(store.made_for(device)))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
-    seen.add(store.made_for(device))
+    seen.add(str(store.made_for(device)))
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13010, raising=False)
-    seen.add(store.made_for(device))
+    seen.add(str(store.made_for(device)))
     monkeypatch.setattr(toolchain, "can_compile", lambda: False)
-    seen.add(store.made_for(device))
+    seen.add(str(store.made_for(device)))
     monkeypatch.setattr(store, "_ENGINE", tmp_path)
     store.code_of_engine.cache_clear()
-    seen.add(store.made_for(device))
+    seen.add(str(store.made_for(device)))
     store.code_of_engine.cache_clear()
     assert len(seen) == 6 - (toolchain.triton_version() == "" and torch.version.cuda is None)
 

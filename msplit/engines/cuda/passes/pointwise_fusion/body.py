@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from msplit.engines.cuda.ir.graph import attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.kernels.codec import decode, encode
 from msplit.engines.cuda.passes.pattern import value_key
 
 Reference = tuple[int, int]
@@ -86,36 +86,12 @@ class Body:
         Raises:
             TypeError: Something in it has no such form.
         """
-        calls = [[call.op, _packed(dict(call.attrs)), _packed(call.arguments)] for call in self.calls]
-        return [calls, self.inputs, _packed(self.outputs)]
+        calls = [[call.op, encode(dict(call.attrs)), encode(call.arguments)] for call in self.calls]
+        return [calls, self.inputs, encode(self.outputs)]
 
     @staticmethod
     def unpacked(data: Any) -> Body:
         """What `packed` made plain data of: it has the same key."""
         calls, inputs, outputs = data
-        made = (Call(op, _unpacked(attrs), _unpacked(arguments)) for op, attrs, arguments in calls)
-        return Body(tuple(made), inputs, _unpacked(outputs))
-
-
-def _packed(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) in (tuple, list):
-        return {type(value).__name__: [_packed(one) for one in value]}
-    if type(value) is dict:
-        return {"dict": [[_packed(name), _packed(one)] for name, one in value.items()]}
-    if type(value) is np.ndarray and value.dtype.kind in "biufc":
-        return {"array": [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
-    raise TypeError(f"{type(value).__name__} has no form as plain data")
-
-
-def _unpacked(data: Any) -> Any:
-    if not isinstance(data, dict):
-        return data
-    ((kind, value),) = data.items()
-    if kind == "array":
-        dtype, shape, text = value
-        return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
-    if kind == "dict":
-        return {_unpacked(name): _unpacked(one) for name, one in value}
-    return {"tuple": tuple, "list": list}[kind](map(_unpacked, value))
+        made = (Call(op, decode(attrs), decode(arguments)) for op, attrs, arguments in calls)
+        return Body(tuple(made), inputs, decode(outputs))

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 
 _PLAIN = (bool, int, str, type(None))
 
-_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Tile, Tiles, Columns, Segment, Term, Body, Call)}
+_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Tile, Tiles, Columns, Segment, Term)}
 """Dataclasses and named tuples of the engine's own: a list of their fields, in order."""
 
 
 def encode(value: Any) -> Any:
-    """A value of an attribute as JSON data. Tuples become lists, all that JSON does not have an object of one key.
+    """A value of an attribute as JSON data. Tuples become lists, and all that JSON does not have an object of one key.
 
     Raises:
         TypeError: It is of a type that no op has.
@@ -42,8 +41,10 @@ def encode(value: Any) -> Any:
         return value if math.isfinite(value) else {"float": str(value)}
     if kind is bytes:
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return [encode(one) for one in value]
+    if isinstance(value, list):
+        return {"list": [encode(one) for one in value]}
     if isinstance(value, Mapping):
         return {"dict": {str(name): encode(one) for name, one in value.items()}}
     if isinstance(value, np.ndarray):
@@ -68,7 +69,13 @@ def decode(value: Any) -> Any:
 
 
 def encode_array(array: NDArray[Any]) -> list[Any]:
-    """Type, shape and bytes of an array of numbers."""
+    """Type, shape and bytes of an array of numbers.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(f"an array of type {array.dtype} can not be stored")
     native = np.ascontiguousarray(array).reshape(array.shape)
     return [native.dtype.name, list(native.shape), base64.b64encode(native.tobytes()).decode()]
 
@@ -81,6 +88,7 @@ def decode_array(data: Any) -> NDArray[Any]:
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
+    "list": lambda data: [decode(one) for one in data],
     "bytes": lambda data: base64.b64decode(data, validate=True),
     "dict": lambda data: {name: decode(one) for name, one in data.items()},
     "array": decode_array,
