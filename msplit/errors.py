@@ -7,6 +7,9 @@
     ├── AssignError             valid rules that contradict each other on this graph
     ├── WriteError              the output can not be written; what was there before is still there
     └── EngineError             the model can not run on the chosen engine
+        ├── Busy                a pool has as many requests waiting as it may have
+        ├── TimedOut            a request waited longer than it was to
+        └── Closed              a pool was closed before a request was answered
 
 Anything else that escapes is a bug in msplit, and the command line says so.
 """
@@ -97,3 +100,15 @@ class WriteError(MsplitError):
 
 class EngineError(MsplitError):
     """The model can not run on the chosen engine."""
+
+
+class Busy(EngineError):
+    """As many requests wait as may. Nothing came of this one: it can be sent again."""
+
+
+class TimedOut(EngineError):
+    """A request waited longer than it was to, and was not run."""
+
+
+class Closed(EngineError):
+    """The pool was closed before the request was run."""
