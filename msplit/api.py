@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from msplit.measure.runner import Runner
     from msplit.measure.tuning import Tuned, TuneSettings
     from msplit.schedule.search.search import Device
+    from msplit.serving.pool import Pool
+    from msplit.serving.settings import PoolSettings
 
 __all__ = [
     "EMITS",
@@ -51,6 +53,8 @@ __all__ = [
     "Build",
     "Compared",
     "CompiledFunction",
+    "Pool",
+    "PoolSettings",
     "Runner",
     "Settings",
     "StreamLoad",
@@ -66,6 +70,7 @@ __all__ = [
     "emit",
     "load",
     "open",
+    "pool",
     "prepare",
     "price",
     "save",
@@ -81,6 +86,8 @@ _LATER = {
     "Compared": "msplit.measure.comparison",
     "Runner": "msplit.measure.runner",
     "prepare": "msplit.measure.execution",
+    "Pool": "msplit.serving.pool",
+    "PoolSettings": "msplit.serving.settings",
     "CompiledFunction": "msplit.measure.function",
     "compile": "msplit.measure.function",
     "BenchRequest": "msplit.measure.request",
@@ -109,6 +116,52 @@ def analyze(
         profile: What was measured on this graph, in place of the data sheet.
     """
     return analysis.analyze(flat, Workload(batch, shapes or {}, gpu=gpu, profile=profile))
+
+
+def pool(
+    model: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest | None = None,
+    *,
+    groups: int | str = 4,
+    max_batch: int | None = None,
+    batches: Sequence[int] | None = None,
+    max_delay_us: float = 0.0,
+    priorities: int = 1,
+    max_queue: int = 0,
+    max_memory: int | None = None,
+    host_threads: int | None = None,
+    latency_us: float | None = None,
+    progress: Progress | None = None,
+) -> Pool:
+    """Makes a model ready to answer many requests at once: several steps are in flight, over one set of weights.
+
+    This executes the model.
+
+    Args:
+        model: From `load`, or where a model or a build is. A build is ready in a second or two; see `build`.
+        request: As for `prepare`.
+        groups: See `PoolSettings`, as of all that follow.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model, or its outputs are not those of the reference.
+        MsplitError: Rows of requests are to be joined, and are not independent; or there is not enough memory.
+    """
+    from msplit.serving import making
+    from msplit.serving.settings import PoolSettings
+
+    settings = PoolSettings(
+        groups=groups,
+        max_batch=max_batch,
+        batches=batches,
+        max_delay_us=max_delay_us,
+        priorities=priorities,
+        max_queue=max_queue,
+        max_memory=max_memory,
+        host_threads=host_threads,
+        latency_us=latency_us,
+    )
+    return making.pool(model, request, settings, progress=progress)
 
 
 def price(

@@ -68,6 +68,22 @@ class Build(Shown):
         return [("build", str(self.path)), ("runs", self.manifest.label), ("batches", batches or "as the model says")]
 
 
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A model that is compiled, with all that it takes to run, in memory.
+
+    Attributes:
+        manifest: What it says of itself; it names no files.
+        packed: What runs, by the name of its program.
+        references: Likewise inputs, for some rows at least, and outputs of a step.
+    """
+
+    manifest: Manifest
+    weights: cuda.Weights
+    packed: Mapping[str, cuda.Packed]
+    references: Mapping[str, Reference]
+
+
 def build(
     flat: FlatGraph | str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -93,25 +109,42 @@ def build(
         EngineError: The engine can not run the model, or its outputs are not those of the reference, or a build can not hold it.
         WriteError: The folder can not be written. What was there before is unharmed.
     """
-    request = replace(request or BenchRequest(), engine="cuda")
     flat, path = opened(flat), Path(path)
     files.check_place(path, force=force)
-    request, said = as_recorded(flat, request)
-    for each in batches:
-        if each < 1:
-            raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")
-    wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
-    if len(wanted) > 1 and not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
-        raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
+    _check_batches(flat, request, batches)
     found = cover(flat, build=False)
     if host := sorted({*found.host, *found.behind}):
         raise EngineError(
             f"a part of the model runs on the host ({', '.join(host[:5])}), and a build holds only what runs on the GPU",
             fix="prepare it with `msplit.prepare`, or cut that part off with --inputs and --outputs",
         )
-    if len(wanted) > 1 and request.reference is not None:
-        raise MsplitError("a reference is for one batch", fix="build one batch with it")
-    weights, packed, rungs = cuda.Weights(), dict[str, bytes](), list[Rung]()
+    made = make(flat, request, batches=batches, progress=progress)
+    packed = dict[str, bytes]()
+    for rung in made.manifest.rungs:
+        one = made.packed[rung.program]
+        packed |= {f"{KERNELS}/{name}": data for name, data in one.kernels.items()}
+        packed[rung.program] = one.program
+        packed[rung.reference] = packed_reference(made.references[rung.program])
+    return Build(path, files.write(path, made.manifest, packed, made.weights.pieces(), force=force))
+
+
+def make(
+    flat: FlatGraph,
+    request: BenchRequest | None = None,
+    *,
+    batches: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Made:
+    """What `build` does before it writes. A model may have a part that the host runs.
+
+    Raises:
+        EngineError: See `build`.
+    """
+    _check_batches(flat, request, batches)
+    request = replace(request or BenchRequest(), engine="cuda")
+    request, said = as_recorded(flat, request)
+    wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
+    weights, packed, references, rungs = cuda.Weights(), dict[str, cuda.Packed](), dict[str, Reference](), list[Rung]()
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -119,17 +152,14 @@ def build(
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
-                    one = cuda.pack_rung(ready.chosen.job, runner.executable, weights)
-                    feeds = ready.chosen.job.feeds
-                    reference = _reference(ready)
-                    packed |= {f"{KERNELS}/{name}": data for name, data in one.kernels.items()}
-                    packed[f"{number}.json"] = one.program
-                    packed[f"{number}.npz"] = packed_reference(reference)
-                rungs.append(_rung(number, batch, runner, feeds))
+                    rung = _rung(number, batch, runner, ready.chosen.job.feeds)
+                    packed[rung.program] = cuda.pack_rung(ready.chosen.job, runner.executable, weights)
+                    references[rung.program] = _reference(ready)
+                rungs.append(rung)
                 chosen.append((runner.label, ready.why, runner.notes))
             cuda.ENGINE.forget(flat)
     prepared()
-    rows, mixes = _rows(flat, request)
+    rows, mixes = rows_of(flat, request)
     label, why, _ = chosen[-1]
     manifest = Manifest(
         made_for=cuda.made_for(request.device),
@@ -149,7 +179,19 @@ def build(
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
     )
-    return Build(path, files.write(path, manifest, packed, weights.pieces(), force=force))
+    return Made(manifest, weights, packed, references)
+
+
+def _check_batches(flat: FlatGraph, request: BenchRequest | None, batches: Sequence[int]) -> None:
+    """Refuses batches that make no sense, before any work is done for them."""
+    for each in batches:
+        if each < 1:
+            raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")
+    if len(set(batches)) > 1:
+        if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
+            raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
+        if request is not None and request.reference is not None:
+            raise MsplitError("a reference is for one batch", fix="build one batch with it")
 
 
 def _reference(ready: Ready) -> Reference:
@@ -172,7 +214,7 @@ def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
     return value[: max(most * len(value) // value.nbytes, 1)]
 
 
-def _rows(flat: FlatGraph, request: BenchRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
+def rows_of(flat: FlatGraph, request: BenchRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
     """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
     try:
         found = independent_rows(flat, shapes=request.shapes)

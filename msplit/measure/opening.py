@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from msplit.engines.base import Executable
+from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError
@@ -57,7 +57,7 @@ def open(
             for number, rung in enumerate(manifest.rungs if verify else ()):
                 tell("verifying", number / len(manifest.rungs))
                 with phase("verifying outputs"):
-                    checks.append(_verified(running[rung.program], references[rung.program], manifest))
+                    checks.append(verify_step(running[rung.program].step, references[rung.program], manifest))
         except BaseException:
             for executable in running.values():
                 executable.close()
@@ -126,7 +126,7 @@ def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
         restored, references = {}, dict[str, Reference]()
         for rung in manifest.rungs:
             with phase("loading kernels"):
-                found = _whole(load_reference(folder / rung.reference), rung, manifest.computed)
+                found = whole_reference(load_reference(folder / rung.reference), rung, manifest.computed)
                 references[rung.program] = found
                 restored[rung.program] = opened.restore((folder / rung.program).read_bytes(), found.feeds)
     return Loaded(manifest, references, tuple(notes), opened, restored)
@@ -143,7 +143,7 @@ def _whole_or_not(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from problem
 
 
-def _whole(reference: Reference, rung: Rung, computed: Mapping[str, str]) -> Reference:
+def whole_reference(reference: Reference, rung: Rung, computed: Mapping[str, str]) -> Reference:
     """A reference with its rows repeated, where only a few were kept."""
     feeds = {name: np.resize(value, rung.inputs[name]) for name, value in reference.feeds.items()}
     return replace(reference, feeds=feeds, computed=computed)
@@ -159,17 +159,17 @@ def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str,
     }
 
 
-def _verified(executable: Executable, reference: Reference, manifest: Manifest) -> Check:
+def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest: Manifest) -> Check:
     """One step against its reference.
 
     Raises:
         EngineError: It gives other outputs.
     """
     ieee = manifest.ieee or manifest.made_for.get("device") == "cpu"
-    found = compare(executable.step(reference.feeds), reference.outputs, ieee=ieee, computed=reference.computed)
+    found = compare(step(reference.feeds), reference.outputs, ieee=ieee, computed=reference.computed)
     if not found.passed:
         raise EngineError(
-            f"the build gives other outputs than {reference.source}:",
+            f"it gives other outputs than {reference.source}:",
             details=found.describe().splitlines(),
             fix="build it anew, with --force",
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner
     from msplit.engines.cuda.stored.program import Restored
-    from msplit.engines.cuda.stored.rung import HARMLESS, Opened, made_for, pack_rung
+    from msplit.engines.cuda.stored.rung import HARMLESS, Opened, Packed, made_for, pack_rung
     from msplit.engines.cuda.stored.weights import Weights
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "CompiledVariant",
     "CudaEngine",
     "Opened",
+    "Packed",
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",
@@ -62,6 +63,7 @@ __all__ = [
 _LATER = {
     "HARMLESS": "stored.rung",
     "Opened": "stored.rung",
+    "Packed": "stored.rung",
     "Restored": "stored.program",
     "Weights": "stored.weights",
     "made_for": "stored.rung",

@@ -31,28 +31,43 @@ class StreamPool:
     def __init__(self, place: torch.device) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._free: list[torch.cuda.Stream] = []
+        self._free: dict[int, list[torch.cuda.Stream]] = {}
+        self._priorities: dict[int, int] = {}
 
-    def lease(self, count: int) -> list[torch.cuda.Stream]:
-        """Streams that nobody else holds, made when there are not enough."""
+    def lease(self, count: int, priority: int = 0) -> list[torch.cuda.Stream]:
+        """Streams that nobody else holds, made when there are not enough.
+
+        Args:
+            priority: As CUDA has it: 0, or less than 0 for what is more urgent. More urgent than the device knows is as urgent as it knows.
+        """
         with self._lock:
-            taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        return taken + [new_stream(self._place) for _ in range(count - len(taken))]
+            free = self._free.setdefault(priority, [])
+            taken = [free.pop() for _ in range(min(count, len(free)))]
+        made = [new_stream(self._place, priority) for _ in range(count - len(taken))]
+        self._priorities |= {stream.cuda_stream: priority for stream in made}
+        return taken + made
 
     def give_back(self, streams: list[torch.cuda.Stream]) -> None:
         """Returns streams with no work in flight."""
         with self._lock:
-            self._free.extend(streams)
+            for stream in streams:
+                self._free[self._priorities[stream.cuda_stream]].append(stream)
 
 
-def new_stream(place: torch.device) -> torch.cuda.Stream:
+def new_stream(place: torch.device, priority: int = 0) -> torch.cuda.Stream:
     """A stream that PyTorch deals to nobody. It is never destroyed."""
     handle = ctypes.c_void_p()
     with torch.cuda.device(place):
-        status = runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING)
-    if status != 0 or handle.value is None:
-        raise RuntimeError(f"cudaStreamCreateWithFlags failed with status {status}")
+        check(runtime().cudaStreamCreateWithPriority(ctypes.byref(handle), _NON_BLOCKING, priority))
     return torch.cuda.ExternalStream(handle.value, device=place)
+
+
+def priorities(place: torch.device) -> int:
+    """How many levels of priority the streams of a device have: from 0 down to 1 less than that, negated."""
+    least, most = ctypes.c_int(), ctypes.c_int()
+    with torch.cuda.device(place):
+        check(runtime().cudaDeviceGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(most)))
+    return least.value - most.value + 1
 
 
 @functools.cache

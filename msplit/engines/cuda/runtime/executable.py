@@ -7,7 +7,8 @@ import ctypes
 import itertools
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ TIMELINE_RUNS = 5
 HEAD_START_CYCLES = 20_000_000
 """What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
 
+_ASK = 256
+"""How often it is looked whether a step is over before CUDA is asked, which knows of faults, too, and takes a µs to say so."""
+
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
@@ -60,6 +64,14 @@ class GraphExec:
             self._executable = handle
         self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
+    def start_on(self, stream: torch.cuda.Stream) -> None:
+        """Issues one run of the graph on a stream."""
+        if self._executable is None:
+            with torch.cuda.device(self._device), torch.cuda.stream(stream):
+                self._graph.replay()
+        else:  # the device is the stream's, whichever is current
+            check(self._launch(self._executable, stream.cuda_stream))
+
     def start(self) -> None:
         """Issues one run of the graph on the current stream."""
         if self._executable is None or self._current() != self._index:
@@ -80,11 +92,25 @@ class GraphExec:
         self._graph.reset()
 
 
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What executables share of which one runs at a time.
+
+    Attributes:
+        memory: Of their graphs; None: each has its own.
+        streams: Theirs, enough for each; None: each leases its own.
+    """
+
+    memory: Any = None
+    streams: Sequence[torch.cuda.Stream] | None = None
+
+
 class CudaExecutable:
     """One program with one plan on one device. See `engines.base.Executable`.
 
     With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Without
-    `own_copies`, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled.
+    `own_copies`, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled. With streams that
+    are `shared`, steps run on the first of these and are begun by `start` alone; the other half of the capturing is spared.
 
     Attributes:
         kernels: Keys, in the device's store, of the kernels of our own that it launches.
@@ -102,18 +128,22 @@ class CudaExecutable:
         facts: Mapping[str, Any],
         torture: Torture | None = None,
         timing_only: bool = False,
-        pool: Any = None,
+        shared: Shared | None = None,
         own_copies: bool = True,
     ) -> None:
+        shared = shared or Shared()
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts = dict(facts)
         self._torture = torture or Torture()
         self._chance = random.Random(self._torture.seed)
-        self._streams = device.streams.lease(max(stream_program.count, 1))
+        self._lent = shared.streams is not None
+        count = max(stream_program.count, 1)
+        self._streams = [*shared.streams[:count]] if shared.streams else device.streams.lease(count)
         self._origin = self._streams[0]
-        self._inputs = Inputs(feeds, device, own_kernel=own_copies)
+        stream = self._origin.cuda_stream if self._lent else None
+        self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream)
         self._own_copies = own_copies
-        self._memory = pool or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
+        self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
         self._graphs: dict[bool, GraphExec] = {}
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
@@ -134,13 +164,14 @@ class CudaExecutable:
         synchronize(self.device.place)
         before = torch.cuda.memory_reserved(self.device.place)
         if self._capture:
-            if self.stream_program.instructions:  # CUDA refuses to run a graph of nothing
+            if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
                 self._capture_graph(copies=False)
             if not self._timing_only:
                 self._capture_graph(copies=True)
                 self._outputs.aim()
                 synchronize(self.device.place)
                 self._outputs.settle()
+                self._seen, self._looks = self._outputs.seen, 0
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(self.device.place) - before
 
     @contextlib.contextmanager
@@ -240,6 +271,27 @@ class CudaExecutable:
                 if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                     return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
                 self._outputs.copy(results)
+        return self.outputs()
+
+    def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
+        """Begins a step on the rows of several requests; see `Inputs.join`. For one whose streams are shared."""
+        self._inputs.join(parts, entries)
+        self._outputs.expect()
+        self._graphs[True].start_on(self._origin)
+        self._looks = 0
+
+    def over(self) -> bool:
+        """Whether the step that was begun is over. What failed on the device is raised."""
+        if self._seen():
+            return True
+        self._looks += 1
+        if self._looks % _ASK or not self._origin.query():
+            return False
+        self._outputs.settle()
+        return True
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that is over."""
         return {**self._outputs.read(), **self.program.known_outputs()}
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
@@ -351,7 +403,8 @@ class CudaExecutable:
                 graph.reset()
             self._graphs.clear()
             self._results.clear()
-            self.device.streams.give_back(self._streams)
+            if not self._lent:
+                self.device.streams.give_back(self._streams)
             self._streams = []
 
 

@@ -22,7 +22,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.host import Counting, HostPart, WithHost
 from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -100,11 +100,11 @@ class Compiled:
 
 
 def executable_of(
-    compiled: Compiled, plan: Plan, options: EngineOptions, *, ieee: bool, pool: Any = None
+    compiled: Compiled, plan: Plan, options: EngineOptions, *, ieee: bool, shared: Shared | None = None
 ) -> Executable:
-    """The executable, its host part in front of it where there is one. `pool` is as `executable_for` has it."""
+    """The executable, its host part in front of it where there is one. `shared` is as `executable_for` has it."""
     with phase("capturing" if options.on_gpu and options.capture else "arranging steps"):
-        executable = executable_for(compiled, plan, options, ieee=ieee, pool=pool)
+        executable = executable_for(compiled, plan, options, ieee=ieee, shared=shared)
     if STEPS in compiled.program.feeds:
         executable = Counting(executable)
     host = compiled.optimized.host
@@ -118,14 +118,14 @@ def executable_for(
     *,
     ieee: bool,
     timing_only: bool = False,
-    pool: Any = None,
+    shared: Shared | None = None,
 ) -> Executable:
     """What runs a plan of a compiled graph, without the host part in front of it.
 
     Args:
         plan: Proved.
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
-        pool: Memory of graphs none of which runs at the same time as this one; one of its own where none is given.
+        shared: With others none of which runs at the same time as this one; nothing where none is given.
     """
     program, capture = compiled.program, options.capture
     if capture and program.dynamic:
@@ -150,7 +150,7 @@ def executable_for(
         facts={**facts, "device": torch.cuda.get_device_name(options.device)},
         torture=options.torture,
         timing_only=timing_only,
-        pool=pool,
+        shared=shared,
         own_copies=options.measure,
     )
 

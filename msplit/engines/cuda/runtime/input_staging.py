@@ -80,10 +80,13 @@ class AsyncCopy:
     """Copies bytes of a pinned block to the same place of a block of the same size on a GPU, by its copy engine.
 
     `Tensor.copy_` takes the host 6 µs, CUDA's own call 2. Without a GPU, as in tests, both blocks are in the host's memory.
+
+    Args:
+        stream: CUDA's handle of the stream to issue copies on; None: the caller's current one.
     """
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, stream: int | None = None) -> None:
+        self._source, self._target, self._stream = source, target, stream
         self._index: int | None = target.device.index if target.device.type == "cuda" else None
         if self._index is not None:
             self._copy = runtime().cudaMemcpyAsync
@@ -91,16 +94,19 @@ class AsyncCopy:
             self._from, self._to = source.data_ptr(), target.data_ptr()
 
     def send(self, first: int, last: int) -> None:
-        """Issues the copy of the bytes from `first` on, before `last`, on the caller's current stream."""
+        """Issues the copy of the bytes from `first` on, before `last`."""
         if self._index is None:
             self._target[first:last].copy_(self._source[first:last])
             return
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
         check(self._copy(self._to + first, self._from + first, last - first, _TO_DEVICE, stream))
 
 
 class Inputs:
     """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
+
+    Args:
+        stream: See `AsyncCopy`.
 
     Attributes:
         block: The host's side.
@@ -108,7 +114,9 @@ class Inputs:
         rest: Bytes at the start of the block that `send` does not send.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor], device: Device, *, own_kernel: bool = True) -> None:
+    def __init__(
+        self, like: Mapping[str, torch.Tensor], device: Device, *, own_kernel: bool = True, stream: int | None = None
+    ) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
         self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
@@ -116,7 +124,7 @@ class Inputs:
         self._device = torch.zeros_like(self.block.host, device=device.place)
         self.on_device = {name: _tensor(self._device, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
-        self._async_copy = AsyncCopy(self.block.host, self._device)
+        self._async_copy = AsyncCopy(self.block.host, self._device, stream)
         self._seen: torch.Tensor | None = None
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda.kernels import copy
@@ -167,6 +175,28 @@ class Inputs:
             EngineError: As above.
         """
         return self._fill(feeds, ahead=True)
+
+    def join(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
+        """Copies the rows of several requests into the host block, one behind the other, and sends what is large ahead.
+
+        Behind them stays what was there: rows of earlier steps, which are as legal as these. They are nobody's.
+
+        Args:
+            parts: Arrays of the right types and shapes.
+            entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none and is the same in all parts.
+        """
+        for name, place in self.block.arrays.items():
+            if not entries[name]:
+                np.copyto(place, parts[0][name])
+            elif len(parts) == 1:
+                value = parts[0][name]
+                np.copyto(place[: len(value)], value)
+            else:
+                arrays = [part[name] for part in parts]
+                np.concatenate(arrays, out=place[: sum(map(len, arrays))])
+            start = self.block.starts[name]
+            if start >= self.rest and place.nbytes:
+                self._async_copy.send(start, start + place.nbytes)
 
     def bring(self, feeds: Feeds) -> None:
         """Issues what brings every input to its place on the device, on the current stream: tensors from where they lie, without the host

@@ -97,6 +97,14 @@ class Outputs:
             if time.perf_counter() > end:
                 return False
 
+    @property
+    def seen(self) -> Callable[[], bool]:
+        """What tells, without waiting, whether the replay that was announced last is over; false where only CUDA can tell."""
+        if self._output_copy is None or not _CAN_POLL:
+            return lambda: False
+        number = self._output_copy.number
+        return lambda: bool(number[0] == self._number)
+
     def settle(self) -> None:
         """Everything that was issued is over: the number that the next replay raises is the one that stands there."""
         if self._output_copy is not None:

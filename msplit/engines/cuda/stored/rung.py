@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.executables import executable_of
-from msplit.engines.cuda.runtime.host import Wrapped
+from msplit.engines.cuda.runtime.arena import CudaArena
+from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
+from msplit.engines.cuda.runtime.executables import executable_for, executable_of
+from msplit.engines.cuda.runtime.host import HostPart, Wrapped
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule.plan.plan import Plan, make_plan, record_order
 
 HARMLESS = ("driver", "triton", "memory")
 """Of what a build was made for, what may differ: machine code and captured graphs do not depend on it."""
@@ -35,20 +37,23 @@ class Packed:
     Attributes:
         program: JSON.
         kernels: Name of a file -> its bytes.
+        feeds: Example inputs of what the device runs.
+        host: What the host runs around it, which no file can hold; None for most models.
     """
 
     program: bytes
     kernels: Mapping[str, bytes]
+    feeds: Arrays
+    host: HostPart | None
 
 
 def pack_rung(job: Job, executable: Executable, weights: Weights) -> Packed:
     """Packs what a job runs. It was just built, so that it is compiled already.
 
     Raises:
-        EngineError: Something in it can not be stored. What the host runs can not be.
+        EngineError: Something in it can not be stored.
     """
     compiled = compile_job(job)
-    assert compiled.optimized.host is None, "what the host runs is refused before anything is built"
     program = pack(compiled, compiled.plan(job), weights)
     while isinstance(executable, Wrapped):
         executable = executable.device
@@ -57,7 +62,7 @@ def pack_rung(job: Job, executable: Executable, weights: Weights) -> Packed:
         kept = Store.of(torch.device(job.options.device))
         found = {key: kept.read(key) for key in sorted(executable.kernels)}
         kernels = {file_of(key): data for key, data in found.items() if data is not None}
-    return Packed(program, kernels)
+    return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
 
 
 def made_for(device: str) -> dict[str, str]:
@@ -70,35 +75,75 @@ class Opened:
 
     Args:
         weights: The bytes of the weights.
-        kernels: The folder of compiled kernels. Its files are verified.
+        kernels: The folder of compiled kernels. Its files are verified. None: this process has made them.
         options: Device, whether to capture, and whether kernels are chosen by measuring.
         ieee: See `Job`.
         fits: See `program.unpack`.
     """
 
     def __init__(
-        self, weights: np.ndarray[Any, Any], kernels: Path, options: EngineOptions, *, ieee: bool, fits: bool
+        self, weights: np.ndarray[Any, Any], kernels: Path | None, options: EngineOptions, *, ieee: bool, fits: bool
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
         if options.on_gpu:
             place = Device.of(place).place
-            if fits:
+            if fits and kernels is not None:
                 Store.of(place).add(kernels)
+        self._place, self._numbers = place, itertools.count()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
-    def restore(self, program: bytes, feeds: Arrays) -> Restored:
-        """A rung, not yet running, and inputs for it."""
+    def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:
+        """A rung, not yet running, with inputs for it and what the host runs around it."""
         with precision(self._ieee):
-            return unpack(program, self._memory, feeds, fits=self._fits)
+            found = unpack(program, self._memory, feeds, fits=self._fits)
+        if host is None:
+            return found
+        compiled = replace(found.compiled, optimized=replace(found.compiled.optimized, host=host))
+        return replace(found, compiled=compiled)
 
     def run(self, rung: Restored, *, alone: bool = False, one_stream: bool = False) -> Executable:
         """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
-        plan, program = rung.plan, rung.compiled.program
-        if one_stream:
-            lanes = np.minimum(plan.stream, 0)
-            plan = make_plan(program.dag, lanes, record_order(program.dag, (lanes >= 0).astype(np.float64)))
+        plan = _on_one(rung) if one_stream else rung.plan
         pool = None if alone else self._pool
-        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, pool=pool)
+        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool))
+
+    def can_fly(self, rungs: Iterable[Restored]) -> bool:
+        """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
+        else."""
+        whole = all(rung.compiled.optimized.host is None and not rung.compiled.dynamic for rung in rungs)
+        return self._options.on_gpu and self._options.capture and whole
+
+    def arena(
+        self,
+        rungs: Mapping[int, Restored],
+        entries: Mapping[str, int],
+        *,
+        urgency: int = 0,
+        one_stream: bool = False,
+    ) -> CudaArena:
+        """An arena for rungs that can fly; see `CudaArena`.
+
+        Args:
+            rungs: By batch.
+            urgency: Priority of its streams, 0 or more, the higher the more urgent; see `StreamPool.lease`.
+        """
+        plans = {batch: _on_one(rung) if one_stream else rung.plan for batch, rung in rungs.items()}
+        device = Device.of(self._place)
+        streams = device.streams.lease(max(max(plan.streams, 1) for plan in plans.values()), -urgency)
+        shared = Shared(torch.cuda.graph_pool_handle(), streams)
+        executables = dict[int, CudaExecutable]()
+        for batch in sorted(rungs, reverse=True):  # the largest is captured first: the others find room in its memory
+            one = executable_for(rungs[batch].compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
+            assert isinstance(one, CudaExecutable)
+            executables[batch] = one
+        return CudaArena(executables, entries, device, streams, self._numbers)
+
+
+def _on_one(rung: Restored) -> Plan:
+    """The plan of a rung with all of it on one stream."""
+    plan, dag = rung.plan, rung.compiled.program.dag
+    lanes = np.minimum(plan.stream, 0)
+    return make_plan(dag, lanes, record_order(dag, (lanes >= 0).astype(np.float64)))

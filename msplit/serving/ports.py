@@ -1,0 +1,192 @@
+"""Inputs and outputs of a pool: what a request must bring, how requests become one step, and how its outputs become answers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Feeds, refuse
+from msplit.errors import EngineError
+from msplit.measure.tensors import as_array
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output.
+
+    Attributes:
+        dtype: NumPy's name of its type; ``object`` for strings.
+        shape: A first dimension of None has the rows.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+class Ports:
+    """Inputs and outputs of one model.
+
+    Args:
+        dtypes: Of inputs.
+        shapes: Of inputs, by the rows of each step that there is, ascending; by 0 where a model has one step of fixed shapes.
+        rows: Of inputs and of outputs, how many entries of the first axis belong to a row (0: it has no rows), where rows are independent;
+            None where that was not shown.
+        mixes: Why it was not.
+        pads: Whether steps are of these batches only, so that one is filled up to the next.
+
+    Attributes:
+        joins: Whether several requests may share a step, and one may be filled up to it.
+        batches: Rows of steps, ascending; empty where shapes are fixed.
+    """
+
+    def __init__(
+        self,
+        dtypes: Mapping[str, np.dtype[Any]],
+        shapes: Mapping[int, Mapping[str, Shape]],
+        rows: tuple[Mapping[str, int], Mapping[str, int]] | None,
+        mixes: str = "",
+        *,
+        pads: bool = True,
+    ) -> None:
+        self.batches = tuple(batch for batch in shapes if batch)
+        self._pads = pads
+        self.joins, self._mixes = rows is not None and bool(self.batches), mixes
+        largest = [*shapes.values()][-1]
+        entries, self._made = rows if rows is not None and self.joins else ({}, {})
+        self._entries = {name: entries.get(name, 0) for name in largest}
+        changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
+        leading = set(changing) | {name for name, count in self._entries.items() if count}
+        self.inputs = {
+            name: Port(dtypes[name].name, (None, *shape[1:]) if name in leading else shape)
+            for name, shape in largest.items()
+        }
+        self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
+        self._shapes = dict(shapes)
+        self._shared = [name for name, count in self._entries.items() if not count]
+
+    def outputs(self, example: Arrays) -> dict[str, Port]:
+        """What answers have, by the outputs of a step."""
+        return {
+            name: Port(value.dtype.name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
+            for name, value in example.items()
+        }
+
+    def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
+        """What a request brings, as arrays; its rows, 0 where a model has none; and its key (see `Request`).
+
+        Raises:
+            EngineError: An input is missing or is none, or has another type or shape than it must.
+        """
+        if self.joins and len(feeds) == len(self._wanted):  # as most requests are
+            rows = 0
+            for name, dtype, shape, count in self._wanted:
+                value = feeds.get(name)
+                if type(value) is not np.ndarray or value.dtype != dtype:
+                    break
+                if not count:
+                    if value.shape != shape:
+                        break
+                    continue
+                if not rows and value.ndim:
+                    rows = len(value) // count
+                if value.shape[:1] != (rows * count,) or value.shape[1:] != shape[1:]:
+                    break
+            else:
+                if 0 < rows <= self.batches[-1]:
+                    return feeds, rows, self._key(feeds)
+        arrays = {name: as_array(name, value) if hasattr(value, "dtype") else value for name, value in feeds.items()}
+        rows = self._rows(arrays)
+        refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        return arrays, rows, self._key(arrays)
+
+    def _shape(self, name: str, rows: int) -> Shape:
+        """Of an input of so many rows."""
+        if rows in self._shapes:
+            return self._shapes[rows][name]
+        shape, count = self._shapes[self.batches[-1]][name], self._entries[name]
+        return (rows * count, *shape[1:]) if count else shape
+
+    def _rows(self, feeds: Feeds) -> int:
+        """How many rows a request has.
+
+        Raises:
+            EngineError: There is no step for it.
+        """
+        given = {name: np.shape(value) for name, value in feeds.items()}
+        if not self.joins:
+            fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
+            if not fitting and len(self._shapes) > 1:
+                raise EngineError(
+                    f"inputs are of none of the batches that are ready ({', '.join(map(str, self.batches))})",
+                    details=[f"they can not be filled up to one: {self._mixes}"],
+                    fix="send one of those, or make this batch ready, too",
+                )
+            return fitting[0] if fitting else next(iter(self._shapes))
+        sizes = {name: given[name][0] / count for name, count in self._entries.items() if count and given.get(name)}
+        if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
+            said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+            raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
+        rows = int(next(iter(sizes.values()), self.batches[-1]))
+        if not 0 < rows <= self.batches[-1]:
+            raise EngineError(
+                f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready",
+                fix="cut it, or raise max_batch",
+            )
+        return rows
+
+    def _key(self, feeds: Feeds) -> Hashable:
+        """Requests share a step where what has no rows is equal."""
+        if not self.joins:
+            return None
+        return tuple([feeds[name].tobytes() for name in self._shared])
+
+    def rung(self, rows: int) -> int:
+        """Rows of the smallest step that has so many."""
+        if not self._pads:
+            return rows
+        return next((batch for batch in self.batches if batch >= rows), rows)
+
+    def join(self, feeds: Sequence[Feeds], rung: int) -> Feeds:
+        """The inputs of several requests as those of one step, its end filled up with the first row of all: what is legal in a row, an
+        index in range for example, is so there, too."""
+        if not self.joins:
+            return feeds[0]
+        return {
+            name: _filled([one[name] for one in feeds], rung * count, count) if count else feeds[0][name]
+            for name, count in self._entries.items()
+        }
+
+    def cut(self, outputs: dict[str, NDArray[Any]], rows: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+        """The answers to requests of so many rows each, out of a step's outputs: parts of them, and of what has no rows one for each."""
+        if not self.joins:
+            return [outputs]
+        answers = []
+        start = 0
+        for count in rows:
+            end = start + count
+            answers.append(
+                {
+                    name: value[start * made : end * made] if (made := self._made.get(name)) else _another(value, start)
+                    for name, value in outputs.items()
+                }
+            )
+            start = end
+        return answers
+
+
+def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[Any]:
+    """Arrays one behind the other, and then the first entries again and again."""
+    missing = size - sum(map(len, parts))
+    if not missing and len(parts) == 1:
+        return parts[0]
+    return np.concatenate([*parts, *[parts[0][:entries]] * (missing // entries)])
+
+
+def _another(value: NDArray[Any], start: int) -> NDArray[Any]:
+    return value.copy() if start else value
