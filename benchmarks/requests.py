@@ -1,0 +1,140 @@
+"""How many requests a pool answers, in one process: by arenas, rows of a request, threads. Figures are those of `requests.md`.
+
+python benchmarks/requests.py GRAPHS [--models ple,mmoe] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+import msplit
+from msplit.errors import MsplitError
+
+SECONDS = 1.0
+
+
+def requests_of(pool: Any, rows: int, count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            name: rng.standard_normal([rows if size is None else size for size in port.shape]).astype(port.dtype)
+            for name, port in pool.inputs.items()
+        }
+        for _ in range(count)
+    ]
+
+
+def flood(pool: Any, feeds: list[Any], window: int, seconds: float = SECONDS) -> tuple[float, float, float]:
+    """One thread that keeps so many requests going: requests per second, and median and 99th percentile of µs from request to answer."""
+    going: deque[tuple[Any, float]] = deque()
+    times = []
+    end = time.perf_counter() + seconds
+    number = done = 0
+    start = time.perf_counter()
+    while True:
+        now = time.perf_counter()
+        if now < end and len(going) < window:
+            going.append((pool.submit(feeds[number % len(feeds)]), now))
+            number += 1
+            continue
+        if not going:
+            break
+        future, since = going.popleft()
+        future.result()
+        times.append(time.perf_counter() - since)
+        done += 1
+    took = time.perf_counter() - start
+    return done / took, statistics.median(times) * 1e6, float(np.quantile(times, 0.99)) * 1e6
+
+
+def threads(step: Any, feeds: list[Any], count: int, seconds: float = SECONDS) -> tuple[float, float, float]:
+    """So many threads, each with one request at a time."""
+    times: list[list[float]] = [[] for _ in range(count)]
+    gate = threading.Barrier(count + 1)
+    stop = [False]
+
+    def run(mine: list[float], first: int) -> None:
+        gate.wait()
+        number = first
+        while not stop[0]:
+            start = time.perf_counter()
+            step(feeds[number % len(feeds)])
+            mine.append(time.perf_counter() - start)
+            number += 1
+
+    every = [threading.Thread(target=run, args=(mine, 7 * number)) for number, mine in enumerate(times)]
+    for one in every:
+        one.start()
+    gate.wait()
+    start = time.perf_counter()
+    time.sleep(seconds)
+    stop[0] = True
+    for one in every:
+        one.join()
+    took = time.perf_counter() - start
+    joined = [one for mine in times for one in mine]
+    return len(joined) / took, statistics.median(joined) * 1e6, float(np.quantile(joined, 0.99)) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--models", default="ple,mmoe")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--groups", default="1,2,4,8,16")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    request = msplit.BenchRequest(engine="cuda", device=args.device, effort="full" if args.device == "cuda" else "fast")
+    found = []
+
+    def tell(what: str, figures: tuple[float, float, float]) -> None:
+        rate, median, high = figures
+        found.append({"what": what, "rate": rate, "p50_us": median, "p99_us": high})
+        print(f"{what:60} {rate:10,.0f}/s  p50 {median:9,.1f}  p99 {high:9,.1f} µs", flush=True)
+
+    for name in args.models.split(","):
+        path = models.fill(args.folder, Path("/tmp/filled"), name, 128)
+        built = Path(f"/tmp/{name}.build")
+        start = time.perf_counter()
+        msplit.build(path, built, request, batches=(1, 16, 64, 128, 512), force=True)
+        print(f"{name}: built in {time.perf_counter() - start:.1f} s")
+        with msplit.open(built) as runner:
+            feeds = requests_of(type("P", (), {"inputs": {n: type("Q", (), {"shape": (None, *s[1:]), "dtype": d}) for n, (d, s) in runner.inputs.items()}}), 128, 64)
+            tell(f"{name} runner, 128 rows, 1 thread", threads(runner.step, feeds, 1))
+            tell(f"{name} runner, 128 rows, 4 threads", threads(runner.step, feeds, 4))
+        for groups in map(int, args.groups.split(",")):
+            start = time.perf_counter()
+            try:
+                pool = msplit.pool(built, groups=groups)
+            except MsplitError as problem:
+                print(problem)
+                continue
+            with pool:
+                print(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; {dict(pool.about.facts)}")
+                whole, single = requests_of(pool, 128, 64), requests_of(pool, 1, 1024)
+                tell(f"{name} {groups} arenas, 128 rows, 1 thread, step", threads(pool.step, whole, 1))
+                tell(f"{name} {groups} arenas, 128 rows, {2 * groups} going", flood(pool, whole, 2 * groups))
+                tell(f"{name} {groups} arenas, 128 rows, {8 * groups} going", flood(pool, whole, 8 * groups))
+                tell(f"{name} {groups} arenas, 1 row, {128 * groups} going", flood(pool, single, 128 * groups))
+                for count in (4, 16):
+                    tell(f"{name} {groups} arenas, 128 rows, {count} threads", threads(pool.step, whole, count))
+                print(pool.stats())
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
