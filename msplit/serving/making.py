@@ -60,6 +60,9 @@ class StepArena:
         """See `Arena`."""
         return True
 
+    def wait(self) -> None:
+        """See `Arena`."""
+
     def outputs(self) -> Answer:
         """See `Arena`."""
         return self._outputs
@@ -92,6 +95,11 @@ class SimulatedArena:
             return False
         self._running.result()
         return True
+
+    def wait(self) -> None:
+        """See `Arena`."""
+        assert self._running is not None
+        self._running.exception()
 
     def outputs(self) -> Answer:
         """See `Arena`."""

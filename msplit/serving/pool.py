@@ -25,6 +25,7 @@ from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Feeds
 from msplit.errors import Closed, TimedOut
 from msplit.measure.results import Check
+from msplit.serving.pending import Pending, wake
 from msplit.serving.ports import Port, Ports
 from msplit.serving.queue import NEVER, Queue, Request
 from msplit.serving.settings import PoolSettings
@@ -36,9 +37,11 @@ _LOOKS = 8
 _PATIENCE = 1e-3
 """Seconds that a thread looks for. Longer steps are waited for with naps."""
 _NAP = 50e-6
-_UNATTENDED = 5e-4
+_GLANCE = 20e-6
+"""Seconds between two looks at what is in flight of a thread that brings requests and waits for none."""
+_UNATTENDED = 1e-3
 """Seconds after which the pool's own thread looks after steps for which nobody waits."""
-_LINGER = 5e-3
+_LINGER = 10e-3
 """Seconds without work after which that thread goes to sleep, from which to wake it takes long."""
 
 
@@ -50,6 +53,9 @@ class Arena(Protocol):
 
     def over(self) -> bool:
         """Whether it is over. What failed is raised."""
+
+    def wait(self) -> None:
+        """Returns when it is over, or sooner; without the interpreter's lock."""
 
     def outputs(self) -> Answer:
         """Outputs of the step that is over, of the caller's own."""
@@ -121,45 +127,6 @@ class _Flight:
     rung: int
 
 
-class _Pending(Future[Any]):
-    """See `Pool.submit`. Whoever asks for its result works for it."""
-
-    def __init__(self, pool: Pool) -> None:
-        super().__init__()
-        self._pool = pool
-        self.waiter: threading.Lock | None = None
-
-    def result(self, timeout: float | None = None) -> Any:
-        """See `Future.result`."""
-        if self.done():
-            return super().result()
-        start = time.perf_counter()
-        self._pool._work_for(self, timeout)
-        return super().result(None if timeout is None else max(timeout - (time.perf_counter() - start), 0.0))
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `Future.exception`."""
-        start = time.perf_counter()
-        self._pool._work_for(self, timeout)
-        return super().exception(None if timeout is None else max(timeout - (time.perf_counter() - start), 0.0))
-
-    def set_result(self, result: Any) -> None:
-        """See `Future.set_result`."""
-        super().set_result(result)
-        _release(self.waiter)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """See `Future.set_exception`."""
-        super().set_exception(exception)
-        _release(self.waiter)
-
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See `Future.add_done_callback`."""
-        super().add_done_callback(fn)
-        if not self.done():
-            self._pool._attend()
-
-
 class Pool(Shown):
     """Several steps of one model in flight at once. See `msplit.pool`. Close it, or use it in a ``with`` statement.
 
@@ -195,13 +162,14 @@ class Pool(Shown):
             self._free[level].append(arena)
         self._queue = Queue(settings.priorities, ports.batches, settings.max_delay_us / 1e6, settings.max_queue)
         self._lock, self._polling, self._leading = threading.Lock(), threading.Lock(), threading.Lock()
+        self.condition = threading.Condition()
         self._leader: int | None = None
         self._waiters: deque[threading.Lock] = deque()
         self._flying: list[_Flight] = []
-        self._running = 0
-        self._counts = dict.fromkeys(Stats.__dataclass_fields__, 0)
-        self._closed = False
-        self._polls_done, self._driven, self._eager, self._awake = 0, -NEVER, False, False
+        self._running = self._alone = 0
+        self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
+        self._closed = self._eager = self._awake = False
+        self._looked = self._driven = -NEVER
         self._wake = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="msplit-pool", daemon=True)
         self._keeper.start()
@@ -213,7 +181,7 @@ class Pool(Shown):
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None) -> Answer:
         """The answer to a request. See `submit`, which does not wait for it."""
-        if self.polls and len(self._queue) == 0 and timeout is None and not self.settings.max_delay_us:
+        if self.polls and timeout is None and not self._queue.count and not self.settings.max_delay_us:
             answer = self._at_once(feeds, priority)
             if answer is not None:
                 return answer
@@ -237,83 +205,68 @@ class Pool(Shown):
             Busy: As many requests wait as may.
             Closed: The pool is closed.
         """
-        level, arrays, rows, key = self._request(feeds, priority)
+        if priority:
+            whole("the priority", priority, 0, self.settings.priorities - 1)
+        arrays, rows, key = self._ports.check(feeds)
         now = time.perf_counter()
         deadline = NEVER if timeout is None else now + number("the timeout", timeout)
-        pending = _Pending(self)
-        request = Request(arrays, rows, key, level, now, deadline, pending)
+        pending = Pending(self)
         with self._lock:
             self._refuse_closed()
-            try:
-                self._queue.put(request)
-            except Exception:
-                self._count(refused=1)
-                raise
-            self._count(requests=1)
+            self._queue.put(Request(arrays, rows, key, priority, now, deadline, pending))
             flight, late = self._next(now)
-        self._go_on(flight, late)
-        if self._flying:
+        if flight is not None or late:
+            self._go_on(flight, late)
+        if self._flying and now - self._looked > _GLANCE:
             self._poll()
         if not self._awake:
             self._awake = True
             self._wake.set()
         return pending
 
-    def _request(self, feeds: Feeds, priority: int) -> tuple[int, Feeds, int, Any]:
-        if priority:
-            whole("the priority", priority, 0, self.settings.priorities - 1)
-        return priority, *self._ports.check(feeds)
-
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the pool is closed", fix="open another one")
 
-    def _count(self, **more: int) -> None:
-        """Adds to what is counted. The lock is held."""
-        for name, value in more.items():
-            self._counts[name] += value
-
     def _at_once(self, feeds: Feeds, priority: int) -> Answer | None:
         """The answer, by this thread from beginning to end; None where no arena is free."""
-        level, arrays, rows, _ = self._request(feeds, priority)
+        if priority:
+            whole("the priority", priority, 0, self.settings.priorities - 1)
+        arrays, rows, _ = self._ports.check(feeds)
         with self._lock:
             self._refuse_closed()
-            free = next((free for free in self._free[level:] if free), None)
-            if free is None or len(self._queue):
+            free = next((free for free in self._free[priority:] if free), None)
+            if free is None or self._queue.count:
                 return None
             arena = free.pop()
             self._running += 1
-            self._counts["requests"] += 1
+            self._alone += 1
+            self._direct += 1
         rung = self._ports.rung(rows)
-        ok = 0
+        outputs = None
         try:
             arena.start(rung, (arrays,))
-            self._until(arena.over)
+            self._until(arena)
             outputs = arena.outputs()
-            ok = 1
         finally:
-            now = time.perf_counter()
             with self._lock:
-                free.append(arena)
-                self._running -= 1
-                counts = self._counts
-                counts["steps"] += 1
-                counts["rows"] += rung
-                counts["filled"] += rung - rows
-                counts["answered" if ok else "failed"] += 1
-                flight, late = self._next(now)
+                self._alone -= 1
+                flight, late = self._landed(arena, free, rung, rows, 1, outputs is None)
             if flight is not None or late:
                 self._go_on(flight, late)
-        return outputs if rows == rung else self._ports.cut(outputs, [rows])[0]
+        return outputs if rows == rung else self._ports.cut(outputs, (rows,))[0]
 
-    def _until(self, over: Callable[[], bool]) -> None:
-        """Looks again and again, and lets other threads work meanwhile."""
-        start, look_up = time.perf_counter(), _look_up()
+    def _until(self, arena: Arena) -> None:
+        """Waits for one step. Where other threads are at work, without the interpreter's lock, which all of them need."""
+        start = time.perf_counter()
+        look_up = _look_up()
         while True:
             for _ in range(_LOOKS):
-                if over():
+                if arena.over():
                     return
-            if time.perf_counter() - start < _PATIENCE:
+            if self._alone > 1 or self._waiters:
+                arena.wait()
+            elif time.perf_counter() - start < _PATIENCE:
                 look_up(0)
             else:
                 time.sleep(_NAP)
@@ -328,21 +281,35 @@ class Pool(Shown):
         Returns:
             Whether there is.
         """
-        end, look_up = time.perf_counter() + seconds, _look_up()
+        end = time.perf_counter() + seconds
+        look_up = _look_up() if seconds else None
         while True:
             now = self._driven = time.perf_counter()
-            if not self._poll() and self._queue.next_time() <= now:
-                with self._lock:
-                    flight, late = self._next(now)
-                self._go_on(flight, late)
-            if not self._busy() or now >= end:
-                return self._busy()
-            look_up(0)
+            self._poll()
+            if self._queue.count:
+                self._start_due(now)
+            if not self._is_busy or now >= end:
+                return self._is_busy
+            if look_up is not None:
+                look_up(0)
 
     def stats(self) -> Stats:
         """What it has done so far."""
         with self._lock:
-            return Stats(**{**self._counts, "waiting": len(self._queue), "in_flight": self._running})
+            queue = self._queue
+            return Stats(
+                requests=queue.taken + self._direct,
+                answered=self._answered,
+                failed=self._failed,
+                timed_out=queue.timed_out,
+                cancelled=queue.cancelled,
+                refused=queue.refused,
+                rows=self._rows,
+                filled=self._filled,
+                steps=self._steps,
+                waiting=queue.count,
+                in_flight=self._running,
+            )
 
     def close(self, finish: bool = True) -> None:
         """Takes no more requests, and gives streams and memory back. Steps in flight are waited for.
@@ -355,9 +322,8 @@ class Pool(Shown):
             left = [] if finish else self._queue.clear()
         for request in left:
             _fail(request, Closed("the pool was closed before this request was run", fix="send it to another one"))
-        while self._busy():
-            if not self.drive(_NAP):
-                break
+        while self._is_busy:
+            self.drive()
             time.sleep(_NAP)
         if again:
             return
@@ -377,36 +343,36 @@ class Pool(Shown):
     ) -> None:
         self.close(finish=kind is None)
 
-    def _busy(self) -> bool:
-        return bool(self._running or len(self._queue))
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._running or self._queue.count)
 
-    def _next(self, now: float) -> tuple[_Flight | None, list[Request]]:
-        """The next step to start, where there is an arena for it, and what is too late. The lock is held."""
-        if not len(self._queue):
-            return None, []
-        late = self._queue.expired(now)
-        self._count(timed_out=len(late))
+    def _next(self, now: float) -> tuple[_Flight | None, Sequence[Request]]:
+        """The next step to start, where there is an arena for it, and requests that are too late. The lock is held."""
+        queue = self._queue
+        if not queue.count or queue.next_time > now:
+            return None, ()
+        late = queue.expired(now)
         for level, free in enumerate(self._free):
-            while free and (found := self._queue.take(now, level)):
-                wanted = [request for request in found if request.answer.set_running_or_notify_cancel()]
-                self._count(cancelled=len(found) - len(wanted))
-                if wanted:
-                    self._running += 1
-                    rung = self._ports.rung(sum(request.rows for request in wanted))
-                    return _Flight(free.pop(), level, wanted, rung), late
+            if free and (found := queue.take(now, level, self._running > 0)):
+                self._running += 1
+                return _Flight(free.pop(), level, found, self._ports.rung(sum([one.rows for one in found]))), late
         return None, late
+
+    def _start_due(self, now: float) -> None:
+        """Starts the next step, where there is an arena for it."""
+        with self._lock:
+            flight, late = self._next(now)
+        if flight is not None or late:
+            self._go_on(flight, late)
 
     def _go_on(self, flight: _Flight | None, late: Sequence[Request]) -> None:
         """Starts a step, and tells those that are too late."""
         for request in late:
             waited = time.perf_counter() - request.since
+            said = f"the request was not run: it waited for {waited:.3f} s"
             if request.answer.set_running_or_notify_cancel():
-                _fail(
-                    request,
-                    TimedOut(
-                        f"the request was not run: it waited for {waited:.3f} s", fix="send fewer, or wait longer"
-                    ),
-                )
+                _fail(request, TimedOut(said, fix="send fewer, or wait longer"))
         if flight is None:
             return
         if self._threads is not None:
@@ -414,7 +380,7 @@ class Pool(Shown):
             return
         try:
             flight.arena.start(flight.rung, [request.feeds for request in flight.requests])
-        except Exception as problem:  # noqa: BLE001  whoever starts it, it is those that wait for it who are told
+        except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
             self._land(flight, problem)
         else:
             self._flying.append(flight)
@@ -433,10 +399,10 @@ class Pool(Shown):
         """Ends the steps that are over. Whether there were any. Only one thread does so at a time."""
         if not self._polling.acquire(blocking=False):
             return False
-        landed: list[tuple[_Flight, Answer | BaseException]] = []
+        landed: list[tuple[_Flight, Answer | Exception]] = []
         try:
-            self._polls_done += 1
-            for flight in [*self._flying]:
+            self._looked = time.perf_counter()
+            for flight in self._flying:
                 try:
                     if flight.arena.over():
                         landed.append((flight, flight.arena.outputs()))
@@ -450,40 +416,49 @@ class Pool(Shown):
             self._land(flight, outputs)
         return bool(landed)
 
-    def _land(self, flight: _Flight, outputs: Answer | BaseException) -> None:
+    def _land(self, flight: _Flight, outputs: Answer | Exception) -> None:
         """Gives the arena of a step that is over to the next one, and then its answers to those who wait for them."""
         requests = flight.requests
         rows = [request.rows for request in requests]
-        failed = isinstance(outputs, BaseException)
+        failed = isinstance(outputs, Exception)
         with self._lock:
-            self._free[flight.level].append(flight.arena)
-            self._running -= 1
-            counts = self._counts
-            counts["steps"] += 1
-            counts["rows"] += flight.rung
-            counts["filled"] += flight.rung - sum(rows)
-            counts["failed" if failed else "answered"] += len(requests)
-            following, late = self._next(time.perf_counter())
-        self._go_on(following, late)
-        if isinstance(outputs, BaseException):
+            following, late = self._landed(
+                flight.arena, self._free[flight.level], flight.rung, sum(rows), len(requests), failed
+            )
+        if following is not None or late:
+            self._go_on(following, late)
+        if isinstance(outputs, Exception):
             for request in requests:
                 _fail(request, outputs)
             return
         for request, answer in zip(requests, self._ports.cut(outputs, rows), strict=True):
             request.answer.set_result(answer)
 
-    def _work_for(self, pending: _Pending, timeout: float | None) -> None:
-        """Looks after all that is in flight until an answer is there, or waits while another thread does."""
-        if not self.polls:
-            return
+    def _landed(
+        self, arena: Arena, free: list[Arena], rung: int, rows: int, requests: int, failed: bool
+    ) -> tuple[_Flight | None, Sequence[Request]]:
+        """Counts a step that is over, and gives what comes next. The lock is held."""
+        free.append(arena)
+        self._running -= 1
+        self._steps += 1
+        self._rows += rung
+        self._filled += rung - rows
+        if failed:
+            self._failed += requests
+        else:
+            self._answered += requests
+        return self._next(time.perf_counter()) if self._queue.count else (None, ())
+
+    def work_for(self, pending: Pending, timeout: float | None) -> None:
+        """See `Worker`: looks after all that is in flight until an answer is there, or waits while another thread does."""
         end = NEVER if timeout is None else time.perf_counter() + timeout
         me = get_ident()
         while not pending.done() and time.perf_counter() < end:
             nested = self._leader == me  # a function that an answer called asks for another one
-            if nested or self._leading.acquire(blocking=False):
-                self._leader = me
+            if self.polls and (nested or self._leading.acquire(blocking=False)):
                 try:
-                    self._lead(lambda: pending.done() or time.perf_counter() > end)
+                    self._leader = me
+                    self._lead(lambda: pending.is_there or pending.done() or time.perf_counter() > end)
                 finally:
                     if not nested:
                         self._leader = None
@@ -494,7 +469,8 @@ class Pool(Shown):
 
     def _lead(self, enough: Callable[[], bool]) -> None:
         """Looks after all that is in flight."""
-        start, look_up = time.perf_counter(), _look_up()
+        start = time.perf_counter()
+        look_up = _look_up()
         while not enough():
             for _ in range(_LOOKS):
                 if self._poll():
@@ -502,74 +478,71 @@ class Pool(Shown):
                     break
             else:
                 now = time.perf_counter()
-                if self._queue.next_time() <= now:
-                    with self._lock:
-                        flight, late = self._next(now)
-                    self._go_on(flight, late)
-                if now - start < _PATIENCE:
+                if self._queue.count:
+                    self._start_due(now)
+                flying = self._flying[:1]
+                if flying and (self._alone or self._waiters):
+                    flying[0].arena.wait()
+                elif now - start < _PATIENCE:
                     look_up(0)
                 else:
                     time.sleep(_NAP)
 
-    def _follow(self, pending: _Pending, end: float) -> None:
+    def _follow(self, pending: Pending, end: float) -> None:
         """Waits for an answer, or to be the one who looks after all."""
         waiter = threading.Lock()
         waiter.acquire()
         pending.waiter = waiter
         self._waiters.append(waiter)
-        if not pending.done() and self._leading.locked():
+        if not pending.done() and (self._leading.locked() or not self.polls):
             waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
         try:
             self._waiters.remove(waiter)
-        except ValueError:  # it was chosen, and may be done by now
+        except ValueError:  # it was chosen, and may have its answer by now
             if pending.done():
                 self._promote()
 
     def _promote(self) -> None:
         """Has one of those who wait look after all."""
         while self._waiters:
-            if _release(self._waiters.popleft()):
+            if wake(self._waiters.popleft()):
                 return
 
-    def _attend(self) -> None:
-        """Somebody wants to be told, and waits for nothing."""
+    def attend(self) -> None:
+        """See `Worker`."""
         self._eager = True
         self._wake.set()
 
     def _keep(self) -> None:
         """The pool's own thread: looks after what nobody looks after, and after what is due or too late."""
         idle_since = time.perf_counter()
-        while not self._closed or self._busy():
+        while not self._closed or self._is_busy:
             now = time.perf_counter()
-            if not self._busy():
-                if now - idle_since > _LINGER:
-                    self._awake = self._eager = False
-                    if not self._busy():
-                        self._wake.wait()
-                    self._wake.clear()
-                    self._awake, idle_since = True, time.perf_counter()
-                else:
+            if not self._is_busy:
+                if now - idle_since < _LINGER:
                     time.sleep(_UNATTENDED)
+                    continue
+                self._awake = self._eager = False
+                if not self._is_busy and not self._closed:
+                    self._wake.wait()
+                self._wake.clear()
+                self._awake = True
                 continue
             idle_since = now
             if self._eager and self.polls and now - self._driven > _LINGER and self._leading.acquire(blocking=False):
-                self._leader = get_ident()
                 try:
-                    self._lead(lambda: not self._busy())
+                    self._leader = get_ident()
+                    self._lead(lambda: not self._is_busy)
                 finally:
                     self._leader = None
                     self._leading.release()
                     self._promote()
                 continue
-            before = self._polls_done
-            due = self._queue.next_time() - now
-            time.sleep(min(max(due, 0.0), _UNATTENDED) if self.polls else min(max(due, _NAP), _UNATTENDED))
-            if self._polls_done == before or not self.polls:
-                if self.polls:
-                    self._poll()
-                with self._lock:
-                    flight, late = self._next(time.perf_counter())
-                self._go_on(flight, late)
+            time.sleep(min(max(self._queue.next_time - now, _NAP), _UNATTENDED))
+            if self.polls and now > self._looked:
+                self._poll()
+            if self._queue.count:
+                self._start_due(time.perf_counter())
 
 
 def _look_up() -> Callable[[int], object]:
@@ -579,14 +552,3 @@ def _look_up() -> Callable[[int], object]:
 
 def _fail(request: Request, problem: BaseException) -> None:
     request.answer.set_exception(problem)
-
-
-def _release(waiter: threading.Lock | None) -> bool:
-    """Wakes whoever waits for a lock; whether anybody did."""
-    if waiter is None:
-        return False
-    try:
-        waiter.release()
-    except RuntimeError:  # somebody else woke them
-        return False
-    return True

@@ -166,13 +166,24 @@ class Ports:
         """The answers to requests of so many rows each, out of a step's outputs: parts of them, and of what has no rows one for each."""
         if not self.joins:
             return [outputs]
+        if len(set(rows)) == 1:  # to go along an array takes a third of the time that it takes to cut it
+            count = len(rows)
+            columns = [
+                [*value[: made * sum(rows)].reshape(count, -1, *value.shape[1:])]
+                if (made := self._made.get(name))
+                else [value, *(value.copy() for _ in rows[1:])]
+                for name, value in outputs.items()
+            ]
+            return [dict(zip(outputs, values, strict=True)) for values in zip(*columns, strict=True)]
         answers = []
         start = 0
         for count in rows:
             end = start + count
             answers.append(
                 {
-                    name: value[start * made : end * made] if (made := self._made.get(name)) else _another(value, start)
+                    name: value[start * made : end * made]
+                    if (made := self._made.get(name))
+                    else (value.copy() if start else value)
                     for name, value in outputs.items()
                 }
             )
@@ -186,7 +197,3 @@ def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[A
     if not missing and len(parts) == 1:
         return parts[0]
     return np.concatenate([*parts, *[parts[0][:entries]] * (missing // entries)])
-
-
-def _another(value: NDArray[Any], start: int) -> NDArray[Any]:
-    return value.copy() if start else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -13,6 +12,9 @@ from msplit.engines.base import Feeds
 from msplit.errors import Busy
 
 NEVER = float("inf")
+
+COMPANY = 20e-6
+"""Seconds that the host takes to start a step and to end it: as long, while the device has work, a step waits for company."""
 
 SHARE = 4
 """Of five steps that start while two neighbouring levels of priority wait, the more urgent one gets four."""
@@ -39,8 +41,24 @@ class Request:
     answer: Future[Any]
 
 
+class _Line:
+    """Requests of one level and key, and how many rows they have."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.rows = 0
+
+
 class Queue:
     """Waiting requests, first come, first served within a level of priority and a key.
+
+    Attributes:
+        count: Requests that wait. It may be looked at without the lock, as may `next_time`.
+        next_time: When something is due or too late, if nothing else happens, in seconds of `time.perf_counter`.
+        taken: Requests that were put here.
+        refused: That were not.
+        timed_out: That were taken out since it was too late.
+        cancelled: That somebody had cancelled when they were taken out.
 
     Levels share by stride scheduling: each has a position; the one furthest behind is served, and moves on by `SHARE` to the power of its
     number. So a less urgent level is served less often, and never forgotten.
@@ -53,15 +71,13 @@ class Queue:
     """
 
     def __init__(self, levels: int, batches: Sequence[int], delay: float = 0.0, most: int = 0) -> None:
-        self._levels: list[dict[Hashable, deque[Request]]] = [{} for _ in range(levels)]
+        self._levels: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
         self._positions = [0] * levels
         self._batches, self._largest = tuple(batches), max(batches, default=0)
         self._delay, self._most = delay, most
-        self._count = 0
-        self._earliest = NEVER
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
+        self._earliest = self.next_time = NEVER
+        self.taken = self.refused = self.timed_out = self.cancelled = 0
 
     def put(self, request: Request) -> None:
         """Adds one at the end.
@@ -69,40 +85,62 @@ class Queue:
         Raises:
             Busy: There are too many.
         """
-        if self._most and self._count >= self._most:
+        if self._most and self.count >= self._most:
+            self.refused += 1
             raise Busy(
-                f"{self._count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+                f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
         waiting = self._levels[request.level]
         if not waiting:  # it does not catch up on what it had no requests for
             ahead = [place for place, others in zip(self._positions, self._levels, strict=True) if others]
             self._positions[request.level] = max(self._positions[request.level], min(ahead, default=0))
-        waiting.setdefault(request.key, deque()).append(request)
-        self._count += 1
-        self._earliest = min(self._earliest, request.deadline)
+        line = waiting.get(request.key)
+        if line is None:
+            waiting[request.key] = line = _Line()
+        line.requests.append(request)
+        line.rows += request.rows
+        self.count += 1
+        self.taken += 1
+        if request.deadline < self._earliest:
+            self._earliest = request.deadline
+            self.next_time = min(self.next_time, request.deadline)
+        if self.next_time == NEVER or self._delay:
+            self.next_time = min(self.next_time, request.since + self._delay)
 
-    def take(self, now: float, level: int | None = None) -> list[Request]:
+    def take(self, now: float, level: int | None = None, busy: bool = False) -> list[Request]:
         """The requests of the next step, out of this level or more urgent ones; none where nothing waits that is due.
 
-        All are of one key, and of one level but for those for which the step has room besides.
+        All are of one key, and of one level but for those for which the step has room besides. While others are in flight (`busy`), a step
+        waits for `COMPANY`.
         """
-        if not self._count:
-            return []
+        delay = max(self._delay, COMPANY) if busy else self._delay
         last = len(self._levels) if level is None else level + 1
-        for position, one in sorted((self._positions[one], one) for one in range(last) if self._levels[one]):
-            heads = self._levels[one]
-            due = [key for key, waiting in heads.items() if not self._delay or self._due(key, waiting, now)]
-            if due:
-                self._positions[one] = position + SHARE**one
-                return self._collect(min(due, key=lambda key: heads[key][0].since), one, last)
+        while self.count:
+            found = self._first_due(now, last, delay)
+            if not found:
+                break
+            wanted = [request for request in found if request.answer.set_running_or_notify_cancel()]
+            self.cancelled += len(found) - len(wanted)
+            if wanted:
+                return wanted
         return []
 
-    def _due(self, key: Hashable, waiting: Sequence[Request], now: float) -> bool:
+    def _first_due(self, now: float, last: int, delay: float) -> list[Request]:
+        levels: Sequence[int] = range(last)
+        if last > 1:
+            levels = [one for _, one in sorted((self._positions[one], one) for one in levels)]
+        for one in levels:
+            heads = self._levels[one]
+            due = [key for key, line in heads.items() if not delay or self._due(key, line, now - delay)]
+            if due:
+                self._positions[one] += SHARE**one
+                key = due[0] if len(due) == 1 else min(due, key=lambda key: heads[key].requests[0].since)
+                return self._collect(key, one, last)
+        return []
+
+    def _due(self, key: Hashable, line: _Line, since: float) -> bool:
         """Whether a step of these is full, or has waited for as long as it may."""
-        if key is None or now - waiting[0].since >= self._delay:
-            return True
-        rows = itertools.accumulate(request.rows for request in waiting)
-        return any(count >= self._largest for count in rows)
+        return key is None or line.rows >= self._largest or line.requests[0].since <= since
 
     def _collect(self, key: Hashable, level: int, last: int) -> list[Request]:
         """As many requests of a key as a step has room for."""
@@ -115,46 +153,53 @@ class Queue:
             room = next((batch for batch in self._batches if batch >= rows), rows) - rows
             for other in range(last):
                 room = self._move(other, key, found, room) if other != level and room else room
-        self._count -= len(found)
+        self.count -= len(found)
+        self._settle()
         return found
 
     def _move(self, level: int, key: Hashable, found: list[Request], room: int) -> int:
         """Moves requests for which there is room, or a first one for which there must be. The room that is left."""
-        waiting = self._levels[level].get(key)
-        if waiting is None:
+        line = self._levels[level].get(key)
+        if line is None:
             return room
+        waiting = line.requests
         while waiting and ((room and waiting[0].rows <= room) or not found):
-            room -= waiting[0].rows
-            found.append(waiting.popleft())
+            request = waiting.popleft()
+            room -= request.rows
+            line.rows -= request.rows
+            found.append(request)
         if not waiting:
             del self._levels[level][key]
         return room
 
-    def next_time(self) -> float:
-        """When something is due or too late, if nothing else happens, in seconds of `time.perf_counter`."""
-        if not self._count:
-            return NEVER
-        heads = (waiting[0].since for level in self._levels for waiting in level.values())
-        return min(min(heads) + self._delay, self._earliest)
+    def _settle(self) -> None:
+        """Sees when the next request is due."""
+        heads = [line.requests[0].since for level in self._levels for line in level.values()]
+        self.next_time = min(min(heads) + self._delay, self._earliest) if heads else NEVER
 
     def expired(self, now: float) -> list[Request]:
         """Takes out those that it is too late to start."""
         if self._earliest > now:
             return []
-        return self._take_out(lambda request: request.deadline <= now)
+        late = self._take_out(lambda request: request.deadline <= now)
+        self.timed_out += len(late)
+        return late
 
     def clear(self) -> list[Request]:
         """Takes out all of them."""
         return self._take_out(lambda request: True)
 
     def _take_out(self, unwanted: Callable[[Request], bool]) -> list[Request]:
-        gone = []
+        gone: list[Request] = []
         self._earliest = NEVER
-        for number, level in enumerate(self._levels):
-            gone += [request for waiting in level.values() for request in waiting if unwanted(request)]
-            kept = {key: deque(one for one in waiting if not unwanted(one)) for key, waiting in level.items()}
-            self._levels[number] = {key: waiting for key, waiting in kept.items() if waiting}
-            deadlines = (one.deadline for waiting in kept.values() for one in waiting)
-            self._earliest = min(self._earliest, min(deadlines, default=NEVER))
-        self._count -= len(gone)
+        for level in self._levels:
+            for key, line in [*level.items()]:
+                kept = deque(one for one in line.requests if not unwanted(one))
+                gone += [one for one in line.requests if unwanted(one)]
+                line.requests, line.rows = kept, sum(one.rows for one in kept)
+                self._earliest = min(self._earliest, min((one.deadline for one in kept), default=NEVER))
+                if not kept:
+                    del level[key]
+        self.count -= len(gone)
+        self._settle()
         return gone

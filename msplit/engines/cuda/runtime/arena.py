@@ -49,6 +49,10 @@ class CudaArena:
         """Whether it is over. What failed on the device is raised."""
         return self._current.over()
 
+    def wait(self) -> None:
+        """Returns when it is over, without the interpreter's lock."""
+        self._current.wait()
+
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Outputs of the step that is over, of the caller's own."""
         return self._current.outputs()
