@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,16 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
-from msplit.measure.build import make, rows_of
+from msplit.measure.build import Made, make, rows_of
 from msplit.measure.execution import make_ready
 from msplit.measure.opening import Loaded, load, verify_step, whole_reference
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
 from msplit.measure.variants import choose_engine
 from msplit.progress import Progress, phase, silent
+from msplit.serving.arenas import SimulatedArena, StepArena
 from msplit.serving.pool import About, Answer, Arena, Pool
-from msplit.serving.ports import Ports, Shape
+from msplit.serving.ports import Port, Ports, Shape
 from msplit.serving.settings import AUTO, PoolSettings
 from msplit.shapes.inputs import stated_shapes
 
@@ -33,86 +35,50 @@ MAX_BATCH = 64
 """Most rows of a step, where nothing else is said: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
 _STEP = 4
 """From one batch to the next larger one: at most three quarters of a step are nobody's rows."""
+_MOST_ARENAS = 16
+"""That ``auto`` tries; with 32 in flight an H200 answers fewer requests than with 8."""
+_WORTH = 1.05
+"""How many times more requests twice as many arenas have to answer."""
+_TRIAL = 0.2
+"""Seconds for which ``auto`` has requests answered."""
+_TAIL = 3.0
+"""How many times a step the slowest of 100 requests may take, where nothing is said."""
 
 Rows = tuple[Mapping[str, int], Mapping[str, int]]
 
 
-class StepArena:
-    """An arena whose steps executables do from beginning to end.
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What arenas are made of.
 
-    Args:
-        steps: By batch; what is under 0 runs any.
-        owned: What is closed with it.
+    Attributes:
+        arena: Makes one, for a level of priority; with all of it on one stream, if that is asked for.
+        verify: Runs a step of each batch of an arena, and holds it against its reference.
+        feeds: Inputs of a small step.
+        threads: Whether each step keeps a thread busy.
+        weight_bytes: What they share, on the device.
+        arena_bytes: What each takes, predicted.
+        free_bytes: What the device has besides; None: it is not known.
+        urgencies: Levels of priority that the device has; None: it is not known.
+        streams: Of an arena, at most.
+        owned: What all arenas run, to be closed when they are.
     """
 
-    def __init__(
-        self, steps: Mapping[int, Callable[[Feeds], Answer]], ports: Ports, owned: Sequence[Executable] = ()
-    ) -> None:
-        self._steps, self._ports, self._owned = steps, ports, owned
-        self._outputs: Answer = {}
-
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """See `Arena`."""
-        step = self._steps[rung if rung in self._steps else 0]
-        self._outputs = step(self._ports.join(feeds, rung))
-
-    def over(self) -> bool:
-        """See `Arena`."""
-        return True
-
-    def wait(self) -> None:
-        """See `Arena`."""
-
-    def outputs(self) -> Answer:
-        """See `Arena`."""
-        return self._outputs
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `Arena`."""
-        return self._owned[-1].facts() if self._owned else {}
-
-    def close(self) -> None:
-        """See `Arena`."""
-        for executable in self._owned:
-            executable.close()
-
-
-class SimulatedArena:
-    """An arena whose steps a thread runs, so that they are begun and looked after as those of a GPU are."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena, self._thread = arena, ThreadPoolExecutor(1, thread_name_prefix="msplit-simulated")
-        self._running: Future[None] | None = None
-
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """See `Arena`."""
-        self._running = self._thread.submit(self._arena.start, rung, feeds)
-
-    def over(self) -> bool:
-        """See `Arena`."""
-        assert self._running is not None
-        if not self._running.done():
-            return False
-        self._running.result()
-        return True
-
-    def wait(self) -> None:
-        """See `Arena`."""
-        assert self._running is not None
-        self._running.exception()
-
-    def outputs(self) -> Answer:
-        """See `Arena`."""
-        return self._arena.outputs()
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `Arena`."""
-        return self._arena.facts()
-
-    def close(self) -> None:
-        """See `Arena`."""
-        self._thread.shutdown()
-        self._arena.close()
+    ports: Ports
+    arena: Callable[[int, bool], Arena]
+    verify: Callable[[Arena], Sequence[Check]]
+    feeds: Arrays
+    label: str
+    outputs: Mapping[str, Port]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    threads: bool
+    weight_bytes: int = 0
+    arena_bytes: int = 0
+    free_bytes: int | None = None
+    urgencies: int | None = None
+    streams: int = 1
+    owned: Sequence[Executable] = ()
 
 
 def pool(
@@ -123,31 +89,163 @@ def pool(
     progress: Progress | None = None,
 ) -> Pool:
     """See `api.pool`."""
-    settings, request = settings or PoolSettings(), request or BenchRequest()
-    if settings.groups == AUTO:
-        settings = replace(settings, groups=8)
-    assert isinstance(settings.groups, int)
-    if settings.groups < settings.priorities:
+    settings, request, tell = settings or PoolSettings(), request or BenchRequest(), progress or silent
+    if settings.groups != AUTO and int(settings.groups) < settings.priorities:
         raise MsplitError(
             f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
             fix=f"give {settings.priorities} groups or more",
         )
     if not isinstance(model, FlatGraph) and is_build(model):
-        return _of_build(load(model), os.fspath(model), settings, progress or silent)
-    flat = opened(model)
-    engine, why = choose_engine(request, flat)
-    rows, mixes = rows_of(flat, request)
-    batches, notes = _batches(flat, request, settings, rows, mixes)
-    if engine.name != cuda.ENGINE.name:
-        return _of_sessions(flat, request, settings, batches, (rows, mixes), notes, progress)
-    made = make(flat, request, batches=batches, progress=progress)
-    whole = _in_memory(made)
-    if not batches:  # a shape is settled by the request, and not by rows
-        whole = replace(
-            whole,
-            manifest=replace(whole.manifest, rungs=tuple(replace(one, batch=None) for one in whole.manifest.rungs)),
+        recipe = _of_build(load(model), f"{os.fspath(model)} is a build for it", settings)
+    else:
+        flat = opened(model)
+        engine, why = choose_engine(request, flat)
+        rows, mixes = rows_of(flat, request)
+        batches, notes = _batches(flat, request, settings, rows, mixes)
+        if engine.name != cuda.ENGINE.name:
+            recipe = _of_session(flat, request, batches, (rows, mixes), progress)
+        else:
+            made = make(flat, request, batches=batches, progress=progress)
+            if not batches:  # the request settles a shape that has no rows
+                rungs = tuple(replace(one, batch=None) for one in made.manifest.rungs)
+                made = replace(made, manifest=replace(made.manifest, rungs=rungs))
+            recipe = _of_build(_in_memory(made), why, settings)
+        recipe = replace(recipe, notes=(*recipe.notes, *notes))
+    if settings.groups == AUTO:
+        return _chosen(recipe, settings, tell)
+    _check_memory(recipe, settings, int(settings.groups))
+    arenas: list[Arena] = []
+    try:
+        checks = _more(recipe, settings, arenas, int(settings.groups), tell)
+        return _pool(recipe, settings, arenas, checks)
+    except BaseException:
+        for arena in arenas:
+            arena.close()
+        raise
+
+
+def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int) -> None:
+    """Refuses arenas for which there is no room, before any is made.
+
+    Raises:
+        MsplitError: That; it says how many there is room for.
+    """
+    if recipe.urgencies is not None and settings.priorities > recipe.urgencies:
+        raise MsplitError(
+            f"streams of this GPU have {recipe.urgencies} levels of priority, and {settings.priorities} are asked for",
+            fix=f"ask for {recipe.urgencies} or fewer",
         )
-    return _of_build(replace(whole, notes=(*whole.notes, *notes)), why, settings, progress or silent)
+    arenas = groups * recipe.arena_bytes
+    limits = [("may be taken (max_memory)", settings.max_memory, recipe.weight_bytes + arenas)]
+    limits.append(("are free on the device", recipe.free_bytes, arenas))
+    for what, limit, needed in limits:
+        if limit is not None and needed > limit:
+            room = max((limit - needed + arenas) // max(recipe.arena_bytes, 1), 0)
+            raise MsplitError(
+                f"{groups} arenas of {recipe.arena_bytes / 1e6:,.1f} MB, with weights of {recipe.weight_bytes / 1e6:,.1f} MB, do not fit:"
+                f" {limit / 1e6:,.1f} MB {what}",
+                fix=f"ask for {room} groups or fewer" if room else "ask for a smaller max_batch, or for more memory",
+            )
+
+
+def _more(
+    recipe: Recipe, settings: PoolSettings, arenas: list[Arena], groups: int, tell: Progress, one_stream: bool = False
+) -> list[Check]:
+    """Makes further arenas, until there are so many, and verifies each. The later ones are for what is less urgent."""
+    checks = list[Check]()
+    for number in range(len(arenas), groups):
+        tell("making arenas", number / groups)
+        arena = recipe.arena(_level(number, groups, settings), one_stream)
+        arenas.append(arena)
+        checks += recipe.verify(arena)
+    return checks
+
+
+def _level(number: int, groups: int, settings: PoolSettings) -> int:
+    """Of priority, of an arena."""
+    return number * settings.priorities // groups
+
+
+def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], checks: Sequence[Check]) -> Pool:
+    """A pool of arenas."""
+    groups = len(arenas)
+    return Pool(
+        recipe.ports,
+        [(_level(number, groups, settings), arena) for number, arena in enumerate(arenas)],
+        replace(settings, groups=groups),
+        About(
+            recipe.label,
+            recipe.outputs,
+            tuple(checks),
+            recipe.notes,
+            {
+                **recipe.facts,
+                "weight_bytes": recipe.weight_bytes,
+                "arena_bytes": recipe.arena_bytes,
+                "predicted_bytes": recipe.weight_bytes + groups * recipe.arena_bytes,
+            },
+        ),
+        threads=(settings.host_threads or groups) if recipe.threads else 0,
+        owned=recipe.owned,
+    )
+
+
+def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
+    """The pool with as many arenas, and streams in each, as answer most requests; 99 of 100 of them soon enough."""
+    tried: list[tuple[float, int, bool]] = []
+    said = []
+    bound = settings.latency_us
+    for one_stream in (False, True) if recipe.streams > 1 and not recipe.threads else (False,):
+        arenas: list[Arena] = []
+        try:
+            groups, before = settings.priorities, 0.0
+            while groups <= _MOST_ARENAS and _fits(recipe, settings, groups):
+                checks = _more(recipe, settings, arenas, groups, tell, one_stream)
+                trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), arenas, checks)
+                rate, high = _flood(trial, recipe.feeds, groups)
+                trial.stop()
+                bound = bound or _TAIL * high
+                said.append(f"{groups}{' of one stream' if one_stream else ''}: {rate:,.0f}/s, p99 {high:,.0f} µs")
+                if high <= bound or not tried:
+                    tried.append((rate, groups, one_stream))
+                if rate < before * _WORTH:
+                    break
+                groups, before = groups * 2, rate
+        finally:
+            for arena in arenas:
+                arena.close()
+    most = max((rate for rate, _, _ in tried), default=0.0)
+    few = [one for one in tried if one[0] * _WORTH >= most] or [(0.0, settings.priorities, False)]
+    _, groups, one_stream = min(few, key=lambda one: one[1])
+    arenas = []
+    _check_memory(recipe, settings, groups)
+    checks = _more(recipe, settings, arenas, groups, tell, one_stream)
+    note = f"arenas were chosen by measuring: {'; '.join(said)}"
+    return _pool(replace(recipe, notes=(*recipe.notes, note)), settings, arenas, checks)
+
+
+def _fits(recipe: Recipe, settings: PoolSettings, groups: int) -> bool:
+    try:
+        _check_memory(recipe, settings, groups)
+    except MsplitError:
+        return False
+    return True
+
+
+def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
+    """Requests per second with so many at a time, and the 99th percentile of µs from request to answer."""
+    going: deque[tuple[Any, float]] = deque()
+    times = []
+    start = now = time.perf_counter()
+    while now < start + _TRIAL or going:
+        if now < start + _TRIAL and len(going) < window:
+            going.append((pool.submit(feeds), now))
+        else:
+            pending, since = going.popleft()
+            pending.result()
+            times.append(time.perf_counter() - since)
+        now = time.perf_counter()
+    return len(times) / (now - start), float(np.quantile(times, 0.99)) * 1e6
 
 
 def _batches(
@@ -186,7 +284,7 @@ def _batches(
     return tuple(dict.fromkeys([*ladder, largest])), ()
 
 
-def _in_memory(made: Any) -> Loaded:
+def _in_memory(made: Made) -> Loaded:
     """What was made, on its device, as `load` has what was kept."""
     manifest: Manifest = made.manifest
     device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
@@ -203,65 +301,54 @@ def _in_memory(made: Any) -> Loaded:
     return Loaded(manifest, references, (), found, restored)
 
 
-def _of_build(loaded: Loaded, why: str, settings: PoolSettings, tell: Progress) -> Pool:
-    """A pool of what is on its device already."""
-    manifest, groups = loaded.manifest, settings.groups
-    assert isinstance(groups, int)
+def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
+    """Arenas of what is on its device already."""
+    manifest, found = loaded.manifest, loaded.opened
     rungs = {rung.batch or 0: rung for rung in manifest.rungs}
     rows = manifest.rows if 0 not in rungs else None
     largest = max(rungs)
     if settings.max_batch is not None and settings.max_batch not in (1, largest):
-        raise MsplitError(
-            f"max_batch is {settings.max_batch}, and the largest batch of the build {largest or 'is fixed'}",
-            fix="leave it out",
-        )
+        said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
+        raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     if rows is None and (settings.max_batch or 1) > 1:
         raise MsplitError(
-            f"requests can not share a step: {manifest.mixes}", fix="leave max_batch out: each request is a step"
+            f"requests can not share a step of {settings.max_batch} rows: {manifest.mixes}",
+            fix="leave max_batch out: each request is a step",
         )
-    feeds = loaded.references[rungs[largest].program].feeds
-    shapes: dict[int, dict[str, Shape]] = {batch: dict(rung.inputs) for batch, rung in sorted(rungs.items())}
-    ports = Ports({name: value.dtype for name, value in feeds.items()}, shapes, rows, manifest.mixes)
+    references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
     restored = {batch: loaded.restored[rung.program] for batch, rung in rungs.items()}
-    flies = loaded.opened.can_fly(restored.values())
-    simulated = manifest.made_for.get("device") == "cpu"
-    hosted = any(one.compiled.optimized.host is not None for one in restored.values())
-    arenas: list[tuple[int, Arena]] = []
-    try:
-        for number in range(groups):
-            tell("making arenas", number / groups)
-            level = number * settings.priorities // groups
-            if flies:
-                entries = dict(rows[0]) if rows is not None else dict.fromkeys(feeds, 0)
-                urgency = settings.priorities - 1 - level
-                arenas.append((level, loaded.opened.arena(restored, entries, urgency=urgency)))
-                continue
-            running = {batch: loaded.opened.run(one, alone=True) for batch, one in restored.items()}
-            arena: Arena = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
-            arenas.append((level, SimulatedArena(arena) if simulated and not hosted else arena))
-        checks = list[Check]()
-        for _, arena in arenas:
-            for batch, rung in rungs.items():
-                tell("verifying", len(checks) / (len(arenas) * len(rungs)))
-                checks.append(verify_step(_step(arena, batch), loaded.references[rung.program], manifest))
-    except BaseException:
-        for _, arena in arenas:
-            arena.close()
-        raise
-    polls = flies or (simulated and not hosted)
-    example = loaded.references[rungs[largest].program].outputs
-    return Pool(
+    shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
+    dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
+    ports = Ports(dtypes, shapes, rows, manifest.mixes)
+    flies, hosted = found.can_fly(restored.values()), any(one.hosted for one in restored.values())
+    polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
+    entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
+
+    def arena(level: int, one_stream: bool) -> Arena:
+        if flies:
+            return found.arena(restored, entries, urgency=settings.priorities - 1 - level, one_stream=one_stream)
+        running = {batch: found.run(one, alone=True, one_stream=one_stream) for batch, one in restored.items()}
+        whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
+        return SimulatedArena(whole) if polls else whole
+
+    def verify(arena: Arena) -> Sequence[Check]:
+        return [verify_step(_step(arena, batch), one, manifest) for batch, one in references.items()]
+
+    return Recipe(
         ports,
-        arenas,
-        settings,
-        About(
-            manifest.label,
-            ports.outputs(example),
-            tuple(checks),
-            (*manifest.notes, *loaded.notes),
-            {"why": why, **arenas[0][1].facts()},
-        ),
-        threads=0 if polls else settings.host_threads or groups,
+        arena,
+        verify,
+        references[min(rungs)].feeds,
+        manifest.label,
+        ports.outputs(references[largest].outputs),
+        (*manifest.notes, *loaded.notes),
+        {"why": why, "streams": rungs[largest].streams, "kernels": rungs[largest].kernels},
+        threads=not polls,
+        weight_bytes=found.weight_bytes,
+        arena_bytes=found.arena_bytes(restored.values()),
+        free_bytes=found.free_bytes(),
+        urgencies=found.urgencies(),
+        streams=max(rung.streams for rung in rungs.values()),
     )
 
 
@@ -271,28 +358,26 @@ def _step(arena: Arena, batch: int) -> Callable[[Arrays], Arrays]:
     def step(feeds: Arrays) -> Arrays:
         arena.start(batch, [feeds])
         while not arena.over():
-            pass
+            arena.wait()
         return arena.outputs()
 
     return step
 
 
-def _of_sessions(
+def _of_session(
     flat: FlatGraph,
     request: BenchRequest,
-    settings: PoolSettings,
     batches: Sequence[int],
     proof: tuple[Rows | None, str],
-    notes: tuple[str, ...],
     progress: Progress | None,
-) -> Pool:
-    """A pool whose arenas are calls of one TensorFlow session, which takes steps of any batch."""
+) -> Recipe:
+    """Arenas that are calls of one TensorFlow session, which takes steps of any batch."""
     largest = max(batches, default=None)
     ready = make_ready(flat, replace(request, batch=largest) if largest else request, progress=progress)
-    executable, feeds = ready.runner.executable, ready.chosen.job.feeds
+    runner, feeds = ready.runner, ready.chosen.job.feeds
     rows = proof[0] if batches else None
     entries = rows[0] if rows is not None else {}
-    shapes: dict[int, dict[str, Shape]] = {
+    shapes: dict[int, Mapping[str, Shape]] = {
         batch: {
             name: (batch * entries[name], *value.shape[1:]) if entries.get(name) else value.shape
             for name, value in feeds.items()
@@ -303,25 +388,18 @@ def _of_sessions(
 
     def step(given: Feeds) -> Answer:
         return {
-            name: np.array(value) for name, value in executable.step(given).items()
-        }  # a session hands out its very constants
+            name: np.array(value) for name, value in runner.executable.step(given).items()
+        }  # it hands out its very constants
 
-    groups = settings.groups
-    assert isinstance(groups, int)
-    arenas = [
-        (number * settings.priorities // groups, StepArena({0: step}, ports, [] if number else [executable]))
-        for number in range(groups)
-    ]
-    return Pool(
+    return Recipe(
         ports,
-        arenas,
-        settings,
-        About(
-            f"{ready.runner.label}, {groups} threads",
-            ports.outputs(executable.step(feeds)),
-            ready.runner.checks,
-            (*ready.runner.notes, *notes),
-            ready.runner.facts,
-        ),
-        threads=settings.host_threads or groups,
+        lambda level, one_stream: StepArena({0: step}, ports),
+        lambda arena: (),
+        {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
+        runner.label,
+        ports.outputs(step(feeds)),
+        runner.notes,
+        {"why": runner.why, **runner.facts},
+        threads=True,
+        owned=[runner.executable],
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import number, whole
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Feeds
+from msplit.engines.base import Executable, Feeds
 from msplit.errors import Closed, TimedOut
 from msplit.measure.results import Check
 from msplit.serving.pending import Pending, wake
@@ -151,11 +151,14 @@ class Pool(Shown):
         about: About,
         *,
         threads: int = 0,
+        owned: Sequence[Executable] = (),
     ) -> None:
-        """Arenas come with their levels of priority. With `threads`, each step keeps one of so many threads busy until it is over."""
+        """Arenas come with their levels of priority. With `threads`, each step keeps one of so many threads busy until it is over. What is
+        `owned` is closed when they are."""
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
-        self._ports, self._arenas = ports, [arena for _, arena in arenas]
+        self._ports = ports
+        self._owned: list[Arena | Executable] = [*(arena for _, arena in arenas), *owned]
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
         self._free: list[list[Arena]] = [[] for _ in range(settings.priorities)]
         for level, arena in arenas:
@@ -177,7 +180,7 @@ class Pool(Shown):
     def _facts(self) -> Facts:
         ends = [(f"input {name}", f"{port.dtype} {list(port.shape)}") for name, port in self.inputs.items()]
         batches = ", ".join(map(str, self.batches)) or "as the model says"
-        return [("runs", self.about.label), ("groups", str(len(self._arenas))), ("batches", batches), *ends]
+        return [("runs", self.about.label), ("groups", str(self.settings.groups)), ("batches", batches), *ends]
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None) -> Answer:
         """The answer to a request. See `submit`, which does not wait for it."""
@@ -317,6 +320,14 @@ class Pool(Shown):
         Args:
             finish: Answer requests that wait first; otherwise they fail with `Closed`.
         """
+        self.stop(finish)
+        with self._lock:
+            owned, self._owned = self._owned, []
+        for one in owned:
+            one.close()
+
+    def stop(self, finish: bool = True) -> None:
+        """What `close` does first; arenas stay as they are."""
         with self._lock:
             again, self._closed = self._closed, True
             left = [] if finish else self._queue.clear()
@@ -332,8 +343,6 @@ class Pool(Shown):
             self._keeper.join()
         if self._threads is not None:
             self._threads.shutdown()
-        for arena in self._arenas:
-            arena.close()
 
     def __enter__(self) -> Pool:
         return self

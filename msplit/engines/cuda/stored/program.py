@@ -50,6 +50,11 @@ class Restored:
     compiled: Compiled
     plan: Plan
 
+    @property
+    def hosted(self) -> bool:
+        """Whether the host runs a part of it."""
+        return self.compiled.optimized.host is not None
+
 
 def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
     """A compiled model with its plan. Its constants are added to the weights.

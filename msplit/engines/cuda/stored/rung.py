@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,10 @@ import torch
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import empty_cache
 from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.pools import priorities
+from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
@@ -22,9 +26,15 @@ from msplit.engines.cuda.runtime.arena import CudaArena
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import executable_for, executable_of
 from msplit.engines.cuda.runtime.host import HostPart, Wrapped
+from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
+
+_KERNEL_BYTES = 10 << 10
+"""What CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
+_SEGMENT = 2 << 20
+"""PyTorch takes memory from the device in multiples of that."""
 
 HARMLESS = ("driver", "triton", "memory")
 """Of what a build was made for, what may differ: machine code and captured graphs do not depend on it."""
@@ -113,8 +123,35 @@ class Opened:
     def can_fly(self, rungs: Iterable[Restored]) -> bool:
         """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
         else."""
-        whole = all(rung.compiled.optimized.host is None and not rung.compiled.dynamic for rung in rungs)
+        whole = all(not rung.hosted and not rung.compiled.dynamic for rung in rungs)
         return self._options.on_gpu and self._options.capture and whole
+
+    @property
+    def weight_bytes(self) -> int:
+        """What all arenas share."""
+        return int(self._memory.numel())
+
+    def free_bytes(self) -> int | None:
+        """Memory of the device that nobody has; None where there is no GPU."""
+        if not self._options.on_gpu:
+            return None
+        empty_cache()
+        return int(torch.cuda.mem_get_info(self._place)[0])
+
+    def arena_bytes(self, rungs: Iterable[Restored]) -> int:
+        """What an arena for these rungs will take: memory for what the largest computes, inputs and outputs of all, and what CUDA keeps for
+        each kernel of a graph."""
+        largest = kernels = ends = 0
+        for rung in rungs:
+            program = rung.compiled.program
+            largest = max(largest, arrange(program, rung.plan).peak_bytes)
+            kernels += sum(step.launches for step in program.steps)
+            ends += sum(math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in program.fed.values())
+        return largest + -largest % _SEGMENT + ends + kernels * _KERNEL_BYTES
+
+    def urgencies(self) -> int | None:
+        """Levels of priority that streams of the device have; None where there is no GPU."""
+        return priorities(self._place) if self._options.on_gpu else None
 
     def arena(
         self,
