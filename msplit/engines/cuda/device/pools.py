@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -87,16 +87,19 @@ class Semaphores:
     """Counters by which the blocks of a split-K kernel find out which of them is done last.
 
     Each launch has counters of its own, since any two of them may run at once. They begin at zero, and the last block puts them back. A
-    launch in a captured graph runs again and again on the same counters, and nothing tells when its graph is gone: they are handed out
-    once and for all, from a supply that lasts for thousands of graphs. Those of graphs that are only timed are taken back (`lent`).
+    launch in a captured graph runs again and again on the same counters: they are handed out of a supply that lasts for thousands of
+    graphs. Those of a graph that is gone are given back (`noted`), those of graphs that are only timed are taken back (`lent`).
 
     Attributes:
         supply: All of them, made before the first capture that may need some.
-        taken: How many are handed out.
+        taken: How many are handed out, or were.
     """
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
+        self._lock = threading.Lock()
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._noted: list[torch.Tensor] | None = None
         self.supply: torch.Tensor | None = None
         self.taken = 0
 
@@ -111,10 +114,32 @@ class Semaphores:
                 synchronize(self._place)
             return torch.zeros(count, dtype=torch.int32, device=self._place)
         count += -count % _ALIGNED
-        if self.supply is None or self.taken + count > SUPPLY:
-            return None
-        self.taken += count
-        return self.supply[self.taken - count : self.taken]
+        with self._lock:
+            if self._free.get(count) and self._noted is not None:
+                found = self._free[count].pop()
+            elif self.supply is None or self.taken + count > SUPPLY:
+                return None
+            else:
+                self.taken += count
+                found = self.supply[self.taken - count : self.taken]
+            if self._noted is not None:
+                self._noted.append(found)
+        return found
+
+    @contextlib.contextmanager
+    def noted(self, into: list[torch.Tensor]) -> Iterator[None]:
+        """Notes what is taken inside, to be given back. One thread captures at a time."""
+        self._noted = into
+        try:
+            yield
+        finally:
+            self._noted = None
+
+    def give_back(self, counters: Sequence[torch.Tensor]) -> None:
+        """Takes back what was noted for a graph that is gone. Nothing runs on it, so that all of it is at zero."""
+        with self._lock:
+            for one in counters:
+                self._free.setdefault(len(one), []).append(one)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

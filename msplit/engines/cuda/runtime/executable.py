@@ -152,6 +152,7 @@ class CudaExecutable:
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
         self._graphs: dict[bool, GraphExec] = {}
+        self._counters: list[torch.Tensor] = []
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
         self._capture = capture
         self._timing_only = timing_only
@@ -250,7 +251,8 @@ class CudaExecutable:
         Raises:
             EngineError: A step can not be captured; it is named.
         """
-        with self._on_origin(), self._capturing() as graph:
+        noted = self.device.semaphores.noted(self._counters)
+        with self._on_origin(), self._capturing() as graph, noted:
             if copies and self._inputs.rest:
                 self._inputs.rest_to_device()
             elif len(self.stream_program.fork) >= _ROOTS:
@@ -414,6 +416,8 @@ class CudaExecutable:
                 graph.reset()
             self._graphs.clear()
             self._results.clear()
+            self.device.semaphores.give_back(self._counters)
+            self._counters = []
             if not self._lent:
                 self.device.streams.give_back(self._streams)
             self._streams = []

@@ -1,0 +1,197 @@
+"""Pools on a real GPU: every answer is right while many steps are in flight, memory is as predicted, and nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ["mmoe_small.pb", "towers_small.pb", "keras_inception"]
+
+
+def requests_of(inputs: Any, rows: int, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Made-up requests, each with other values. Integers are small, as indices are."""
+    rng = np.random.default_rng(seed)
+
+    def value(port: Any) -> Any:
+        shape = [rows if size is None else size for size in port.shape]
+        if np.dtype(port.dtype).kind in "iu":
+            return rng.integers(0, 8, shape).astype(port.dtype)
+        return rng.standard_normal(shape).astype(port.dtype)
+
+    return [{name: value(port) for name, port in inputs.items()} for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=SAMPLES)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    import msplit
+
+    path = tmp_path_factory.mktemp("pool") / "build"
+    asked = msplit.BenchRequest(streams=(4,), engine="cuda", compare_tensorflow=False)
+    msplit.build(ROOT / "sample_graphs" / request.param, path, asked, batches=(1, 8, 32))
+    yield path
+
+
+def close_to(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Rows of one batch come out of other kernels than those of another, so not equal to the bit."""
+    return all(np.allclose(found[name], value, rtol=2e-2, atol=2e-3) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_every_answer_is_its_own(built: Path, groups: int) -> None:
+    import msplit
+
+    with msplit.pool(built, groups=groups) as pool, msplit.open(built) as runner:
+        feeds = [one for rows in (1, 3, 8, 20, 32) for one in requests_of(pool.inputs, rows, 20, seed=rows)]
+        expected = [runner.step(one) for one in feeds]
+        order = np.random.default_rng(1).permutation(len(feeds) * 40) % len(feeds)
+        going: deque[tuple[int, Any]] = deque()
+        for number in order:
+            going.append((number, pool.submit(feeds[number])))
+            if len(going) > 100:
+                one, pending = going.popleft()
+                assert close_to(pending.result(), expected[one])
+        for one, pending in going:
+            assert close_to(pending.result(), expected[one])
+        stats = pool.stats()
+        assert (stats.answered, stats.failed, stats.in_flight) == (len(order), 0, 0)
+        assert stats.steps < len(order)  # requests shared steps
+
+
+def test_threads_get_their_own_answers(built: Path) -> None:
+    import msplit
+
+    wrong = []
+    with msplit.pool(built, groups=4) as pool:
+        feeds = requests_of(pool.inputs, 5, 64)
+        expected = [pool.step(one) for one in feeds]
+
+        def run(first: int) -> None:
+            for number in range(first, first + 300):
+                if not close_to(pool.step(feeds[number % 64]), expected[number % 64]):
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=run, args=(17 * number,)) for number in range(12)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert not wrong
+
+
+def test_races_between_arenas_show_in_no_answer(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import msplit
+    from msplit.engines.cuda.options import Torture
+    from msplit.engines.cuda.stored import rung
+
+    whole = rung.Opened.arena
+
+    def tortured(self: Any, *args: Any, **options: Any) -> Any:
+        self._options = replace(self._options, torture=Torture(poison=True, delay_cycles=20_000, seed=1))
+        return whole(self, *args, **options)
+
+    with msplit.pool(built, groups=2) as pool:
+        feeds = requests_of(pool.inputs, 8, 64)
+        expected = [pool.step(one) for one in feeds]
+    monkeypatch.setattr(rung.Opened, "arena", tortured)
+    with msplit.pool(built, groups=8) as pool:
+        found = [pool.submit(feeds[number % 64]) for number in range(2000)]
+        assert all(close_to(one.result(), expected[number % 64]) for number, one in enumerate(found))
+
+
+def test_memory_is_as_predicted(built: Path) -> None:
+    import torch
+
+    import msplit
+
+    def used() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    with msplit.pool(built, groups=1):  # libraries' handles and kernels are there for good
+        pass
+    with msplit.pool(built, groups=2) as pool:
+        few, predicted = used(), pool.about.facts["arena_bytes"]
+    with msplit.pool(built, groups=10):
+        many = used()
+    measured = (many - few) / 8
+    print(f"an arena: {measured / 1e6:.2f} MB, predicted {predicted / 1e6:.2f} MB")
+    assert measured <= 1.1 * predicted
+
+
+def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:
+    import psutil
+    import torch
+
+    import msplit
+
+    process = psutil.Process()
+
+    def left() -> tuple[int, int, int]:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        return free, process.memory_info().rss, process.num_threads()
+
+    for _ in range(3):
+        msplit.pool(built, groups=2).close()
+    free, resident, threads = left()
+    for _ in range(30):
+        msplit.pool(built, groups=2).close()
+    after = left()
+    print(f"30 more: {(free - after[0]) / 1e6:.1f} MB of the device, {(after[1] - resident) / 1e6:.1f} MB of the host")
+    assert free - after[0] < 8e6
+    assert after[1] - resident < 60e6
+    assert after[2] <= threads + 1
+
+
+def test_the_urgent_pass_the_others(built: Path) -> None:
+    import msplit
+
+    with msplit.pool(built, groups=4, priorities=2) as pool:
+        (feeds,) = requests_of(pool.inputs, 32, 1)
+        waits: dict[int, list[float]] = {0: [], 1: []}
+
+        def flood() -> None:
+            end = time.perf_counter() + 1.0
+            going: deque[tuple[float, Any]] = deque()
+            while time.perf_counter() < end:
+                going.append((time.perf_counter(), pool.submit(feeds, priority=1)))
+                if len(going) > 64:
+                    since, pending = going.popleft()
+                    pending.result()
+                    waits[1].append(time.perf_counter() - since)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        while thread.is_alive():
+            start = time.perf_counter()
+            pool.step(feeds, priority=0)
+            waits[0].append(time.perf_counter() - start)
+            time.sleep(2e-3)
+        thread.join()
+    print(f"urgent {np.median(waits[0]) * 1e6:.0f} µs, others {np.median(waits[1]) * 1e6:.0f} µs")
+    assert np.median(waits[0]) < np.median(waits[1])
+    with pytest.raises(msplit.MsplitError, match="levels of priority"):
+        msplit.pool(built, groups=64, priorities=64)
+
+
+def test_auto_chooses(built: Path) -> None:
+    import msplit
+
+    with msplit.pool(built, groups="auto") as pool:
+        print(pool.about.notes[-1])
+        assert pool.settings.groups >= 1
+        assert "chosen by measuring" in pool.about.notes[-1]
