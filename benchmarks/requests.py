@@ -128,7 +128,9 @@ def main() -> None:
                 tell(f"{name} {groups} arenas, 128 rows, 1 thread, step", threads(pool.step, whole, 1))
                 tell(f"{name} {groups} arenas, 128 rows, {2 * groups} going", flood(pool, whole, 2 * groups))
                 tell(f"{name} {groups} arenas, 128 rows, {8 * groups} going", flood(pool, whole, 8 * groups))
-                tell(f"{name} {groups} arenas, 1 row, {128 * groups} going", flood(pool, single, 128 * groups))
+                tell(f"{name} {groups} arenas, 1 row, 256 going", flood(pool, single, 256))
+                tell(f"{name} {groups} arenas, 1 row, 1024 going", flood(pool, single, 1024))
+                tell(f"{name} {groups} arenas, 1 row, 8192 going", flood(pool, single, 8192))
                 for count in (4, 16):
                     tell(f"{name} {groups} arenas, 128 rows, {count} threads", threads(pool.step, whole, count))
                 print(pool.stats())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,13 @@ def requests_of(inputs: Any, rows: int, count: int, seed: int = 0) -> list[dict[
 
 
 @pytest.fixture(scope="module", params=SAMPLES)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import msplit
 
     path = tmp_path_factory.mktemp("pool") / "build"
     asked = msplit.BenchRequest(streams=(4,), engine="cuda", compare_tensorflow=False)
     msplit.build(ROOT / "sample_graphs" / request.param, path, asked, batches=(1, 8, 32))
-    yield path
+    return path
 
 
 def close_to(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -127,8 +126,7 @@ def test_memory_is_as_predicted(built: Path) -> None:
     with msplit.pool(built, groups=10):
         many = used()
     measured = (many - few) / 8
-    print(f"an arena: {measured / 1e6:.2f} MB, predicted {predicted / 1e6:.2f} MB")
-    assert measured <= 1.1 * predicted
+    assert measured <= 1.1 * predicted, f"an arena: {measured / 1e6:.2f} MB, predicted {predicted / 1e6:.2f} MB"
 
 
 def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:
@@ -151,7 +149,6 @@ def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:
     for _ in range(30):
         msplit.pool(built, groups=2).close()
     after = left()
-    print(f"30 more: {(free - after[0]) / 1e6:.1f} MB of the device, {(after[1] - resident) / 1e6:.1f} MB of the host")
     assert free - after[0] < 8e6
     assert after[1] - resident < 60e6
     assert after[2] <= threads + 1
@@ -182,7 +179,6 @@ def test_the_urgent_pass_the_others(built: Path) -> None:
             waits[0].append(time.perf_counter() - start)
             time.sleep(2e-3)
         thread.join()
-    print(f"urgent {np.median(waits[0]) * 1e6:.0f} µs, others {np.median(waits[1]) * 1e6:.0f} µs")
     assert np.median(waits[0]) < np.median(waits[1])
     with pytest.raises(msplit.MsplitError, match="levels of priority"):
         msplit.pool(built, groups=64, priorities=64)
@@ -192,6 +188,5 @@ def test_auto_chooses(built: Path) -> None:
     import msplit
 
     with msplit.pool(built, groups="auto") as pool:
-        print(pool.about.notes[-1])
         assert pool.settings.groups >= 1
         assert "chosen by measuring" in pool.about.notes[-1]

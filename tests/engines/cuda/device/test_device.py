@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,12 +36,43 @@ def test_there_is_one_object_of_each_device():
 
 def test_streams_go_back_to_the_device_that_made_them(pair, monkeypatch):
     made = itertools.count()
-    monkeypatch.setattr(pools, "new_stream", lambda place: next(made))
+    monkeypatch.setattr(
+        pools, "new_stream", lambda place, priority: SimpleNamespace(cuda_stream=next(made), priority=priority)
+    )
     one, other = pair
     first = one.streams.lease(3)
     one.streams.give_back(first)
-    assert not set(other.streams.lease(3)) & set(first)
-    assert set(one.streams.lease(4)) > set(first)
+    assert not numbers(other.streams.lease(3)) & numbers(first)
+    assert numbers(one.streams.lease(4)) > numbers(first)
+    urgent = one.streams.lease(2, -1)
+    assert {stream.priority for stream in urgent} == {-1}
+    one.streams.give_back(urgent)
+    assert not numbers(one.streams.lease(3)) & numbers(urgent), "each priority has streams of its own"
+    assert numbers(one.streams.lease(2, -1)) == numbers(urgent)
+
+
+def numbers(streams):
+    return {stream.cuda_stream for stream in streams}
+
+
+def test_counters_of_a_graph_that_is_gone_are_handed_out_again(pair, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    counters = pair[0].semaphores
+    counters.supply = torch.zeros(64, dtype=torch.int32)
+    first, second = [], []
+    with counters.noted(first):
+        counters.take(5), counters.take(9)
+    with counters.noted(second):
+        counters.take(5)
+    assert len({one.data_ptr() for one in first + second}) == 3, "as long as a graph is there, its counters are its own"
+    before = counters.taken
+    counters.give_back(first)
+    again = []
+    with counters.noted(again):
+        counters.take(9), counters.take(5)
+    assert {one.data_ptr() for one in again} == {one.data_ptr() for one in first}
+    assert counters.taken == before
 
 
 def test_counters_handed_out_by_one_are_free_on_the_other(pair, monkeypatch):
