@@ -37,8 +37,9 @@ _LOOKS = 8
 _PATIENCE = 1e-3
 """Seconds that a thread looks for. Longer steps are waited for with naps."""
 _NAP = 50e-6
-_GLANCE = 20e-6
-"""Seconds between two looks at what is in flight of a thread that brings requests and waits for none."""
+_GLANCE = 200e-6
+"""Seconds between two looks at what is in flight of a thread that brings request after request, and waits for none: the more come together,
+the fewer steps they need."""
 _UNATTENDED = 1e-3
 """Seconds after which the pool's own thread looks after steps for which nobody waits."""
 _LINGER = 10e-3
@@ -257,7 +258,9 @@ class Pool(Shown):
                 flight, late = self._landed(arena, free, rung, rows, 1, outputs is None)
             if flight is not None or late:
                 self._go_on(flight, late)
-        return outputs if rows == rung else self._ports.cut(outputs, (rows,))[0]
+            if self._waiters and not self._leading.locked():
+                self._promote()
+        return self._ports.cut(outputs, (rows,))[0]
 
     def _until(self, arena: Arena) -> None:
         """Waits for one step. Where other threads are at work, without the interpreter's lock, which all of them need."""
@@ -464,10 +467,10 @@ class Pool(Shown):
         me = get_ident()
         while not pending.done() and time.perf_counter() < end:
             nested = self._leader == me  # a function that an answer called asks for another one
-            if self.polls and (nested or self._leading.acquire(blocking=False)):
+            if self.polls and (nested or ((self._flying or not self._alone) and self._leading.acquire(blocking=False))):
                 try:
                     self._leader = me
-                    self._lead(lambda: pending.is_there or pending.done() or time.perf_counter() > end)
+                    self._lead(lambda: pending.done() or time.perf_counter() > end)
                 finally:
                     if not nested:
                         self._leader = None
@@ -490,6 +493,8 @@ class Pool(Shown):
                 if self._queue.count:
                     self._start_due(now)
                 flying = self._flying[:1]
+                if not flying and self._alone:
+                    return  # those who look after their own steps will say when there are others
                 if flying and (self._alone or self._waiters):
                     flying[0].arena.wait()
                 elif now - start < _PATIENCE:
@@ -503,7 +508,7 @@ class Pool(Shown):
         waiter.acquire()
         pending.waiter = waiter
         self._waiters.append(waiter)
-        if not pending.done() and (self._leading.locked() or not self.polls):
+        if not pending.done() and (self._leading.locked() or not self.polls or (self._alone and not self._flying)):
             waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
         try:
             self._waiters.remove(waiter)
@@ -546,8 +551,10 @@ class Pool(Shown):
                     self._leader = None
                     self._leading.release()
                     self._promote()
+                time.sleep(_NAP)
                 continue
-            time.sleep(min(max(self._queue.next_time - now, _NAP), _UNATTENDED))
+            due = self._queue.next_time - now
+            time.sleep(due if 0 < due < _UNATTENDED else _UNATTENDED)
             if self.polls and now > self._looked:
                 self._poll()
             if self._queue.count:
