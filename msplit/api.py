@@ -140,7 +140,16 @@ def pool(
     Args:
         model: From `load`, or where a model or a build is. A build is ready in a second or two; see `build`.
         request: As for `prepare`.
-        groups: See `PoolSettings`, as of all that follow.
+        groups: Arenas, which is how many steps are in flight at once; ``auto`` measures.
+        max_batch: Most rows of a step; requests that wait are joined up to it, where rows are independent. See `PoolSettings`, as of all
+            that follow.
+        batches: Numbers of rows to make steps for, which are filled up to the next larger one.
+        max_delay_us: How long a step that is not full waits for more rows, in µs.
+        priorities: Levels of priority; 0 is the most urgent.
+        max_queue: Most requests that may wait; 0: any number.
+        max_memory: Most bytes on the device.
+        host_threads: Threads for what the host runs.
+        latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs.
         progress: Told what is being done and how much of it is done.
 
     Raises:

@@ -28,7 +28,7 @@ class Worker(Protocol):
 
 
 class Pending(Future[Any]):
-    """See `concurrent.futures.Future`."""
+    """See `Future`."""
 
     def __init__(self, worker: Worker) -> None:
         if _KNOWN:

@@ -28,7 +28,7 @@ class Request:
         rows: How many it has; 0 where the model has none.
         key: Requests of one key may share a step; those of None share none.
         level: Of priority, 0 is the most urgent.
-        since: When it came, in seconds of `time.perf_counter`.
+        since: When it came, in seconds of the performance counter.
         deadline: When it is too late to start it.
     """
 
@@ -54,7 +54,7 @@ class Queue:
 
     Attributes:
         count: Requests that wait. It may be looked at without the lock, as may `next_time`.
-        next_time: When something is due or too late, if nothing else happens, in seconds of `time.perf_counter`.
+        next_time: When something is due or too late, if nothing else happens, in seconds of the performance counter.
         taken: Requests that were put here.
         refused: That were not.
         timed_out: That were taken out since it was too late.
