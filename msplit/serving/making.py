@@ -57,8 +57,9 @@ class Recipe:
         feeds: Inputs of a small step.
         threads: Whether each step keeps a thread busy.
         weight_bytes: What they share, on the device.
-        arena_bytes: What each takes, predicted.
+        arena_bytes: What each takes, at least, as far as that is known before one is made.
         free_bytes: What the device has besides; None: it is not known.
+        reserved_bytes: What the process holds on the device.
         urgencies: Levels of priority that the device has; None: it is not known.
         streams: Of an arena, at most.
         owned: What all arenas run, to be closed when they are.
@@ -75,7 +76,8 @@ class Recipe:
     threads: bool
     weight_bytes: int = 0
     arena_bytes: int = 0
-    free_bytes: int | None = None
+    free_bytes: Callable[[], int | None] = lambda: None
+    reserved_bytes: Callable[[], int] = lambda: 0
     urgencies: int | None = None
     streams: int = 1
     owned: Sequence[Executable] = ()
@@ -113,10 +115,20 @@ def pool(
         recipe = replace(recipe, notes=(*recipe.notes, *notes))
     if settings.groups == AUTO:
         return _chosen(recipe, settings, tell)
-    _check_memory(recipe, settings, int(settings.groups))
+    return _whole(recipe, settings, int(settings.groups), tell)
+
+
+def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, one_stream: bool = False) -> Pool:
+    """A pool of so many arenas. What the first one takes tells whether there is room for the others."""
+    _check_memory(recipe, settings, groups)
     arenas: list[Arena] = []
     try:
-        checks = _more(recipe, settings, arenas, int(settings.groups), tell)
+        before = recipe.reserved_bytes()
+        checks = _more(recipe, settings, arenas, groups, tell, one_stream, upto=1)
+        if taken := recipe.reserved_bytes() - before:
+            recipe = replace(recipe, arena_bytes=max(recipe.arena_bytes, taken))
+        _check_memory(recipe, settings, groups, made=1)
+        checks += _more(recipe, settings, arenas, groups, tell, one_stream)
         return _pool(recipe, settings, arenas, checks)
     except BaseException:
         for arena in arenas:
@@ -124,8 +136,8 @@ def pool(
         raise
 
 
-def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int) -> None:
-    """Refuses arenas for which there is no room, before any is made.
+def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int = 0) -> None:
+    """Refuses arenas for which there is no room, before they are made.
 
     Raises:
         MsplitError: That; it says how many there is room for.
@@ -135,12 +147,15 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int) -> None:
             f"streams of this GPU have {recipe.urgencies} levels of priority, and {settings.priorities} are asked for",
             fix=f"ask for {recipe.urgencies} or fewer",
         )
-    arenas = groups * recipe.arena_bytes
-    limits = [("may be taken (max_memory)", settings.max_memory, recipe.weight_bytes + arenas)]
-    limits.append(("are free on the device", recipe.free_bytes, arenas))
-    for what, limit, needed in limits:
-        if limit is not None and needed > limit:
-            room = max((limit - needed + arenas) // max(recipe.arena_bytes, 1), 0)
+    each = max(recipe.arena_bytes, 1)
+    free = recipe.free_bytes()
+    limits = [
+        ("may be taken (max_memory)", settings.max_memory, recipe.weight_bytes),
+        ("are free on the device", None if free is None else free + made * each, 0),
+    ]
+    for what, limit, shared in limits:
+        if limit is not None and shared + groups * each > limit:
+            room = max((limit - shared) // each, 0)
             raise MsplitError(
                 f"{groups} arenas of {recipe.arena_bytes / 1e6:,.1f} MB, with weights of {recipe.weight_bytes / 1e6:,.1f} MB, do not fit:"
                 f" {limit / 1e6:,.1f} MB {what}",
@@ -149,11 +164,17 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int) -> None:
 
 
 def _more(
-    recipe: Recipe, settings: PoolSettings, arenas: list[Arena], groups: int, tell: Progress, one_stream: bool = False
+    recipe: Recipe,
+    settings: PoolSettings,
+    arenas: list[Arena],
+    groups: int,
+    tell: Progress,
+    one_stream: bool = False,
+    upto: int | None = None,
 ) -> list[Check]:
-    """Makes further arenas, until there are so many, and verifies each. The later ones are for what is less urgent."""
+    """Makes further arenas out of so many in all, and verifies each. The later ones are for what is less urgent."""
     checks = list[Check]()
-    for number in range(len(arenas), groups):
+    for number in range(len(arenas), groups if upto is None else upto):
         tell("making arenas", number / groups)
         arena = recipe.arena(_level(number, groups, settings), one_stream)
         arenas.append(arena)
@@ -182,7 +203,7 @@ def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], check
                 **recipe.facts,
                 "weight_bytes": recipe.weight_bytes,
                 "arena_bytes": recipe.arena_bytes,
-                "predicted_bytes": recipe.weight_bytes + groups * recipe.arena_bytes,
+                "bytes": recipe.weight_bytes + groups * recipe.arena_bytes,
             },
         ),
         threads=(settings.host_threads or groups) if recipe.threads else 0,
@@ -217,11 +238,10 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
     most = max((rate for rate, _, _ in tried), default=0.0)
     few = [one for one in tried if one[0] * _WORTH >= most] or [(0.0, settings.priorities, False)]
     _, groups, one_stream = min(few, key=lambda one: one[1])
-    arenas = []
-    _check_memory(recipe, settings, groups)
-    checks = _more(recipe, settings, arenas, groups, tell, one_stream)
     note = f"arenas were chosen by measuring: {'; '.join(said)}"
-    return _pool(replace(recipe, notes=(*recipe.notes, note)), settings, arenas, checks)
+    streams = {"streams": 1} if one_stream else {}
+    recipe = replace(recipe, notes=(*recipe.notes, note), facts={**recipe.facts, **streams})
+    return _whole(recipe, settings, groups, tell, one_stream)
 
 
 def _fits(recipe: Recipe, settings: PoolSettings, groups: int) -> bool:
@@ -346,7 +366,8 @@ def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
         threads=not polls,
         weight_bytes=found.weight_bytes,
         arena_bytes=found.arena_bytes(restored.values()),
-        free_bytes=found.free_bytes(),
+        free_bytes=found.free_bytes,
+        reserved_bytes=found.reserved_bytes,
         urgencies=found.urgencies(),
         streams=max(rung.streams for rung in rungs.values()),
     )

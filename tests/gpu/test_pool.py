@@ -121,12 +121,16 @@ def test_memory_is_as_predicted(built: Path) -> None:
 
     with msplit.pool(built, groups=1):  # libraries' handles and kernels are there for good
         pass
-    with msplit.pool(built, groups=2) as pool:
-        few, predicted = used(), pool.about.facts["arena_bytes"]
-    with msplit.pool(built, groups=10):
-        many = used()
+    with msplit.pool(built, groups=2):
+        few = used()
+    with msplit.pool(built, groups=10) as pool:
+        many, each = used(), pool.about.facts["arena_bytes"]
     measured = (many - few) / 8
-    assert measured <= 1.1 * predicted, f"an arena: {measured / 1e6:.2f} MB, predicted {predicted / 1e6:.2f} MB"
+    assert measured <= 1.1 * each, f"an arena: {measured / 1e6:.2f} MB, told {each / 1e6:.2f} MB"
+    weights = pool.about.facts["weight_bytes"]
+    with pytest.raises(msplit.MsplitError, match=r"do not fit: .* max_memory") as refused:
+        msplit.pool(built, groups=10, max_memory=weights + 3 * each)
+    assert "ask for 3 groups or fewer" in str(refused.value)
 
 
 def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:

@@ -73,8 +73,18 @@ def priorities(place: torch.device) -> int:
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The runtime library that PyTorch has loaded already."""
+    return ctypes.CDLL(_library())
+
+
+@functools.cache
+def holding() -> ctypes.PyDLL:
+    """The same, called without letting go of the interpreter's lock."""
+    return ctypes.PyDLL(_library())
+
+
+def _library() -> str:
     major = str(torch.version.cuda).split(".", maxsplit=1)[0]
-    return ctypes.CDLL(f"libcudart.so.{major}")
+    return f"libcudart.so.{major}"
 
 
 def check(status: int) -> None:

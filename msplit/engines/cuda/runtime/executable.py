@@ -19,7 +19,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.device.pools import check, runtime
+from msplit.engines.cuda.device.pools import check, holding, runtime
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
@@ -61,16 +61,19 @@ class GraphExec:
             library = runtime()
             self._launch, self._wait = library.cudaGraphLaunch, library.cudaStreamSynchronize
             self._launch.argtypes, self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p), (ctypes.c_void_p,)
+            self._launch_holding = holding().cudaGraphLaunch
+            self._launch_holding.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
             self._executable = handle
         self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def start_on(self, stream: torch.cuda.Stream) -> None:
-        """Issues one run of the graph on a stream."""
+        """Issues one run of the graph on a stream. Other threads that want the interpreter's lock wait for it: to let go of it for these few µs
+        would cost this one its turn."""
         if self._executable is None:
             with torch.cuda.device(self._device), torch.cuda.stream(stream):
                 self._graph.replay()
         else:  # the device is the stream's, whichever is current
-            check(self._launch(self._executable, stream.cuda_stream))
+            check(self._launch_holding(self._executable, stream.cuda_stream))
 
     def start(self) -> None:
         """Issues one run of the graph on the current stream."""

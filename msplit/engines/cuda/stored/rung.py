@@ -138,9 +138,16 @@ class Opened:
         empty_cache()
         return int(torch.cuda.mem_get_info(self._place)[0])
 
+    def reserved_bytes(self) -> int:
+        """Memory of the device that PyTorch holds for what this process uses. It keeps none besides."""
+        if not self._options.on_gpu:
+            return 0
+        empty_cache()
+        return int(torch.cuda.memory_reserved(self._place))
+
     def arena_bytes(self, rungs: Iterable[Restored]) -> int:
-        """What an arena for these rungs will take: memory for what the largest computes, inputs and outputs of all, and what CUDA keeps for
-        each kernel of a graph."""
+        """What an arena for these rungs takes at least: memory for what the largest computes, inputs and outputs of all, and what CUDA keeps
+        for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can not use of its segments."""
         largest = kernels = ends = 0
         for rung in rungs:
             program = rung.compiled.program
