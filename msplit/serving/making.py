@@ -1,40 +1,26 @@
-"""From a model, or a build, to a pool."""
+"""From a model, or a build, to a pool: as many arenas as are asked for, have room, and are worth it."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from msplit.decide.model import opened
-from msplit.engines.base import Arrays, Executable, Feeds
-from msplit.engines.cuda import engine as cuda
-from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.base import Feeds
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.build import Manifest, is_build
-from msplit.measure.build import Made, make, rows_of
-from msplit.measure.execution import make_ready
-from msplit.measure.opening import Loaded, load, verify_step, whole_reference
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
-from msplit.measure.variants import choose_engine
-from msplit.progress import Progress, phase, silent
-from msplit.serving.arenas import SimulatedArena, StepArena
-from msplit.serving.pool import About, Answer, Arena, Pool
-from msplit.serving.ports import Port, Ports, Shape
+from msplit.progress import Progress, silent
+from msplit.serving.pool import About, Arena, Pool
+from msplit.serving.recipes import Recipe, recipe_of
 from msplit.serving.settings import AUTO, PoolSettings
-from msplit.shapes.inputs import stated_shapes
 
-MAX_BATCH = 64
-"""Most rows of a step, where nothing else is said: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
-_STEP = 4
-"""From one batch to the next larger one: at most three quarters of a step are nobody's rows."""
 _MOST_ARENAS = 16
 """That ``auto`` tries; with 32 in flight an H200 answers fewer requests than with 8."""
 _WORTH = 1.05
@@ -43,44 +29,6 @@ _TRIAL = 0.2
 """Seconds for which ``auto`` has requests answered."""
 _TAIL = 3.0
 """How many times a step the slowest of 100 requests may take, where nothing is said."""
-
-Rows = tuple[Mapping[str, int], Mapping[str, int]]
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """What arenas are made of.
-
-    Attributes:
-        arena: Makes one, for a level of priority; with all of it on one stream, if that is asked for.
-        verify: Runs a step of each batch of an arena, and holds it against its reference.
-        feeds: Inputs of a small step.
-        threads: Whether each step keeps a thread busy.
-        weight_bytes: What they share, on the device.
-        arena_bytes: What each takes, at least, as far as that is known before one is made.
-        free_bytes: What the device has besides; None: it is not known.
-        reserved_bytes: What the process holds on the device.
-        urgencies: Levels of priority that the device has; None: it is not known.
-        streams: Of an arena, at most.
-        owned: What all arenas run, to be closed when they are.
-    """
-
-    ports: Ports
-    arena: Callable[[int, bool], Arena]
-    verify: Callable[[Arena], Sequence[Check]]
-    feeds: Arrays
-    label: str
-    outputs: Mapping[str, Port]
-    notes: tuple[str, ...]
-    facts: Mapping[str, Any]
-    threads: bool
-    weight_bytes: int = 0
-    arena_bytes: int = 0
-    free_bytes: Callable[[], int | None] = lambda: None
-    reserved_bytes: Callable[[], int] = lambda: 0
-    urgencies: int | None = None
-    streams: int = 1
-    owned: Sequence[Executable] = ()
 
 
 def pool(
@@ -97,22 +45,7 @@ def pool(
             f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
             fix=f"give {settings.priorities} groups or more",
         )
-    if not isinstance(model, FlatGraph) and is_build(model):
-        recipe = _of_build(load(model), f"{os.fspath(model)} is a build for it", settings)
-    else:
-        flat = opened(model)
-        engine, why = choose_engine(request, flat)
-        rows, mixes = rows_of(flat, request)
-        batches, notes = _batches(flat, request, settings, rows, mixes)
-        if engine.name != cuda.ENGINE.name:
-            recipe = _of_session(flat, request, batches, (rows, mixes), progress)
-        else:
-            made = make(flat, request, batches=batches, progress=progress)
-            if not batches:  # the request settles a shape that has no rows
-                rungs = tuple(replace(one, batch=None) for one in made.manifest.rungs)
-                made = replace(made, manifest=replace(made.manifest, rungs=rungs))
-            recipe = _of_build(_in_memory(made), why, settings)
-        recipe = replace(recipe, notes=(*recipe.notes, *notes))
+    recipe = recipe_of(model, request, settings, progress)
     if settings.groups == AUTO:
         return _chosen(recipe, settings, tell)
     return _whole(recipe, settings, int(settings.groups), tell)
@@ -266,161 +199,3 @@ def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
             times.append(time.perf_counter() - since)
         now = time.perf_counter()
     return len(times) / (now - start), float(np.quantile(times, 0.99)) * 1e6
-
-
-def _batches(
-    flat: FlatGraph, request: BenchRequest, settings: PoolSettings, rows: Rows | None, mixes: str
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Rows of the steps to make, none where shapes are fixed; and what is worth a note.
-
-    Raises:
-        MsplitError: Requests are to share steps, and can not.
-    """
-    if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
-        if (settings.max_batch or 1) > 1 or settings.batches:
-            raise MsplitError(
-                "the model's inputs have fixed shapes, so that no step has room for more",
-                fix="leave max_batch and batches out",
-            )
-        return (), ()
-    if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {mixes}",
-            fix="leave max_batch out: each request is a step",
-        )
-    if settings.batches:
-        if settings.max_batch is not None and settings.max_batch != max(settings.batches):
-            raise MsplitError(
-                f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}",
-                fix="leave one of the two out",
-            )
-        return tuple(sorted(set(settings.batches))), ()
-    if rows is None:
-        return (request.batch or 1,), (f"each request is a step of its own: {mixes}",)
-    largest = settings.max_batch or max(MAX_BATCH, request.batch or 1)
-    ladder = [1]
-    while ladder[-1] * _STEP < largest:
-        ladder.append(ladder[-1] * _STEP)
-    return tuple(dict.fromkeys([*ladder, largest])), ()
-
-
-def _in_memory(made: Made) -> Loaded:
-    """What was made, on its device, as `load` has what was kept."""
-    manifest: Manifest = made.manifest
-    device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
-    options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
-    with phase("loading weights"):
-        pieces = [np.frombuffer(piece, np.uint8) for piece in made.weights.pieces()]
-        memory = np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
-        found = cuda.Opened(memory, None, options, ieee=manifest.ieee, fits=True)
-    references, restored = {}, {}
-    for rung in manifest.rungs:
-        one = made.packed[rung.program]
-        references[rung.program] = whole_reference(made.references[rung.program], rung, manifest.computed)
-        restored[rung.program] = found.restore(one.program, one.feeds, one.host)
-    return Loaded(manifest, references, (), found, restored)
-
-
-def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
-    """Arenas of what is on its device already."""
-    manifest, found = loaded.manifest, loaded.opened
-    rungs = {rung.batch or 0: rung for rung in manifest.rungs}
-    rows = manifest.rows if 0 not in rungs else None
-    largest = max(rungs)
-    if settings.max_batch is not None and settings.max_batch not in (1, largest):
-        said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
-        raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
-    if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {manifest.mixes}",
-            fix="leave max_batch out: each request is a step",
-        )
-    references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
-    restored = {batch: loaded.restored[rung.program] for batch, rung in rungs.items()}
-    shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
-    dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
-    ports = Ports(dtypes, shapes, rows, manifest.mixes)
-    flies, hosted = found.can_fly(restored.values()), any(one.hosted for one in restored.values())
-    polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
-    entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
-
-    def arena(level: int, one_stream: bool) -> Arena:
-        if flies:
-            return found.arena(restored, entries, urgency=settings.priorities - 1 - level, one_stream=one_stream)
-        running = {batch: found.run(one, alone=True, one_stream=one_stream) for batch, one in restored.items()}
-        whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
-        return SimulatedArena(whole) if polls else whole
-
-    def verify(arena: Arena) -> Sequence[Check]:
-        return [verify_step(_step(arena, batch), one, manifest) for batch, one in references.items()]
-
-    return Recipe(
-        ports,
-        arena,
-        verify,
-        references[min(rungs)].feeds,
-        manifest.label,
-        ports.outputs(references[largest].outputs),
-        (*manifest.notes, *loaded.notes),
-        {"why": why, "streams": rungs[largest].streams, "kernels": rungs[largest].kernels},
-        threads=not polls,
-        weight_bytes=found.weight_bytes,
-        arena_bytes=found.arena_bytes(restored.values()),
-        free_bytes=found.free_bytes,
-        reserved_bytes=found.reserved_bytes,
-        urgencies=found.urgencies(),
-        streams=max(rung.streams for rung in rungs.values()),
-    )
-
-
-def _step(arena: Arena, batch: int) -> Callable[[Arrays], Arrays]:
-    """One step of an arena, from beginning to end."""
-
-    def step(feeds: Arrays) -> Arrays:
-        arena.start(batch, [feeds])
-        while not arena.over():
-            arena.wait()
-        return arena.outputs()
-
-    return step
-
-
-def _of_session(
-    flat: FlatGraph,
-    request: BenchRequest,
-    batches: Sequence[int],
-    proof: tuple[Rows | None, str],
-    progress: Progress | None,
-) -> Recipe:
-    """Arenas that are calls of one TensorFlow session, which takes steps of any batch."""
-    largest = max(batches, default=None)
-    ready = make_ready(flat, replace(request, batch=largest) if largest else request, progress=progress)
-    runner, feeds = ready.runner, ready.chosen.job.feeds
-    rows = proof[0] if batches else None
-    entries = rows[0] if rows is not None else {}
-    shapes: dict[int, Mapping[str, Shape]] = {
-        batch: {
-            name: (batch * entries[name], *value.shape[1:]) if entries.get(name) else value.shape
-            for name, value in feeds.items()
-        }
-        for batch in (batches if rows is not None else batches[-1:]) or (0,)
-    }
-    ports = Ports({name: value.dtype for name, value in feeds.items()}, shapes, rows, proof[1], pads=False)
-
-    def step(given: Feeds) -> Answer:
-        return {
-            name: np.array(value) for name, value in runner.executable.step(given).items()
-        }  # it hands out its very constants
-
-    return Recipe(
-        ports,
-        lambda level, one_stream: StepArena({0: step}, ports),
-        lambda arena: (),
-        {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
-        runner.label,
-        ports.outputs(step(feeds)),
-        runner.notes,
-        {"why": runner.why, **runner.facts},
-        threads=True,
-        owned=[runner.executable],
-    )
