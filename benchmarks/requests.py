@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,71 @@ def threads(step: Any, feeds: list[Any], count: int, seconds: float = SECONDS) -
     return len(joined) / took, statistics.median(joined) * 1e6, float(np.quantile(joined, 0.99)) * 1e6
 
 
+def every_answer(built: Path, groups: int, count: int) -> str:
+    """So many single rows, no two alike, answered by arenas whose memory is poisoned and whose kernels start at random: every answer is held
+    against what whole batches give."""
+    from msplit.engines.cuda.options import Torture
+    from msplit.engines.cuda.stored import rung
+
+    plain, chunk = rung.Opened.arena, 1 << 15
+
+    def tortured(self: Any, *args: Any, **options: Any) -> Any:
+        self._options = replace(self._options, torture=Torture(poison=True, delay_cycles=2_000, seed=1))
+        return plain(self, *args, **options)
+
+    wrong, worst, answered, seconds = 0, 0.0, 0, 0.0
+    with msplit.open(built) as runner:
+        rung.Opened.arena = tortured  # type: ignore[method-assign]
+        with msplit.pool(built, groups=groups) as pool:
+            rung.Opened.arena = plain  # type: ignore[method-assign]
+            ((name, port),) = pool.inputs.items()
+            step = pool.batches[-1]
+            for first in range(0, count, chunk):
+                rows = np.random.default_rng(first).standard_normal((chunk, *port.shape[1:])).astype(port.dtype)
+                parts = [runner.step({name: rows[at : at + step]}) for at in range(0, chunk, step)]
+                expected = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+                start = time.perf_counter()
+                going = [pool.submit({name: rows[at : at + 1]}) for at in range(chunk)]
+                answers = [one.result() for one in going]
+                seconds += time.perf_counter() - start
+                for key, value in expected.items():
+                    found = np.concatenate([answer[key] for answer in answers])
+                    away = np.abs(found - value)
+                    worst = max(worst, float(away.max()))
+                    wrong += int((away > 2e-2 * np.abs(value) + 2e-3).any(axis=1).sum())
+                answered += len(answers)
+            steps = pool.stats().steps
+    return (
+        f"{answered:,} requests with distinct inputs, {groups} arenas, poisoned memory, kernels delayed at random: {wrong} wrong,"
+        f" largest difference {worst:.1e}; {steps:,} steps, {answered / seconds:,.0f} requests/s"
+    )
+
+
+def open_and_close(built: Path, count: int) -> str:
+    """Memory that is left when a pool was opened and closed so often."""
+    import psutil
+    import torch
+
+    def left() -> tuple[float, float, int]:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        process = psutil.Process()
+        return torch.cuda.mem_get_info()[0] / 1e6, process.memory_info().rss / 1e6, process.num_threads()
+
+    for _ in range(20):
+        msplit.pool(built, groups=2).close()
+    before = left()
+    start = time.perf_counter()
+    for _ in range(count):
+        msplit.pool(built, groups=2).close()
+    seconds = time.perf_counter() - start
+    after = left()
+    return (
+        f"{count} opens and closes of 2 arenas, {seconds / count * 1e3:.0f} ms each: {before[0] - after[0]:+.1f} MB of the device,"
+        f" {after[1] - before[1]:+.1f} MB of the host, {after[2] - before[2]:+d} threads"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -96,6 +162,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--groups", default="1,2,4,8,16")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--every", type=int, default=0, help="requests of which every answer is checked")
+    parser.add_argument("--opens", type=int, default=0, help="how often to open and close a pool")
     args = parser.parse_args()
     request = msplit.BenchRequest(engine="cuda", device=args.device, effort="full" if args.device == "cuda" else "fast")
     found = []
@@ -112,7 +180,20 @@ def main() -> None:
         msplit.build(path, built, request, batches=(1, 16, 64, 128, 512), force=True)
         print(f"{name}: built in {time.perf_counter() - start:.1f} s")
         with msplit.open(built) as runner:
-            feeds = requests_of(type("P", (), {"inputs": {n: type("Q", (), {"shape": (None, *s[1:]), "dtype": d}) for n, (d, s) in runner.inputs.items()}}), 128, 64)
+            feeds = requests_of(
+                type(
+                    "P",
+                    (),
+                    {
+                        "inputs": {
+                            n: type("Q", (), {"shape": (None, *s[1:]), "dtype": d})
+                            for n, (d, s) in runner.inputs.items()
+                        }
+                    },
+                ),
+                128,
+                64,
+            )
             tell(f"{name} runner, 128 rows, 1 thread", threads(runner.step, feeds, 1))
             tell(f"{name} runner, 128 rows, 4 threads", threads(runner.step, feeds, 4))
         for groups in map(int, args.groups.split(",")):
@@ -123,7 +204,9 @@ def main() -> None:
                 print(problem)
                 continue
             with pool:
-                print(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; {dict(pool.about.facts)}")
+                print(
+                    f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; {dict(pool.about.facts)}"
+                )
                 whole, single = requests_of(pool, 128, 64), requests_of(pool, 1, 1024)
                 tell(f"{name} {groups} arenas, 128 rows, 1 thread, step", threads(pool.step, whole, 1))
                 tell(f"{name} {groups} arenas, 128 rows, {2 * groups} going", flood(pool, whole, 2 * groups))
@@ -134,6 +217,12 @@ def main() -> None:
                 for count in (4, 16):
                     tell(f"{name} {groups} arenas, 128 rows, {count} threads", threads(pool.step, whole, count))
                 print(pool.stats())
+        if args.every:
+            print(every_answer(built, 8, args.every), flush=True)
+    if args.opens:
+        small = Path("/tmp/small.build")
+        msplit.build(Path("sample_graphs/mmoe_small.pb"), small, request, batches=(1, 16), force=True)
+        print(open_and_close(small, args.opens), flush=True)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1))
 
