@@ -91,8 +91,8 @@ def threads(step: Any, feeds: list[Any], count: int, seconds: float = SECONDS) -
 
 
 def every_answer(built: Path, groups: int, count: int) -> str:
-    """So many single rows, no two alike, answered by arenas whose memory is poisoned and whose kernels start at random: every answer is held
-    against what whole batches give."""
+    """So many single rows, no two alike, answered by arenas whose memory is poisoned and whose kernels are delayed at random: every answer
+    is held against what whole batches give."""
     from msplit.engines.cuda.options import Torture
     from msplit.engines.cuda.stored import rung
 

@@ -67,8 +67,7 @@ class GraphExec:
         self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def start_on(self, stream: torch.cuda.Stream) -> None:
-        """Issues one run of the graph on a stream. It keeps the interpreter's lock: to let go of it for these few µs would cost the thread its
-        turn."""
+        """Issues one run of the graph on a stream. It keeps the interpreter's lock: to let go of it for these few µs would cost a turn."""
         if self._executable is None:
             with torch.cuda.device(self._device), torch.cuda.stream(stream):
                 self._graph.replay()
