@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 import msplit
-from msplit.errors import MsplitError
 
 SECONDS = 1.0
+SIZES: dict[str, tuple[int, tuple[int, ...]]] = {"inception_v3": (1, (1, 4, 16))}
+"""Of models that are not recommenders: rows of a request, and the batches that are built."""
 
 
 def requests_of(pool: Any, rows: int, count: int) -> list[dict[str, Any]]:
@@ -177,45 +178,30 @@ def main() -> None:
         path = models.fill(args.folder, Path("/tmp/filled"), name, 128)
         built = Path(f"/tmp/{name}.build")
         start = time.perf_counter()
-        msplit.build(path, built, request, batches=(1, 16, 64, 128, 512), force=True)
+        rows, batches = SIZES.get(name, (128, (1, 16, 64, 128, 512)))
+        msplit.build(path, built, request, batches=batches, force=True)
         print(f"{name}: built in {time.perf_counter() - start:.1f} s")
+        with msplit.pool(built, groups=1) as pool:
+            whole, single = requests_of(pool, rows, 64), requests_of(pool, 1, 1024)
         with msplit.open(built) as runner:
-            feeds = requests_of(
-                type(
-                    "P",
-                    (),
-                    {
-                        "inputs": {
-                            n: type("Q", (), {"shape": (None, *s[1:]), "dtype": d})
-                            for n, (d, s) in runner.inputs.items()
-                        }
-                    },
-                ),
-                128,
-                64,
-            )
-            tell(f"{name} runner, 128 rows, 1 thread", threads(runner.step, feeds, 1))
-            tell(f"{name} runner, 128 rows, 4 threads", threads(runner.step, feeds, 4))
+            for count in (1, 4):
+                tell(f"{name} runner, {rows} rows, {count} threads", threads(runner.step, whole, count))
         for groups in map(int, args.groups.split(",")):
             start = time.perf_counter()
-            try:
-                pool = msplit.pool(built, groups=groups)
-            except MsplitError as problem:
-                print(problem)
-                continue
-            with pool:
-                print(
-                    f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; {dict(pool.about.facts)}"
+            with msplit.pool(built, groups=groups) as pool:
+                facts = pool.about.facts
+                megabytes = ", ".join(
+                    f"{what} {facts[what] / 1e6:.1f}" for what in ("weight_bytes", "arena_bytes", "bytes")
                 )
-                whole, single = requests_of(pool, 128, 64), requests_of(pool, 1, 1024)
-                tell(f"{name} {groups} arenas, 128 rows, 1 thread, step", threads(pool.step, whole, 1))
-                tell(f"{name} {groups} arenas, 128 rows, {2 * groups} going", flood(pool, whole, 2 * groups))
-                tell(f"{name} {groups} arenas, 128 rows, {8 * groups} going", flood(pool, whole, 8 * groups))
-                tell(f"{name} {groups} arenas, 1 row, 256 going", flood(pool, single, 256))
-                tell(f"{name} {groups} arenas, 1 row, 1024 going", flood(pool, single, 1024))
-                tell(f"{name} {groups} arenas, 1 row, 8192 going", flood(pool, single, 8192))
+                print(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; MB: {megabytes}")
+                about = f"{name} {groups} arenas"
+                tell(f"{about}, {rows} rows, 1 thread, step", threads(pool.step, whole, 1))
+                for going in (2 * groups, 8 * groups):
+                    tell(f"{about}, {rows} rows, {going} going", flood(pool, whole, going))
+                for going in (256, 1024, 8192) if rows > 1 else ():
+                    tell(f"{about}, 1 row, {going} going", flood(pool, single, going))
                 for count in (4, 16):
-                    tell(f"{name} {groups} arenas, 128 rows, {count} threads", threads(pool.step, whole, count))
+                    tell(f"{about}, {rows} rows, {count} threads", threads(pool.step, whole, count))
                 print(pool.stats())
         if args.every:
             print(every_answer(built, 8, args.every), flush=True)
