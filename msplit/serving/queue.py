@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from msplit.engines.base import Feeds
@@ -29,7 +30,8 @@ class Request:
         key: Requests of one key may share a step; those of None share none.
         level: Of priority, 0 is the most urgent.
         since: When it came, in seconds of the performance counter.
-        deadline: When it is too late to start it.
+        deadline: After that it is too late to start it.
+        waits: Whether it is in a queue.
     """
 
     feeds: Feeds
@@ -39,14 +41,19 @@ class Request:
     since: float
     deadline: float
     answer: Future[Any]
+    waits: bool = False
 
 
 class _Line:
-    """Requests of one level and key, and how many rows they have."""
+    """Requests of one level and key in the order in which they came, and how many rows they have. The first one waits; others may have
+    been taken out, and are passed over when they come up."""
 
-    def __init__(self) -> None:
+    __slots__ = ("gone", "key", "level", "requests", "rows")
+
+    def __init__(self, level: int, key: Hashable) -> None:
+        self.level, self.key = level, key
         self.requests: deque[Request] = deque()
-        self.rows = 0
+        self.rows = self.gone = 0
 
 
 class Queue:
@@ -54,14 +61,18 @@ class Queue:
 
     Attributes:
         count: Requests that wait. It may be looked at without the lock, as may `next_time`.
-        next_time: When something is due or too late, if nothing else happens, in seconds of the performance counter.
+        next_time: When something is due or too late, if nothing else happens, in seconds of the performance counter; at times sooner.
         taken: Requests that were put here.
         refused: That were not.
         timed_out: That were taken out since it was too late.
         cancelled: That somebody had cancelled when they were taken out.
 
+    What is taken out is running, as futures have it: nobody can cancel it any more.
+
     Levels share by stride scheduling: each has a position; the one furthest behind is served, and moves on by `SHARE` to the power of its
     number. So a less urgent level is served less often, and never forgotten.
+
+    Nothing here takes longer because more requests wait, or more keys, but for the logarithm of their number.
 
     Args:
         levels: Of priority.
@@ -71,12 +82,17 @@ class Queue:
     """
 
     def __init__(self, levels: int, batches: Sequence[int], delay: float = 0.0, most: int = 0) -> None:
-        self._levels: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
+        self._lines: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
         self._positions = [0] * levels
         self._batches, self._largest = tuple(batches), max(batches, default=0)
         self._delay, self._most = delay, most
-        self.count = 0
-        self._earliest = self.next_time = NEVER
+        self._patience = max(delay, COMPANY)
+        # Heaps, in which what is no longer so stays until it comes up: lines by when they are due while others are in flight, with the
+        # request that was their first one, and requests by when they are too late.
+        self._due: list[list[tuple[float, int, _Line, Request]]] = [[] for _ in range(levels)]
+        self._late: list[tuple[float, int, Request]] = []
+        self._entries = self.count = 0
+        self.next_time = NEVER
         self.taken = self.refused = self.timed_out = self.cancelled = 0
 
     def put(self, request: Request) -> None:
@@ -90,22 +106,32 @@ class Queue:
             raise Busy(
                 f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
-        waiting = self._levels[request.level]
-        if not waiting:  # it does not catch up on what it had no requests for
-            ahead = [place for place, others in zip(self._positions, self._levels, strict=True) if others]
-            self._positions[request.level] = max(self._positions[request.level], min(ahead, default=0))
-        line = waiting.get(request.key)
+        lines = self._lines[request.level]
+        if not lines:
+            self._line_up(request.level)
+        line = lines.get(request.key)
         if line is None:
-            waiting[request.key] = line = _Line()
+            lines[request.key] = line = _Line(request.level, request.key)
+        before = line.rows
         line.requests.append(request)
         line.rows += request.rows
+        request.waits = True
         self.count += 1
         self.taken += 1
-        if request.deadline < self._earliest:
-            self._earliest = request.deadline
+        if len(line.requests) == 1 or (before < self._largest <= line.rows and request.key is not None):
+            self.next_time = min(self.next_time, self._enter(line))
+        if request.deadline != NEVER:
+            heappush(self._late, (request.deadline, self.taken, request))
             self.next_time = min(self.next_time, request.deadline)
-        if self.next_time == NEVER or self._delay:
-            self.next_time = min(self.next_time, request.since + self._delay)
+
+    def _line_up(self, level: int) -> None:
+        """A level that had no requests neither catches up on what it missed nor waits for what it had while others wanted nothing."""
+        ahead = [place for place, lines in zip(self._positions, self._lines, strict=True) if lines]
+        if not ahead:
+            self._positions = [0] * len(self._positions)
+        else:
+            first = min(ahead)
+            self._positions[level] = min(max(self._positions[level], first), first + SHARE**level)
 
     def take(self, now: float, level: int | None = None, busy: bool = False) -> list[Request]:
         """The requests of the next step, out of this level or more urgent ones; none where nothing waits that is due.
@@ -113,93 +139,151 @@ class Queue:
         All are of one key, and of one level but for those for which the step has room besides. While others are in flight (`busy`), a step
         waits for `COMPANY`.
         """
-        delay = max(self._delay, COMPANY) if busy else self._delay
-        last = len(self._levels) if level is None else level + 1
+        last = len(self._lines) if level is None else level + 1
+        due = now if busy else now + (self._patience - self._delay)
         while self.count:
-            found = self._first_due(now, last, delay)
-            if not found:
+            line = self._first_due(due, last)
+            if line is None:
                 break
-            wanted = [request for request in found if request.answer.set_running_or_notify_cancel()]
-            self.cancelled += len(found) - len(wanted)
-            if wanted:
+            found = self._collect(line, last)
+            if wanted := self._running(found):
                 return wanted
         return []
 
-    def _first_due(self, now: float, last: int, delay: float) -> list[Request]:
+    def _first_due(self, due: float, last: int) -> _Line | None:
         levels: Sequence[int] = range(last)
         if last > 1:
             levels = [one for _, one in sorted((self._positions[one], one) for one in levels)]
         for one in levels:
-            heads = self._levels[one]
-            due = [key for key, line in heads.items() if not delay or self._due(key, line, now - delay)]
-            if due:
+            entry = self._top(one)
+            if entry is not None and entry[0] <= due:
                 self._positions[one] += SHARE**one
-                key = due[0] if len(due) == 1 else min(due, key=lambda key: heads[key].requests[0].since)
-                return self._collect(key, one, last)
-        return []
+                return entry[2]
+        return None
 
-    def _due(self, key: Hashable, line: _Line, since: float) -> bool:
-        """Whether a step of these is full, or has waited for as long as it may."""
-        return key is None or line.rows >= self._largest or line.requests[0].since <= since
+    def _is_full(self, line: _Line) -> bool:
+        """Whether more requests would not make a better step of these."""
+        return line.key is None or line.rows >= self._largest
 
-    def _collect(self, key: Hashable, level: int, last: int) -> list[Request]:
+    def _enter(self, line: _Line) -> float:
+        """Notes when a line is due. The time, if nothing is in flight."""
+        first = line.requests[0]
+        full = self._is_full(line)
+        self._entries += 1
+        due = first.since if full else first.since + self._patience
+        heappush(self._due[line.level], (due, self._entries, line, first))
+        return first.since if full else first.since + self._delay
+
+    def _top(self, level: int) -> tuple[float, int, _Line, Request] | None:
+        """The line of a level that is due first."""
+        heap = self._due[level]
+        while heap:
+            due, _, line, first = heap[0]
+            if first.waits and line.requests[0] is first and (due > first.since or self._is_full(line)):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def _collect(self, line: _Line, last: int) -> list[Request]:
         """As many requests of a key as a step has room for."""
         found: list[Request] = []
-        if key is None:
-            self._move(level, key, found, 0)
+        if line.key is None:
+            self._move(line, found, 0)
         else:
-            left = self._move(level, key, found, self._largest)
+            left = self._move(line, found, self._largest)
             rows = self._largest - left
             room = next((batch for batch in self._batches if batch >= rows), rows) - rows
-            for other in range(last):
-                room = self._move(other, key, found, room) if other != level and room else room
-        self.count -= len(found)
+            for lines in self._lines[:last] if room else ():
+                other = lines.get(line.key)
+                if other is not None and other is not line:
+                    room = self._move(other, found, room)
         self._settle()
         return found
 
-    def _move(self, level: int, key: Hashable, found: list[Request], room: int) -> int:
+    def _move(self, line: _Line, found: list[Request], room: int) -> int:
         """Moves requests for which there is room, or a first one for which there must be. The room that is left."""
-        line = self._levels[level].get(key)
-        if line is None:
-            return room
         waiting = line.requests
-        while waiting and ((room and waiting[0].rows <= room) or not found):
-            request = waiting.popleft()
-            room -= request.rows
-            line.rows -= request.rows
-            found.append(request)
-        if not waiting:
-            del self._levels[level][key]
+        before = len(found)
+        while waiting:
+            request = waiting[0]
+            if request.waits:
+                if found and not (room and request.rows <= room):
+                    break
+                request.waits = False
+                room -= request.rows
+                line.rows -= request.rows
+                found.append(request)
+            else:
+                line.gone -= 1
+            waiting.popleft()
+        self.count -= len(found) - before
+        self._close_up(line, len(found) > before)
         return room
 
+    def _close_up(self, line: _Line, changed: bool) -> None:
+        """Forgets a line that is empty, and notes when another one is due."""
+        if not line.requests:
+            del self._lines[line.level][line.key]
+        elif changed:
+            self._enter(line)
+
     def _settle(self) -> None:
-        """Sees when the next request is due."""
-        heads = [line.requests[0].since for level in self._levels for line in level.values()]
-        self.next_time = min(min(heads) + self._delay, self._earliest) if heads else NEVER
+        """Sees when the next request is due, or too late."""
+        self.next_time = NEVER
+        for level in range(len(self._due)):
+            entry = self._top(level)
+            if entry is not None:
+                first = entry[3].since
+                self.next_time = min(self.next_time, first + self._delay if entry[0] > first else first)
+        if len(self._late) > 2 * self.count + 64:  # most of them are answered already
+            self._late = [one for one in self._late if one[2].waits]
+            heapify(self._late)
+        while self._late and not self._late[0][2].waits:
+            heappop(self._late)
+        if self._late:
+            self.next_time = min(self.next_time, self._late[0][0])
 
     def expired(self, now: float) -> list[Request]:
-        """Takes out those that it is too late to start."""
-        if self._earliest > now:
+        """Takes out those that it is too late to start, but for cancelled ones."""
+        if not self._late or self._late[0][0] >= now:
             return []
-        late = self._take_out(lambda request: request.deadline <= now)
-        self.timed_out += len(late)
-        return late
+        late = []
+        while self._late and self._late[0][0] < now:
+            request = heappop(self._late)[2]
+            if request.waits:
+                late.append(request)
+        found = self._take_out(late)
+        self.timed_out += len(found)
+        return found
 
     def clear(self) -> list[Request]:
-        """Takes out all of them."""
-        return self._take_out(lambda request: True)
+        """Takes out all of them, but for cancelled ones."""
+        return self._take_out(
+            [one for lines in self._lines for line in lines.values() for one in line.requests if one.waits]
+        )
 
-    def _take_out(self, unwanted: Callable[[Request], bool]) -> list[Request]:
-        gone: list[Request] = []
-        self._earliest = NEVER
-        for level in self._levels:
-            for key, line in [*level.items()]:
-                kept = deque(one for one in line.requests if not unwanted(one))
-                gone += [one for one in line.requests if unwanted(one)]
-                line.requests, line.rows = kept, sum(one.rows for one in kept)
-                self._earliest = min(self._earliest, min((one.deadline for one in kept), default=NEVER))
-                if not kept:
-                    del level[key]
-        self.count -= len(gone)
+    def _take_out(self, unwanted: Sequence[Request]) -> list[Request]:
+        lines: dict[_Line, None] = {}
+        found = self._running(unwanted)
+        for request in unwanted:
+            line = self._lines[request.level][request.key]
+            request.waits = False
+            line.rows -= request.rows
+            line.gone += 1
+            lines[line] = None
+        self.count -= len(unwanted)
+        for line in lines:
+            while line.requests and not line.requests[0].waits:
+                line.requests.popleft()
+                line.gone -= 1
+            if line.gone * 2 > len(line.requests):
+                line.requests, line.gone = deque(one for one in line.requests if one.waits), 0
+            self._close_up(line, True)
         self._settle()
-        return gone
+        return found
+
+    def _running(self, requests: Sequence[Request]) -> list[Request]:
+        """Those that nobody has cancelled; nobody can any more."""
+        wanted = [request for request in requests if request.answer.set_running_or_notify_cancel()]
+        self.cancelled += len(requests) - len(wanted)
+        return wanted
