@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, refuse
+from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.errors import EngineError
 from msplit.measure.tensors import as_array
 
 Shape = tuple[int, ...]
+
+_TEXT = np.dtype(object)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Ports:
         self._pads = pads
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
         largest = [*shapes.values()][-1]
+        dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
         entries, self._made = rows if rows is not None and self.joins else ({}, {})
         self._entries = {name: entries.get(name, 0) for name in largest}
         changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
@@ -69,11 +72,12 @@ class Ports:
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count]
+        self._texts = [name for name in largest if dtypes[name] == _TEXT]
 
     def outputs(self, example: Arrays) -> dict[str, Port]:
         """What answers have, by the outputs of a step."""
         return {
-            name: Port(value.dtype.name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
+            name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
             for name, value in example.items()
         }
 
@@ -83,8 +87,10 @@ class Ports:
         Raises:
             EngineError: An input is missing or is none, or has another type or shape than it must.
         """
-        if self.joins and len(feeds) == len(self._wanted):  # as most requests are
-            rows = 0
+        if (
+            self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted)
+        ):  # as most requests are
+            rows = -1
             for name, dtype, shape, count in self._wanted:
                 value = feeds.get(name)
                 if type(value) is not np.ndarray or value.dtype != dtype:
@@ -93,16 +99,24 @@ class Ports:
                     if value.shape != shape:
                         break
                     continue
-                if not rows and value.ndim:
+                if rows < 0 and value.ndim:
                     rows = len(value) // count
                 if value.shape[:1] != (rows * count,) or value.shape[1:] != shape[1:]:
                     break
             else:
                 if 0 < rows <= self.batches[-1]:
                     return feeds, rows, self._key(feeds)
-        arrays = {name: as_array(name, value) if hasattr(value, "dtype") else value for name, value in feeds.items()}
+        if not isinstance(feeds, Mapping):
+            said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
+            raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
+        arrays = {
+            name: as_array(name, value) if is_array(value) or is_tensor(value) else value
+            for name, value in feeds.items()
+        }
         rows = self._rows(arrays)
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        for name in self._texts:
+            arrays[name] = _as_bytes(name, arrays[name])
         return arrays, rows, self._key(arrays)
 
     def _shape(self, name: str, rows: int) -> Shape:
@@ -118,8 +132,10 @@ class Ports:
         Raises:
             EngineError: There is no step for it.
         """
-        given = {name: np.shape(value) for name, value in feeds.items()}
+        given = {name: value.shape for name, value in feeds.items() if isinstance(value, np.ndarray)}
         if not self.joins:
+            if given.keys() != self._entries.keys():
+                return max(self._shapes)  # what is wrong with it is said later
             fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
             if not fitting and len(self._shapes) > 1:
                 raise EngineError(
@@ -144,7 +160,9 @@ class Ports:
         """Requests share a step where what has no rows is equal."""
         if not self.joins:
             return None
-        return tuple([feeds[name].tobytes() for name in self._shared])
+        return tuple(
+            [tuple(feeds[name].flat) if name in self._texts else feeds[name].tobytes() for name in self._shared]
+        )
 
     def rung(self, rows: int) -> int:
         """Rows of the smallest step that has so many."""
@@ -169,7 +187,7 @@ class Ports:
         if len(set(rows)) == 1:  # to go along an array takes a third of the time that it takes to cut it
             count = len(rows)
             columns = [
-                [*value[: made * sum(rows)].reshape(count, -1, *value.shape[1:])]
+                [*value[: made * sum(rows)].reshape(count, made * rows[0], *value.shape[1:])]
                 if (made := self._made.get(name))
                 else [value, *(value.copy() for _ in rows[1:])]
                 for name, value in outputs.items()
@@ -197,3 +215,28 @@ def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[A
     if not missing and len(parts) == 1:
         return parts[0]
     return np.concatenate([*parts, *[parts[0][:entries]] * (missing // entries)])
+
+
+def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Strings are one type, however NumPy keeps them."""
+    return _TEXT if dtype.kind in "OSU" else dtype
+
+
+def _as_bytes(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """An array of strings as one of bytes, so that requests that keep them in other ways can share a step.
+
+    Raises:
+        EngineError: Something else is in it, at which the whole step would fail.
+    """
+    if value.dtype.kind == "S" or all(type(one) is bytes for one in value.flat):
+        return value.astype(_TEXT, copy=False)
+    found = np.empty(value.shape, _TEXT)
+    fix = "give bytes, or text, which is sent as UTF-8"
+    for place, one in enumerate(value.flat):
+        if not isinstance(one, bytes | str):
+            raise EngineError(f"input {name} has a {type(one).__name__} among its strings", fix=fix)
+        try:
+            found.flat[place] = one if isinstance(one, bytes) else one.encode()
+        except UnicodeEncodeError as problem:
+            raise EngineError(f"input {name} has a text that UTF-8 can not have: {problem}", fix=fix) from None
+    return found
