@@ -106,7 +106,7 @@ class Ports:
             else:
                 if 0 < rows <= self.batches[-1]:
                     return feeds, rows, self._key(feeds)
-        if not isinstance(feeds, Mapping):
+        if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
         arrays = {
