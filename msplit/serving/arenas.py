@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from msplit.engines.base import Executable, Feeds
-from msplit.serving.pool import Answer, Arena
+from msplit.serving.flights import Answer, Arena
 from msplit.serving.ports import Ports
 
 

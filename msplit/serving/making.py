@@ -17,7 +17,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
 from msplit.progress import Progress, silent
-from msplit.serving.pool import About, Arena, Pool
+from msplit.serving.flights import Arena
+from msplit.serving.pool import About, Pool
 from msplit.serving.recipes import Recipe, recipe_of
 from msplit.serving.settings import AUTO, PoolSettings
 

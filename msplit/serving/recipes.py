@@ -24,7 +24,7 @@ from msplit.measure.results import Check
 from msplit.measure.variants import choose_engine
 from msplit.progress import Progress, phase
 from msplit.serving.arenas import SimulatedArena, StepArena
-from msplit.serving.pool import Answer, Arena
+from msplit.serving.flights import Answer, Arena
 from msplit.serving.ports import Port, Ports, Shape
 from msplit.serving.settings import PoolSettings
 from msplit.shapes.inputs import stated_shapes

@@ -1,0 +1,226 @@
+"""Who looks after steps in flight: a thread that waits for an answer, one that waits for its own step, or the pool's own."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+
+from msplit.engines.base import Feeds
+from msplit.serving.flights import Answer, Arena, Flight, Flights
+from msplit.serving.pending import Pending, wake
+from msplit.serving.queue import NEVER
+
+_LOOKS = 8
+"""How often a thread looks at all that is in flight before it lets go of the interpreter's lock."""
+_PATIENCE = 1e-3
+"""Seconds that a thread looks for. Longer steps are waited for with naps."""
+NAP = 50e-6
+_GLANCE = 200e-6
+"""Seconds between two looks at what is in flight of a thread that brings request after request, and waits for none: the more come together,
+the fewer steps they need."""
+_UNATTENDED = 1e-3
+"""Seconds after which the pool's own thread looks after steps for which nobody waits."""
+_LINGER = 10e-3
+"""Seconds without work after which that thread goes to sleep, from which to wake it takes long."""
+
+
+class Attendance:
+    """See `Worker`. One of the threads that wait leads: it looks after all steps in flight; the others follow, and are woken when their
+    answers are there, or to lead. A thread that brings a request for which an arena is free looks after that step alone.
+
+    Args:
+        polls: Whether steps are over when somebody looks. Otherwise those that run them end them, and everybody follows.
+    """
+
+    def __init__(self, flights: Flights, *, polls: bool) -> None:
+        self._flights, self._polls = flights, polls
+        self.condition = threading.Condition()
+        self._leading = threading.Lock()
+        self._leader: int | None = None
+        self._waiters: deque[threading.Lock] = deque()
+        self._eager = self._awake = False
+        self._driven = -NEVER
+        self._wake = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="msplit-pool", daemon=True)
+        self._keeper.start()
+
+    def glance(self, now: float) -> None:
+        """Looks after what is in flight once in a while, for a thread that has brought a request and waits for none."""
+        if self._flights.flying and now - self._flights.looked > _GLANCE:
+            self._flights.poll()
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
+
+    def alone(self, flight: Flight, feeds: Feeds) -> Answer:
+        """Runs a step from beginning to end. Where other threads are at work, it waits without the interpreter's lock, which they need."""
+        arena, flights = flight.arena, self._flights
+        done = False
+        try:
+            arena.start(flight.rung, (feeds,))
+            start, look_up = time.perf_counter(), _look_up()
+            while not _seen(arena):
+                if flights.alone > 1 or self._waiters:
+                    arena.wait()
+                elif time.perf_counter() - start < _PATIENCE:
+                    look_up(0)
+                else:
+                    time.sleep(NAP)
+            outputs = arena.outputs()
+            done = True
+            return outputs
+        finally:
+            if not done:
+                _settle(flight)
+            flights.land(flight, failed=not done)
+            if self._waiters and not self._leading.locked():
+                self._promote()
+
+    def drive(self, seconds: float) -> bool:
+        """See `Pool.drive`."""
+        flights = self._flights
+        end = time.perf_counter() + seconds
+        look_up = _look_up() if seconds else None
+        while True:
+            now = self._driven = time.perf_counter()
+            flights.poll()
+            if flights.queue.count:
+                flights.start_due(now)
+            if not flights.busy or now >= end:
+                return flights.busy
+            if look_up is not None:
+                look_up(0)
+
+    def work_for(self, pending: Pending, timeout: float | None) -> None:
+        """See `Worker`: looks after all that is in flight until an answer is there, or waits while another thread does."""
+        end = NEVER if timeout is None else time.perf_counter() + timeout
+        me = get_ident()
+        while not pending.done() and time.perf_counter() < end:
+            nested = self._leader == me  # a function that an answer called asks for another one
+            if self._polls and (
+                nested or ((self._flights.flying or not self._flights.alone) and self._leading.acquire(blocking=False))
+            ):
+                try:
+                    self._leader = me
+                    self._lead(lambda: pending.done() or time.perf_counter() > end)
+                finally:
+                    if not nested:
+                        self._leader = None
+                        self._leading.release()
+                        self._promote()
+            else:
+                self._follow(pending, end)
+
+    def _lead(self, enough: Callable[[], bool]) -> None:
+        """Looks after all that is in flight."""
+        start = time.perf_counter()
+        look_up = _look_up()
+        while not enough():
+            for _ in range(_LOOKS):
+                if self._flights.poll():
+                    start = time.perf_counter()
+                    break
+            else:
+                now = time.perf_counter()
+                if self._flights.queue.count:
+                    self._flights.start_due(now)
+                flying = self._flights.flying[:1]
+                if not flying and self._flights.alone:
+                    return  # those who look after their own steps will say when there are others
+                if flying and (self._flights.alone or self._waiters):
+                    flying[0].arena.wait()
+                elif now - start < _PATIENCE:
+                    look_up(0)
+                else:
+                    time.sleep(NAP)
+
+    def _follow(self, pending: Pending, end: float) -> None:
+        """Waits for an answer, or to be the one who looks after all."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        pending.waiter = waiter
+        self._waiters.append(waiter)
+        if not pending.done() and (
+            self._leading.locked() or not self._polls or (self._flights.alone and not self._flights.flying)
+        ):
+            waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:  # it was chosen, and may have its answer by now
+            if pending.done():
+                self._promote()
+
+    def _promote(self) -> None:
+        """Has one of those who wait look after all."""
+        while self._waiters:
+            if wake(self._waiters.popleft()):
+                return
+
+    def attend(self) -> None:
+        """See `Worker`."""
+        self._eager = True
+        self._wake.set()
+
+    def _keep(self) -> None:
+        """The pool's own thread: looks after what nobody looks after, and after what is due or too late."""
+        idle_since = time.perf_counter()
+        while not self._flights.closed or self._flights.busy:
+            now = time.perf_counter()
+            if not self._flights.busy:
+                if now - idle_since < _LINGER:
+                    time.sleep(_UNATTENDED)
+                    continue
+                self._awake = self._eager = False
+                if not self._flights.busy and not self._flights.closed:
+                    self._wake.wait()
+                self._wake.clear()
+                self._awake = True
+                continue
+            idle_since = now
+            if self._eager and self._polls and now - self._driven > _LINGER and self._leading.acquire(blocking=False):
+                try:
+                    self._leader = get_ident()
+                    self._lead(lambda: not self._flights.busy)
+                finally:
+                    self._leader = None
+                    self._leading.release()
+                    self._promote()
+                time.sleep(NAP)
+                continue
+            due = self._flights.queue.next_time - now
+            time.sleep(due if 0 < due < _UNATTENDED else _UNATTENDED)
+            if self._polls and now > self._flights.looked:
+                self._flights.poll()
+            if self._flights.queue.count:
+                self._flights.start_due(time.perf_counter())
+
+    def end(self) -> None:
+        """Ends the pool's own thread, when nothing is in flight and no more is taken."""
+        self._wake.set()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join()
+
+
+def _seen(arena: Arena) -> bool:
+    """Whether a step is over by one of the next looks."""
+    for _ in range(_LOOKS):  # noqa: SIM110  to make a generator takes as long as to look four times
+        if arena.over():
+            return True
+    return False
+
+
+def _settle(flight: Flight) -> None:
+    """Waits for a step that somebody has stopped waiting for, or that was never begun: what comes next on its arena must not meet it."""
+    with contextlib.suppress(Exception):
+        while not flight.arena.over():
+            flight.arena.wait()
+
+
+def _look_up() -> Callable[[int], object]:
+    """A function that lets go of the interpreter's lock and is back at once. Each thread needs its own."""
+    return select.poll().poll
