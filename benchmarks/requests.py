@@ -1,6 +1,6 @@
 """How many requests a pool answers, in one process: by arenas, rows of a request, threads. Figures are those of `requests.md`.
 
-python benchmarks/requests.py GRAPHS [--models ple,mmoe] [--out FILE.json]
+python benchmarks/requests.py GRAPHS [--models ple,mmoe] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -167,20 +167,25 @@ def main() -> None:
     parser.add_argument("--opens", type=int, default=0, help="how often to open and close a pool")
     args = parser.parse_args()
     request = msplit.BenchRequest(engine="cuda", device=args.device, effort="full" if args.device == "cuda" else "fast")
-    found = []
+    rows_found: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        print(text, flush=True)
 
     def tell(what: str, figures: tuple[float, float, float]) -> None:
         rate, median, high = figures
-        found.append({"what": what, "rate": rate, "p50_us": median, "p99_us": high})
+        rows_found.append({"what": what, "rate": rate, "p50_us": median, "p99_us": high})
         print(f"{what:60} {rate:10,.0f}/s  p50 {median:9,.1f}  p99 {high:9,.1f} µs", flush=True)
 
-    for name in args.models.split(","):
+    for name in filter(None, args.models.split(",")):
         path = models.fill(args.folder, Path("/tmp/filled"), name, 128)
         built = Path(f"/tmp/{name}.build")
         start = time.perf_counter()
         rows, batches = SIZES.get(name, (128, (1, 16, 64, 128, 512)))
         msplit.build(path, built, request, batches=batches, force=True)
-        print(f"{name}: built in {time.perf_counter() - start:.1f} s")
+        say(f"{name}: built in {time.perf_counter() - start:.1f} s")
         with msplit.pool(built, groups=1) as pool:
             whole, single = requests_of(pool, rows, 64), requests_of(pool, 1, 1024)
         with msplit.open(built) as runner:
@@ -193,7 +198,7 @@ def main() -> None:
                 megabytes = ", ".join(
                     f"{what} {facts[what] / 1e6:.1f}" for what in ("weight_bytes", "arena_bytes", "bytes")
                 )
-                print(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; MB: {megabytes}")
+                say(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; MB: {megabytes}")
                 about = f"{name} {groups} arenas"
                 tell(f"{about}, {rows} rows, 1 thread, step", threads(pool.step, whole, 1))
                 for going in (2 * groups, 8 * groups):
@@ -202,15 +207,17 @@ def main() -> None:
                     tell(f"{about}, 1 row, {going} going", flood(pool, single, going))
                 for count in (4, 16):
                     tell(f"{about}, {rows} rows, {count} threads", threads(pool.step, whole, count))
-                print(pool.stats())
+                say(f"{about}: {pool.stats()}")
         if args.every:
-            print(every_answer(built, 8, args.every), flush=True)
+            say(f"{name}: {every_answer(built, 8, args.every)}")
     if args.opens:
         small = Path("/tmp/small.build")
         msplit.build(Path("sample_graphs/mmoe_small.pb"), small, request, batches=(1, 16), force=True)
-        print(open_and_close(small, args.opens), flush=True)
+        say(open_and_close(small, args.opens))
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1))
+        (args.out / "requests.json").write_text(
+            json.dumps({"rows": rows_found, "said": said, "argv": sys.argv}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
 measured time), `foreign` and
-`foreign_costs` (both for models that no constant was fitted to), `tests` (marked gpu: races, our own kernels), `quiet` (some models
+`foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer), `tests` (marked gpu: races, our own kernels), `quiet` (some models
 again, one job at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is
 always measured by one job. About 110 minutes of one GPU, 30 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
@@ -57,6 +57,7 @@ RESULTS = {
     "costs": ("cost_model.json", "models"),
     "foreign": ("h200.json", "runs"),
     "foreign_costs": ("cost_model.json", "models"),
+    "requests": ("requests.json", "rows"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
 
@@ -93,6 +94,11 @@ def schedulers(name: str, seconds: int) -> Job:
     return Job("schedulers", name, seconds, (*SCHEDULERS, "--models", name))
 
 
+def requests(name: str, seconds: int, *options: str) -> Job:
+    """Requests that pools answer; the name is the list of models."""
+    return Job("requests", name, seconds, ("requests.py", "--models", name, *options))
+
+
 def foreign(name: str, seconds: int) -> Job:
     """Models of `foreign`, as `bench --rules auto` has them, without XLA, which takes minutes for some; the name is the list of them."""
     return Job("foreign", name, seconds, (*SUITE, "--models", name, "--streams", "1,4,16", "--no-xla", name))
@@ -122,6 +128,8 @@ JOBS = (
     suite("nasnet_mobile:16", 250, *ONCE),
     suite("columns_1000:256", 200, *FEW, *THOUSAND),
     suite("columns_1000:1024", 200, *FEW, *THOUSAND),
+    requests("ple,mmoe", 200, "--every", "1000000"),
+    requests("inception_v3", 120, "--groups", "1,4,8", "--opens", "1000"),
     Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
     Job("tests", "kernels", 180, (*TESTS, "tests/engines")),
     suite("nasnet_mobile:1", 150),
