@@ -5,10 +5,9 @@
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
-measured time), `foreign` and
-`foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer), `tests` (marked gpu: races, our own kernels), `quiet` (some models
-again, one job at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is
-always measured by one job. About 110 minutes of one GPU, 30 of four.
+measured time), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer), `tests`
+(marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done). Each GPU runs one job at a
+time, on processor cores of its own; what is compared is always measured by one job. About 110 minutes of one GPU, 30 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 

@@ -9,7 +9,8 @@
     └── EngineError             the model can not run on the chosen engine
         ├── Busy                a pool has as many requests waiting as it may have
         ├── TimedOut            a request waited longer than it was to
-        └── Closed              a pool was closed before a request was answered
+        ├── Closed              a pool was closed before a request was answered
+        └── DeviceLost          the GPU failed, and does nothing more for this process
 
 Anything else that escapes is a bug in msplit, and the command line says so.
 """
@@ -112,3 +113,7 @@ class TimedOut(EngineError):
 
 class Closed(EngineError):
     """The pool was closed before the request was run."""
+
+
+class DeviceLost(EngineError):
+    """The GPU failed, and does nothing more for this process: only another one can go on."""

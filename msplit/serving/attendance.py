@@ -60,7 +60,7 @@ class Attendance:
     def alone(self, flight: Flight, feeds: Feeds) -> Answer:
         """Runs a step from beginning to end. Where other threads are at work, it waits without the interpreter's lock, which they need."""
         arena, flights = flight.arena, self._flights
-        done = False
+        failed: BaseException | None = None
         try:
             arena.start(flight.rung, (feeds,))
             start, look_up = time.perf_counter(), _look_up()
@@ -71,13 +71,13 @@ class Attendance:
                     look_up(0)
                 else:
                     time.sleep(NAP)
-            outputs = arena.outputs()
-            done = True
-            return outputs
+            return arena.outputs()
+        except BaseException as problem:
+            failed = problem
+            _settle(flight)
+            raise
         finally:
-            if not done:
-                _settle(flight)
-            flights.land(flight, failed=not done)
+            flights.land(flight, failed)
             if self._waiters and not self._leading.locked():
                 self._promote()
 

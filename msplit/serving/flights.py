@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds
-from msplit.errors import Closed, TimedOut
+from msplit.errors import Closed, DeviceLost, TimedOut
 from msplit.serving.ports import Ports
 from msplit.serving.queue import NEVER, Queue, Request
 from msplit.serving.settings import PoolSettings
@@ -104,6 +104,7 @@ class Flights:
         alone: Steps that the thread that began them looks after itself.
         looked: When somebody polled last.
         closed: Whether no more requests are taken.
+        lost: What the device said when it failed; no more requests are taken then.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Flights:
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.looked = -NEVER
         self.closed = False
+        self.lost: DeviceLost | None = None
 
     @property
     def busy(self) -> bool:
@@ -158,6 +160,8 @@ class Flights:
             return Flight(self._free[number].pop(), number, self.ports.rung(rows), rows)
 
     def _refuse_closed(self) -> None:
+        if self.lost is not None:
+            raise DeviceLost(self.lost.what, fix=self.lost.fix)
         if self.closed:
             raise Closed("the pool is closed", fix="open another one")
 
@@ -196,6 +200,7 @@ class Flights:
             try:
                 flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
             except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
+                self._note(problem)
                 following = self._landed(flight, failed=True)
                 _tell(flight, problem)
                 flight, late = following
@@ -236,6 +241,8 @@ class Flights:
 
     def _land(self, flight: Flight, outputs: Answer | Exception) -> None:
         """Gives the arena of a step that is over to the next one, and then its answers to those who wait for them."""
+        if isinstance(outputs, Exception):
+            self._note(outputs)
         following, late = self._landed(flight, failed=isinstance(outputs, Exception))
         if following is not None or late:
             self._go_on(following, late)
@@ -247,8 +254,15 @@ class Flights:
         for request, answer in zip(requests, answers, strict=True):
             request.answer.set_result(answer)
 
-    def land(self, flight: Flight, *, failed: bool) -> None:
-        """Gives back what `take` gave, when its step is over."""
+    def _note(self, problem: BaseException) -> None:
+        if isinstance(problem, DeviceLost):
+            self.lost = problem
+
+    def land(self, flight: Flight, problem: BaseException | None) -> None:
+        """Gives back what `take` gave, when its step is over, or failed."""
+        failed = problem is not None
+        if problem is not None:
+            self._note(problem)
         with self._lock:
             self.alone -= 1
         following, late = self._landed(flight, failed=failed)

@@ -115,6 +115,7 @@ class Pool(Shown):
             EngineError: An input is missing, or has another type or shape than it must.
             Busy: As many requests wait as may.
             Closed: The pool is closed.
+            DeviceLost: The GPU failed.
         """
         if priority:
             whole("the priority", priority, 0, self.settings.priorities - 1)
@@ -144,6 +145,11 @@ class Pool(Shown):
     def stats(self) -> Stats:
         """What it has done so far."""
         return self._flights.stats()
+
+    @property
+    def lost(self) -> str | None:
+        """What the GPU said when it failed. The pool answers nothing any more then, and neither does another one of this process."""
+        return None if self._flights.lost is None else self._flights.lost.what
 
     def close(self, finish: bool = True) -> None:
         """Takes no more requests, and gives streams and memory back. Steps in flight are waited for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,15 @@ from msplit.engines.base import Feeds
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.graph import STEPS
 from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.errors import DeviceLost
+
+_FAULTS = (torch.AcceleratorError, torch.cuda.CudaError)
+
+
+def _lost(problem: Exception) -> DeviceLost:
+    """What to say of a fault of the device, which is told at whatever call comes next, and at every one after that."""
+    said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    return DeviceLost(f"the GPU failed: {said}", fix="restart the process; a device that fails again is not healthy")
 
 
 class CudaArena:
@@ -43,15 +53,28 @@ class CudaArena:
         if self._counts:
             feeds = [{**feeds[0], STEPS: np.asarray(next(self._numbers), np.int64)}, *feeds[1:]]
         self._current = self._executables[rung]
-        self._current.start(feeds, self._entries)
+        try:
+            self._current.start(feeds, self._entries)
+        except _FAULTS as problem:
+            raise _lost(problem) from problem
 
     def over(self) -> bool:
-        """Whether it is over. What failed on the device is raised."""
-        return self._current.over()
+        """Whether it is over.
+
+        Raises:
+            DeviceLost: The device failed.
+        """
+        try:
+            return self._current.over()
+        except _FAULTS as problem:
+            raise _lost(problem) from problem
 
     def wait(self) -> None:
-        """Returns when it is over, without the interpreter's lock."""
-        self._current.wait()
+        """Returns when it is over, without the interpreter's lock. See `over`."""
+        try:
+            self._current.wait()
+        except _FAULTS as problem:
+            raise _lost(problem) from problem
 
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Outputs of the step that is over, of the caller's own."""
@@ -64,7 +87,8 @@ class CudaArena:
 
     def close(self) -> None:
         """Frees graphs and memory, all at once: one that is destroyed may take with it what another one on its streams still uses."""
-        for one in self._executables.values():
-            one.close()
+        with contextlib.suppress(*_FAULTS):  # of a device that failed nothing can be given back
+            for one in self._executables.values():
+                one.close()
         self._device.streams.give_back(self._streams)
         self._streams = []
