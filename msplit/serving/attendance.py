@@ -114,6 +114,7 @@ class Attendance:
                         self._leading.release()
                         self._promote()
             else:
+                self._flights.start_due(time.perf_counter(), patient=False)
                 self._follow(pending, end)
 
     def _lead(self, enough: Callable[[], bool]) -> None:
@@ -127,12 +128,13 @@ class Attendance:
                     break
             else:
                 now = time.perf_counter()
+                others = bool(self._flights.alone or self._waiters)
                 if self._flights.queue.count:
-                    self._flights.start_due(now)
+                    self._flights.start_due(now, patient=not others)
                 flying = self._flights.flying[:1]
                 if not flying and self._flights.alone:
                     return  # those who look after their own steps will say when there are others
-                if flying and (self._flights.alone or self._waiters):
+                if flying and others:
                     flying[0].arena.wait()
                 elif now - start < _PATIENCE:
                     look_up(0)

@@ -130,7 +130,8 @@ class Flights:
         return bool(self.running or self.queue.count)
 
     def put(self, request: Request) -> None:
-        """Has a request wait, and starts its step if there is an arena for it.
+        """Has a request wait. If there is an arena for it, its step is started, unless others are in flight and it has room for more: a
+        thread that goes on brings more sooner than it could start a step, and one that waits will start it.
 
         Raises:
             Busy: As many wait as may.
@@ -138,7 +139,8 @@ class Flights:
         """
         with self._lock:
             self._refuse_closed()
-            self.queue.put(request)
+            if not self.queue.put(request) and self.running and self._threads is None:
+                return
             flight, late = self._next(request.since)
         if flight is not None or late:
             self._go_on(flight, late)
@@ -165,21 +167,22 @@ class Flights:
         if self.closed:
             raise Closed("the pool is closed", fix="open another one")
 
-    def start_due(self, now: float) -> None:
-        """Starts a step that is due, where there is an arena for it, and tells those for which it is too late."""
+    def start_due(self, now: float, *, patient: bool = True) -> None:
+        """Starts a step that is due, where there is an arena for it, and tells those for which it is too late. Without patience it waits
+        for no company."""
         with self._lock:
-            flight, late = self._next(now)
+            flight, late = self._next(now, patient=patient)
         if flight is not None or late:
             self._go_on(flight, late)
 
-    def _next(self, now: float) -> tuple[Flight | None, Sequence[Request]]:
+    def _next(self, now: float, *, patient: bool = True) -> tuple[Flight | None, Sequence[Request]]:
         """The next step to start, and requests that are too late. The lock is held."""
         queue = self.queue
         if not queue.count or queue.next_time > now:
             return None, ()
         late = queue.expired(now)
         for level, free in enumerate(self._free):
-            if free and (found := queue.take(now, level, self.running > 0)):
+            if free and (found := queue.take(now, level, patient and self.running > 0)):
                 self.running += 1
                 rows = sum([request.rows for request in found])
                 return Flight(free.pop(), level, self.ports.rung(rows), rows, found), late

@@ -95,8 +95,8 @@ class Queue:
         self.next_time = NEVER
         self.taken = self.refused = self.timed_out = self.cancelled = 0
 
-    def put(self, request: Request) -> None:
-        """Adds one at the end.
+    def put(self, request: Request) -> bool:
+        """Adds one at the end. Whether that makes a whole step, which would be no better for more.
 
         Raises:
             Busy: There are too many.
@@ -123,6 +123,7 @@ class Queue:
         if request.deadline != NEVER:
             heappush(self._late, (request.deadline, self.taken, request))
             self.next_time = min(self.next_time, request.deadline)
+        return self._is_full(line)
 
     def _line_up(self, level: int) -> None:
         """A level that had no requests neither catches up on what it missed nor waits for what it had while others wanted nothing."""
