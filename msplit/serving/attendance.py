@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from msplit.engines.base import Feeds
+from msplit.errors import Closed
 from msplit.serving.flights import Answer, Arena, Flight, Flights
 from msplit.serving.pending import Pending, wake
 from msplit.serving.queue import NEVER
@@ -101,6 +102,16 @@ class Attendance:
         end = NEVER if timeout is None else time.perf_counter() + timeout
         me = get_ident()
         while not pending.done() and time.perf_counter() < end:
+            if self._flights.orphaned:
+                raise Closed("the request belongs to another process", fix="open a pool in this one")
+            if self._flights.tells:
+                self._flights.tell()  # it may be one that this thread has still to tell, or to run
+                if not self._polls:
+                    if not pending.done() and not self._flights.run():
+                        time.sleep(NAP)
+                    continue
+                if pending.done():
+                    return
             nested = self._leader == me  # a function that an answer called asks for another one
             if self._polls and (
                 nested or ((self._flights.flying or not self._flights.alone) and self._leading.acquire(blocking=False))
@@ -135,7 +146,8 @@ class Attendance:
                 if not flying and self._flights.alone:
                     return  # those who look after their own steps will say when there are others
                 if flying and others:
-                    flying[0].arena.wait()
+                    with contextlib.suppress(Exception):  # whoever looks whether it is over is told of it
+                        flying[0].arena.wait()
                 elif now - start < _PATIENCE:
                     look_up(0)
                 else:
@@ -145,17 +157,22 @@ class Attendance:
         """Waits for an answer, or to be the one who looks after all."""
         waiter = threading.Lock()
         waiter.acquire()
-        pending.waiter = waiter
+        pending.waiters.append(waiter)
         self._waiters.append(waiter)
-        if not pending.done() and (
-            self._leading.locked() or not self._polls or (self._flights.alone and not self._flights.flying)
-        ):
-            waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
+        woken = True
         try:
-            self._waiters.remove(waiter)
-        except ValueError:  # it was chosen, and may have its answer by now
-            if pending.done():
-                self._promote()
+            if not pending.done() and (
+                self._leading.locked() or not self._polls or (self._flights.alone and not self._flights.flying)
+            ):
+                woken = False
+                woken = waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
+        finally:
+            pending.waiters.remove(waiter)
+            try:
+                self._waiters.remove(waiter)
+            except ValueError:  # it was chosen, and may have its answer by now, or no time
+                if pending.done() or not woken:
+                    self._promote()
 
     def _promote(self) -> None:
         """Has one of those who wait look after all."""
@@ -201,10 +218,15 @@ class Attendance:
             if self._flights.queue.count:
                 self._flights.start_due(time.perf_counter())
 
+    def dismiss(self) -> None:
+        """Has the pool's own thread end when nothing is in flight any more. Nobody can bring requests."""
+        self._flights.refuse()
+        self._wake.set()
+
     def end(self) -> None:
         """Ends the pool's own thread, when nothing is in flight and no more is taken."""
         self._wake.set()
-        if threading.current_thread() is not self._keeper:
+        if threading.current_thread() is not self._keeper and not self._flights.orphaned:
             self._keeper.join()
 
 

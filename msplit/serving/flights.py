@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -16,6 +19,8 @@ from msplit.errors import Closed, DeviceLost, TimedOut
 from msplit.serving.ports import Ports
 from msplit.serving.queue import NEVER, Queue, Request
 from msplit.serving.settings import PoolSettings
+
+_LOG = logging.getLogger("concurrent.futures")
 
 Answer = dict[str, NDArray[Any]]
 
@@ -49,7 +54,7 @@ class Stats:
     Attributes:
         requests: That it took.
         answered: That got an answer.
-        failed: That got an error of the engine.
+        failed: That got an error of the engine, or none since the pool was closed.
         timed_out: That waited too long, and were not run.
         cancelled: That were cancelled while they waited.
         refused: That it did not take, since too many waited.
@@ -82,6 +87,7 @@ class Flight:
         rows: Of its requests.
         rung: Of the step.
         requests: None: one, of the thread that looks after it alone.
+        rest: Those of a step that failed which are to be run after these, each alone: what one of them brought is no other's trouble.
     """
 
     arena: Arena
@@ -89,6 +95,7 @@ class Flight:
     rung: int
     rows: int
     requests: Sequence[Request] | None = None
+    rest: Sequence[Request] = ()
 
 
 class Flights:
@@ -105,6 +112,7 @@ class Flights:
         looked: When somebody polled last.
         closed: Whether no more requests are taken.
         lost: What the device said when it failed; no more requests are taken then.
+        orphaned: Whether this process is another one's child, and has neither its threads nor its device.
     """
 
     def __init__(
@@ -121,13 +129,29 @@ class Flights:
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.looked = -NEVER
-        self.closed = False
+        self.closed = self.orphaned = False
         self.lost: DeviceLost | None = None
+        # What is over, what is to be told, and who tells it: each thread takes the next one, so that a function which an answer calls may
+        # ask for any other answer.
+        self._over: deque[tuple[Flight, Answer | Exception]] = deque()
+        self._answers: deque[tuple[Request, Answer | BaseException]] = deque()
+        self._telling: list[int] = []
+        self._ready: deque[Flight] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
-        return bool(self.running or self.queue.count)
+        """Whether anything runs, waits or is to be told."""
+        return bool(self.running or self.queue.count or self._answers)
+
+    @property
+    def tells(self) -> bool:
+        """Whether this thread is telling an answer, which has called a function."""
+        return get_ident() in self._telling
+
+    @property
+    def told(self) -> bool:
+        """Whether all answers were told."""
+        return not self._telling
 
     def put(self, request: Request) -> None:
         """Has a request wait. If there is an arena for it, its step is started, unless others are in flight and it has room for more: a
@@ -144,6 +168,7 @@ class Flights:
             flight, late = self._next(request.since)
         if flight is not None or late:
             self._go_on(flight, late)
+            self.tell()
 
     def take(self, level: int, rows: int) -> Flight | None:
         """An arena for a step that the calling thread starts itself, looks after and lands; None where none is free, or others wait.
@@ -165,7 +190,9 @@ class Flights:
         if self.lost is not None:
             raise DeviceLost(self.lost.what, fix=self.lost.fix)
         if self.closed:
-            raise Closed("the pool is closed", fix="open another one")
+            raise Closed(
+                "the pool belongs to another process" if self.orphaned else "the pool is closed", fix="open another one"
+            )
 
     def start_due(self, now: float, *, patient: bool = True) -> None:
         """Starts a step that is due, where there is an arena for it, and tells those for which it is too late. Without patience it waits
@@ -174,6 +201,7 @@ class Flights:
             flight, late = self._next(now, patient=patient)
         if flight is not None or late:
             self._go_on(flight, late)
+            self.tell()
 
     def _next(self, now: float, *, patient: bool = True) -> tuple[Flight | None, Sequence[Request]]:
         """The next step to start, and requests that are too late. The lock is held."""
@@ -189,37 +217,41 @@ class Flights:
         return None, late
 
     def _go_on(self, flight: Flight | None, late: Sequence[Request]) -> None:
-        """Starts a step, and tells those that are too late."""
+        """Starts a step, and has those told that are too late."""
         while True:
             for request in late:
-                waited = time.perf_counter() - request.since
-                said = f"the request was not run: it waited for {waited:.3f} s"
-                request.answer.set_exception(TimedOut(said, fix="send fewer, or wait longer"))
+                said = f"the request was not run: it waited for {time.perf_counter() - request.since:.3f} s"
+                self._answers.append((request, TimedOut(said, fix="send fewer, or wait longer")))
             if flight is None:
                 return
-            if self._threads is not None:
-                self._threads.submit(self._run, flight)
-                return
             try:
-                flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
+                if self._threads is not None:
+                    self._ready.append(flight)
+                    self._threads.submit(self.run)
+                else:
+                    flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
+                    self.flying.append(flight)
             except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
-                self._note(problem)
-                following = self._landed(flight, failed=True)
-                _tell(flight, problem)
-                flight, late = following
+                flight, late = self._landed(flight, problem)
             else:
-                self.flying.append(flight)
                 return
 
-    def _run(self, flight: Flight) -> None:
-        """A step, from beginning to end, in a thread of its own."""
+    def run(self) -> bool:
+        """Runs a step from beginning to end: in a thread of its own, or in one that waits for an answer in a function that another one has
+        called, so that no other thread may be left. Whether there was one."""
         outputs: Answer | Exception
+        try:
+            flight = self._ready.popleft()
+        except IndexError:
+            return False
         try:
             flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
             outputs = flight.arena.outputs()
         except Exception as problem:  # noqa: BLE001  as above
             outputs = problem
-        self._land(flight, outputs)
+        self._go_on(*self._landed(flight, outputs))
+        self.tell()
+        return True
 
     def poll(self) -> bool:
         """Ends the steps that are over. Whether there were any. Only one thread does so at a time."""
@@ -234,58 +266,91 @@ class Flights:
                         landed.append((flight, flight.arena.outputs()))
                 except Exception as problem:  # noqa: BLE001  as above
                     landed.append((flight, problem))
-            for flight, _ in landed:
-                self.flying.remove(flight)
+            for one in landed:
+                self.flying.remove(one[0])
+                self._over.append(one)
         finally:
             self._polling.release()
-        for flight, outputs in landed:
-            self._land(flight, outputs)
+        self.tell()
         return bool(landed)
 
-    def _land(self, flight: Flight, outputs: Answer | Exception) -> None:
-        """Gives the arena of a step that is over to the next one, and then its answers to those who wait for them."""
-        if isinstance(outputs, Exception):
-            self._note(outputs)
-        following, late = self._landed(flight, failed=isinstance(outputs, Exception))
-        if following is not None or late:
-            self._go_on(following, late)
-        if isinstance(outputs, Exception):
-            _tell(flight, outputs)
+    def tell(self) -> None:
+        """Gives the arenas of steps that are over to the next ones, and then answers to those who wait for them."""
+        if not (self._over or self._answers):
             return
-        requests = flight.requests or ()
-        answers = self.ports.cut(outputs, [request.rows for request in requests])
-        for request, answer in zip(requests, answers, strict=True):
-            request.answer.set_result(answer)
-
-    def _note(self, problem: BaseException) -> None:
-        if isinstance(problem, DeviceLost):
-            self.lost = problem
+        problem: KeyboardInterrupt | None = None
+        me = get_ident()
+        self._telling.append(me)
+        try:
+            while True:
+                try:
+                    while self._answers:
+                        request, answer = self._answers.popleft()
+                        if isinstance(answer, BaseException):
+                            request.answer.set_exception(answer)
+                        else:
+                            request.answer.set_result(answer)
+                    self._go_on(*self._landed(*self._over.popleft()))
+                except IndexError:  # nothing is left, or other threads were faster
+                    if not (self._over or self._answers):
+                        break
+                except InvalidStateError:  # somebody else has answered it
+                    continue
+                except KeyboardInterrupt as interrupt:  # the others are told all the same
+                    problem = interrupt
+                except BaseException:  # noqa: BLE001
+                    _LOG.exception("exception calling callback for an answer")  # as futures log what is no worse
+        finally:
+            self._telling.remove(me)
+        if problem is not None:
+            raise problem
 
     def land(self, flight: Flight, problem: BaseException | None) -> None:
         """Gives back what `take` gave, when its step is over, or failed."""
-        failed = problem is not None
-        if problem is not None:
-            self._note(problem)
         with self._lock:
             self.alone -= 1
-        following, late = self._landed(flight, failed=failed)
-        if following is not None or late:
-            self._go_on(following, late)
+        self._go_on(*self._landed(flight, {} if problem is None else problem))
+        self.tell()
 
-    def _landed(self, flight: Flight, *, failed: bool) -> tuple[Flight | None, Sequence[Request]]:
-        """Counts a step that is over, and gives what comes next."""
-        count = 1 if flight.requests is None else len(flight.requests)
+    def _landed(self, flight: Flight, outputs: Answer | BaseException) -> tuple[Flight | None, Sequence[Request]]:
+        """Counts a step that is over, has its requests told, and gives what comes next."""
+        requests, rest = flight.requests, flight.rest
+        answers: Sequence[Answer | BaseException] = (outputs,)
+        if requests is not None and not isinstance(outputs, BaseException):
+            try:
+                answers = self.ports.cut(outputs, [request.rows for request in requests])
+            except Exception as problem:  # noqa: BLE001  as above
+                outputs = problem
+        failed = isinstance(outputs, BaseException)
+        if isinstance(outputs, DeviceLost):
+            self.lost = outputs
+            requests, rest = None if requests is None else [*requests, *rest], ()
+        elif failed and requests is not None and len(requests) > 1:
+            requests, rest = (), requests
+        if failed:
+            answers = [outputs] * len(requests or ())
         with self._lock:
-            self._free[flight.level].append(flight.arena)
-            self.running -= 1
             self._steps += 1
             self._rows += flight.rung
             self._filled += flight.rung - flight.rows
+            count = 1 if requests is None else len(requests)
             if failed:
                 self._failed += count
             else:
                 self._answered += count
-            return self._next(time.perf_counter()) if self.queue.count else (None, ())
+            following: Flight | None = None
+            late: Sequence[Request] = ()
+            if rest:
+                first = rest[0]
+                rung = self.ports.rung(first.rows)
+                following = Flight(flight.arena, flight.level, rung, first.rows, rest[:1], rest[1:])
+            else:
+                self._free[flight.level].append(flight.arena)
+                self.running -= 1
+                if self.queue.count:
+                    following, late = self._next(time.perf_counter())
+            self._answers.extend(zip(requests or (), answers, strict=False))
+        return following, late
 
     def refuse(self) -> None:
         """Takes no more requests."""
@@ -296,14 +361,26 @@ class Flights:
         """Fails what waits."""
         with self._lock:
             left = self.queue.clear()
-        for request in left:
-            said = "the pool was closed before this request was run"
-            request.answer.set_exception(Closed(said, fix="send it to another one"))
+            self._failed += len(left)
+        said = "the pool was closed before this request was run"
+        self._answers.extend((request, Closed(said, fix="send it to another one")) for request in left)
+        self.tell()
 
     def end(self) -> None:
-        """Ends threads, when nothing runs any more."""
+        """Ends threads, when nothing runs any more. One of them does not wait for itself."""
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.shutdown(wait=not self.tells)
+
+    def lose(self) -> None:
+        """Forgets all, in the child of the process that it belongs to."""
+        self._lock, self._polling = threading.Lock(), threading.Lock()
+        self.queue = Queue(len(self._free), self.ports.batches)
+        self.flying, self.running, self.alone, self._threads = [], 0, 0, None
+        self._over.clear()
+        self._ready.clear()
+        self._answers.clear()
+        self._telling.clear()
+        self.closed = self.orphaned = True
 
     def stats(self) -> Stats:
         """What was done so far."""
@@ -322,9 +399,3 @@ class Flights:
                 waiting=queue.count,
                 in_flight=self.running,
             )
-
-
-def _tell(flight: Flight, problem: Exception) -> None:
-    """Tells those who wait for a step that it failed."""
-    for request in flight.requests or ():
-        request.answer.set_exception(problem)

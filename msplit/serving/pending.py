@@ -41,7 +41,7 @@ class Pending(Future[Any]):
         else:
             super().__init__()
         self._worker = worker
-        self.waiter: threading.Lock | None = None
+        self.waiters: list[threading.Lock] = []
 
     @property
     def is_there(self) -> bool:
@@ -66,22 +66,30 @@ class Pending(Future[Any]):
 
     def set_result(self, result: Any) -> None:
         """See `Future.set_result`."""
-        super().set_result(result)
-        if self.waiter is not None:
-            wake(self.waiter)
+        try:
+            super().set_result(result)
+        finally:
+            self._wake()
 
     def set_exception(self, exception: BaseException | None) -> None:
         """See `Future.set_exception`."""
-        super().set_exception(exception)
-        if self.waiter is not None:
-            wake(self.waiter)
+        try:
+            super().set_exception(exception)
+        finally:
+            self._wake()
 
     def cancel(self) -> bool:
         """See `Future.cancel`."""
-        cancelled = super().cancel()
-        if cancelled and self.waiter is not None:
-            wake(self.waiter)
-        return cancelled
+        try:
+            return super().cancel()
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes those who wait, also where a function raised what none should."""
+        if self.waiters and self.done():
+            for waiter in [*self.waiters]:  # those who wake go
+                wake(waiter)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """See `Future.add_done_callback`."""

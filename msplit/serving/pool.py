@@ -7,7 +7,9 @@ ends what is over, and starts what waits. Where nobody waits, a thread of the po
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -79,6 +81,8 @@ class Pool(Shown):
         self._ports = ports
         self._flights = Flights(ports, arenas, settings, threads)
         self._attendance = Attendance(self._flights, polls=self.polls)
+        _OPEN.add(self)
+        weakref.finalize(self, self._attendance.dismiss).atexit = False
 
     def _facts(self) -> Facts:
         ends = [(f"input {name}", f"{port.dtype} {list(port.shape)}") for name, port in self.inputs.items()]
@@ -126,7 +130,7 @@ class Pool(Shown):
         """Takes a request that is looked at."""
         now = time.perf_counter()
         pending = Pending(self._attendance)
-        self._flights.put(Request(feeds, rows, key, level, now, now + patience, pending))
+        self._flights.put(Request({**feeds}, rows, key, level, now, now + patience, pending))
         self._attendance.glance(now)
         return pending
 
@@ -158,9 +162,9 @@ class Pool(Shown):
             finish: Answer requests that wait first; otherwise they fail with `Closed`.
         """
         self.stop(finish)
-        owned, self._owned = self._owned, []
-        for one in owned:
-            one.close()
+        while self._owned:
+            self._owned.pop(0).close()
+        _OPEN.discard(self)
 
     def stop(self, finish: bool = True) -> None:
         """What `close` does first; arenas stay as they are."""
@@ -169,6 +173,9 @@ class Pool(Shown):
             self._flights.clear()
         while self._flights.busy:
             self.drive()
+            if not (self._flights.tells and self._flights.run()):
+                time.sleep(NAP)
+        while not (self._flights.told or self._flights.tells):
             time.sleep(NAP)
         self._attendance.end()
         self._flights.end()
@@ -180,3 +187,19 @@ class Pool(Shown):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(finish=kind is None)
+
+    def lose(self) -> None:
+        """Forgets all, in the child of the process that it belongs to: threads, locks and the device are the parent's."""
+        self._owned.clear()
+        self._flights.lose()
+
+
+_OPEN: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _lose() -> None:
+    for pool in [*_OPEN]:
+        pool.lose()
+
+
+os.register_at_fork(after_in_child=_lose)

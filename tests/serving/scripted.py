@@ -36,7 +36,9 @@ class Script:
         poison: A request with this value in `x` has its whole step fail, as an index out of range has.
         held: Steps are not over before it is set.
         steps: Rungs of the steps so far.
+        order: The first number of each request, as they were started.
         faults: What a pool must not do, and did.
+        closed: How many arenas were.
     """
 
     seconds: Sequence[float] = (0.0,)
@@ -58,6 +60,7 @@ class ScriptedArena:
         self._end = 0.0
         self._outputs: Answer = {}
         self._entered = threading.Lock()
+        self._seen = True
         self._is_closed = False
 
     @contextmanager
@@ -69,7 +72,7 @@ class ScriptedArena:
         try:
             if self._is_closed:
                 self._fault(f"{what} of a closed arena")
-            if flying != (self._number is not None):
+            if flying != (self._number is not None) and not self._seen:
                 self._fault(f"{what} while {'nothing' if flying else 'a step'} is in flight")
             yield
         finally:
@@ -80,31 +83,35 @@ class ScriptedArena:
 
     def _fail(self, where: str) -> None:
         if self._number is not None and self._script.errors.get(self._number) == where:
-            number, self._number = self._number, None
+            number, self._number, self._seen = self._number, None, True
             raise Scripted(f"step {number} failed in {where}")
 
     def start(self, rung: int, feeds: Sequence[Mapping[str, Any]]) -> None:
         with self._alone("start", flying=False):
             script = self._script
-            self._number = len(script.steps)
+            self._number, self._seen = len(script.steps), False
             script.steps.append(rung)
             joined = self._ports.join(feeds, rung)
             x, k = np.array(joined["x"]), np.array(joined["k"])
             if self._ports.batches and len(x) != rung:
                 self._fault(f"{len(x)} rows in a step of {rung}")
             script.order.extend(float(one["x"].flat[0]) for one in feeds)
-            self._outputs = {"y": 3 * x + k, "twice": 2 * k}
+            self._outputs = {"y": 3 * x + k, "twice": np.asarray(2 * k)}
             self._end = time.perf_counter() + script.seconds[self._number % len(script.seconds)]
             if script.poison is not None and (x == script.poison).any():
-                self._number = None
+                self._number, self._seen = None, True
                 raise Scripted("poison")
             self._fail("start")
 
     def over(self) -> bool:
         with self._alone("over", flying=True):
             self._fail("over")
+            self._fail("wait")  # what failed on a device fails for whoever asks
+            if self._number is None:
+                return True
             held = self._script.held
-            return time.perf_counter() >= self._end and (held is None or held.is_set())
+            self._seen = time.perf_counter() >= self._end and (held is None or held.is_set())
+            return self._seen
 
     def wait(self) -> None:
         if self._number is not None and self._script.errors.get(self._number) == "wait":
@@ -117,15 +124,16 @@ class ScriptedArena:
             held = self._script.held
             if held is not None:
                 held.wait(10)
+            self._fail("wait")
             self._fail("outputs")
-            self._number = None
+            self._number, self._seen = None, True
             return self._outputs
 
     def facts(self) -> Mapping[str, Any]:
         return {}
 
     def close(self) -> None:
-        if self._number is not None:
+        if not self._seen:
             self._fault("closed while a step is in flight")
         if self._is_closed:
             self._fault("closed twice")

@@ -1,0 +1,799 @@
+"""A pool: every request is answered once, with its own answer, whatever else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, as_completed, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
+from msplit.serving.pool import Pool
+from tests.campaign import examples
+from tests.serving.scripted import Script, Scripted, feeds, is_right, ports, scripted
+
+BOTH = pytest.mark.parametrize("threads", [0, 2], ids=["polled", "threads"])
+SOON = 20.0
+"""Seconds after which something hangs."""
+
+
+@contextlib.contextmanager
+def opened(script: Script | None = None, **more: Any) -> Iterator[tuple[Pool, Script]]:
+    """A pool, and the script of its arenas. In the end everything is closed once, nobody waits, and all adds up."""
+    script = script or Script()
+    before = set(threading.enumerate())
+    pool = scripted(script, **more)
+    try:
+        yield pool, script
+    finally:
+        if script.held is not None:
+            script.held.set()
+        pool.close()
+    stats = pool.stats()
+    assert script.faults == []
+    assert script.closed == pool.settings.groups
+    assert (stats.waiting, stats.in_flight) == (0, 0)
+    assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
+    assert (stats.steps, stats.rows) == (len(script.steps), sum(script.steps))
+    assert {one.name for one in set(threading.enumerate()) - before if one.name.startswith("msplit")} == set()
+
+
+def together(*work: Callable[[], object]) -> list[BaseException]:
+    """Runs all of it at once, each in a thread of its own. What it raised."""
+    problems: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=run, args=(one,), daemon=True) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in threads), "something hangs"
+    return problems
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.perf_counter() + SOON
+    while not true():
+        assert time.perf_counter() < end, "it never came"
+        time.sleep(1e-4)
+
+
+# Answers
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"),
+            st.integers(1, 4),
+            st.integers(0, 1),
+            st.integers(0, 1),
+            st.sampled_from([None, None, 0.0, 3e-4]),
+        ),
+        st.tuples(st.just("step"), st.integers(1, 4), st.integers(0, 1)),
+        st.tuples(st.just("poisoned"), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("result"), st.integers(0, 30)),
+        st.tuples(st.just("drive"), st.sampled_from([0.0, 1e-4])),
+        st.tuples(st.just("sleep"), st.sampled_from([1e-5, 3e-4])),
+    ),
+    max_size=25,
+)
+POISON = -64.0
+
+
+@settings(max_examples=examples(60, 5000))
+@given(
+    acts=ACTS,
+    seconds=st.sampled_from([(0.0,), (1e-4,), (5e-4, 0.0, 1e-4)]),
+    errors=st.dictionaries(st.integers(0, 8), st.sampled_from(["start", "over", "wait", "outputs"]), max_size=3),
+    delay=st.sampled_from([0.0, 200.0]),
+    threads=st.sampled_from([0, 2]),
+    priorities=st.integers(1, 2),
+    finish=st.booleans(),
+    clients=st.integers(1, 3),
+)
+def test_every_request_gets_its_own_answer(
+    acts: list[tuple[Any, ...]],
+    seconds: tuple[float, ...],
+    errors: dict[int, str],
+    delay: float,
+    threads: int,
+    priorities: int,
+    finish: bool,
+    clients: int,
+) -> None:
+    script = Script(seconds=seconds, errors=errors, poison=POISON)
+    made: list[tuple[Future[Any], dict[str, Any], float | None]] = []
+    told: list[Future[Any]] = []
+    cancelled: set[int] = set()
+    numbers = iter(range(1 << 30))
+
+    def client(pool: Pool, mine: list[tuple[Any, ...]]) -> None:
+        for name, *values in mine:
+            if name == "submit":
+                rows, k, level, patience = values
+                one = feeds(next(numbers), rows, k)
+                future = pool.submit(one, priority=level % priorities, timeout=patience)
+                future.add_done_callback(told.append)
+                made.append((future, one, patience))
+            elif name == "poisoned":
+                one = feeds(POISON, values[0])
+                future = pool.submit(one)
+                future.add_done_callback(told.append)
+                made.append((future, one, None))
+            elif name == "step":
+                one = feeds(next(numbers), values[0], values[1])
+                try:
+                    assert is_right(pool.step(one), one)
+                except Scripted:
+                    assert errors
+            elif name == "cancel" and made:
+                future = made[values[0] % len(made)][0]
+                if future.cancel():
+                    cancelled.add(id(future))
+            elif name == "result" and made:
+                with contextlib.suppress(EngineError, CancelledError):
+                    made[values[0] % len(made)][0].result()
+            elif name == "drive":
+                pool.drive(values[0])
+            elif name == "sleep":
+                time.sleep(values[0])
+
+    before = threading.active_count()
+    pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay)
+    problems = together(*[lambda part=acts[number::clients]: client(pool, part) for number in range(clients)])
+    assert problems == []
+    assert together(lambda: pool.close(finish)) == []
+    assert script.faults == []
+    assert (script.closed, threading.active_count()) == (2, before)
+    for future, one, patience in made:
+        assert future.done()
+        if future.cancelled():
+            assert id(future) in cancelled
+        elif (problem := future.exception()) is None:
+            assert is_right(future.result(), one)
+        elif isinstance(problem, TimedOut):
+            assert patience is not None
+        elif isinstance(problem, Closed):
+            assert not finish
+        else:
+            assert isinstance(problem, Scripted)
+            assert errors or one["x"].flat[0] == POISON  # what is wrong with one request is no other's trouble
+    assert len(told) == len(made)
+    stats = pool.stats()
+    assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
+    assert (stats.waiting, stats.in_flight, stats.steps, stats.rows) == (0, 0, len(script.steps), sum(script.steps))
+
+
+@BOTH
+def test_many_threads_get_their_own_answers(threads: int) -> None:
+    with opened(Script(seconds=(1e-4, 0.0)), threads=threads, groups=3) as (pool, _):
+
+        def client(number: int) -> None:
+            for turn in range(40):
+                one = feeds(number * 1000 + turn, 1 + turn % 4, turn % 2)
+                assert is_right(pool.step(one) if turn % 3 else pool.submit(one).result(), one)
+
+        assert together(*[lambda number=number: client(number) for number in range(6)]) == []
+        assert pool.stats().answered == 240
+
+
+@BOTH
+def test_requests_that_wait_share_a_step(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        first = pool.submit(feeds(0))
+        until(lambda: script.steps)
+        rest = [pool.submit(feeds(number)) for number in range(1, 9)]
+        script.held.set()  # type: ignore[union-attr]
+        for number, future in enumerate([first, *rest]):
+            assert is_right(future.result(SOON), feeds(number))
+        assert script.steps == [1, 4, 4]
+        assert script.order == list(range(9))
+        stats = pool.stats()
+        assert (stats.rows, stats.filled, stats.steps) == (9, 0, 3)
+
+
+@BOTH
+def test_a_step_that_is_not_full_waits_for_more_and_a_full_one_does_not(threads: int) -> None:
+    with opened(threads=threads, groups=1, max_delay_us=50_000.0) as (pool, script):
+        start = time.perf_counter()
+        whole = [pool.submit(feeds(number)) for number in range(4)]
+        for future in whole:
+            future.result(SOON)
+        assert time.perf_counter() - start < 0.04
+        start = time.perf_counter()
+        assert is_right(pool.step(feeds(7, 3)), feeds(7, 3))
+        assert time.perf_counter() - start >= 0.05
+        assert script.steps == [4, 4]
+        assert pool.stats().filled == 1
+
+
+@BOTH
+def test_a_mapping_may_be_used_again_at_once(threads: int) -> None:
+    with opened(Script(seconds=(1e-3,)), threads=threads, groups=1) as (pool, _):
+        one, futures = feeds(0), []
+        for number in range(8):
+            one["x"] = feeds(number)["x"]
+            futures.append(pool.submit(one))
+        for number, future in enumerate(futures):
+            assert is_right(future.result(SOON), feeds(number))
+
+
+def test_answers_are_the_callers_own() -> None:
+    with opened(groups=1, max_delay_us=5000.0) as (pool, _):
+        futures = [pool.submit(feeds(number)) for number in range(4)]
+        for future in futures:
+            answer = future.result(SOON)
+            for value in answer.values():
+                value[...] = -1
+        kept = [future.result() for future in futures]
+        for answer in kept:
+            np.testing.assert_array_equal(answer["y"], -1)
+        assert is_right(pool.step(feeds(9, 4)), feeds(9, 4))
+
+
+# Failures
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["start", "over", "outputs"])
+def test_a_step_that_fails_fails_its_requests_and_no_others(threads: int, where: str) -> None:
+    if threads and where == "over":
+        pytest.skip("nobody asks")
+    with opened(Script(errors={1: where}), threads=threads, groups=1) as (pool, _script):
+        for turn in range(4):
+            if turn == 1:
+                with pytest.raises(Scripted, match=f"step 1 failed in {where}"):
+                    pool.step(feeds(turn))
+            else:
+                assert is_right(pool.submit(feeds(turn)).result(SOON), feeds(turn))
+        assert pool.stats().failed == 1
+
+
+@BOTH
+def test_one_request_does_not_harm_those_that_share_its_step(threads: int) -> None:
+    """What is wrong with its values shows in the step only, which fails as a whole."""
+    with opened(Script(poison=POISON), threads=threads, groups=1, max_delay_us=5000.0) as (pool, _script):
+        futures = [pool.submit(feeds(value)) for value in (1.0, POISON, 2.0, 3.0)]
+        for value, future in zip((1.0, POISON, 2.0, 3.0), futures, strict=True):
+            if value == POISON:
+                with pytest.raises(Scripted, match="poison"):
+                    future.result(SOON)
+            else:
+                assert is_right(future.result(SOON), feeds(value))
+        stats = pool.stats()
+        assert (stats.answered, stats.failed) == (3, 1)
+        assert is_right(pool.step(feeds(5.0)), feeds(5.0))
+
+
+def test_what_fails_while_somebody_waits_for_it_is_told_to_those_it_concerns() -> None:
+    """The thread that looks after all waits for a step that is not its own, and that fails."""
+    with opened(Script(seconds=(2e-3,), errors={0: "wait", 3: "wait", 4: "wait"}), groups=2) as (pool, _):
+        outcomes: list[bool] = []
+
+        def client(number: int) -> None:
+            for turn in range(5):
+                one = feeds(100 * number + turn, 4)
+                try:
+                    outcomes.append(is_right(pool.submit(one).result(SOON), one))
+                except Scripted:
+                    outcomes.append(False)
+
+        assert together(*[lambda number=number: client(number) for number in range(3)]) == []
+        assert outcomes.count(False) == pool.stats().failed == 3
+
+
+@BOTH
+def test_outputs_that_can_not_be_cut_are_an_error(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(threads=threads, groups=1) as (pool, _):
+        monkeypatch.setattr(pool._ports, "cut", lambda outputs, rows: [][1])
+        with pytest.raises(IndexError):
+            pool.submit(feeds(0, 3)).result(SOON)
+        monkeypatch.undo()
+        assert is_right(pool.step(feeds(1)), feeds(1))
+        assert pool.stats().failed == 1
+
+
+# Futures
+
+
+@BOTH
+def test_who_waits_for_some_or_all(threads: int) -> None:
+    with opened(Script(seconds=(1e-3,)), threads=threads) as (pool, _):
+        futures = {pool.submit(feeds(number)): number for number in range(12)}
+        for future in as_completed(futures, SOON):
+            assert is_right(future.result(), feeds(futures[future]))
+        more = [pool.submit(feeds(number)) for number in range(6)]
+        done, left = wait(more, SOON)
+        assert (len(done), len(left)) == (6, 0)
+        pool.submit(feeds(1)).cancel()
+
+
+@BOTH
+def test_several_threads_wait_for_one_answer(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads) as (pool, script):
+        future = pool.submit(feeds(1))
+
+        def client() -> None:
+            assert is_right(future.result(SOON), feeds(1))
+
+        def release() -> None:
+            time.sleep(0.02)
+            script.held.set()  # type: ignore[union-attr]
+
+        start = time.perf_counter()
+        assert together(client, client, client, client, release) == []
+        assert time.perf_counter() - start < SOON / 2
+
+
+@BOTH
+def test_who_waits_so_long_and_no_longer(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads) as (pool, script):
+        futures = [pool.submit(feeds(number, 4)) for number in range(3)]
+
+        def client(future: Future[Any]) -> None:
+            start = time.perf_counter()
+            with pytest.raises(TimeoutError):
+                future.result(0.02)
+            with pytest.raises(TimeoutError):
+                future.exception(0)
+            with pytest.raises(TimeoutError):
+                future.result(-1)
+            assert 0.02 <= time.perf_counter() - start < 1
+
+        assert together(*[lambda future=future: client(future) for future in futures for _ in range(2)]) == []
+        script.held.set()  # type: ignore[union-attr]
+        for number, future in enumerate(futures):
+            assert is_right(future.result(SOON), feeds(number, 4))
+            assert future.exception(0) is None
+
+
+@BOTH
+def test_an_answer_calls_functions_that_ask_for_others(threads: int) -> None:
+    """Of the same step, of one that is over too, of one that is still to be run, and of a new one."""
+    with opened(Script(held=threading.Event()), threads=threads, groups=2) as (pool, script):
+        seen: list[bool] = []
+
+        def ask(number: int, other: Future[Any]) -> Callable[[Future[Any]], None]:
+            def called(mine: Future[Any]) -> None:
+                seen.append(is_right(other.result(SOON / 2), feeds(number)))
+                seen.append(is_right(pool.step(feeds(99)), feeds(99)))
+
+            return called
+
+        first = [pool.submit(feeds(number, 4)) for number in (100, 101)]
+        until(lambda: len(script.steps) == 2)
+        rest = [pool.submit(feeds(number)) for number in range(4)]
+        first[0].add_done_callback(lambda _: seen.append(is_right(first[1].result(SOON / 2), feeds(101, 4))))
+        first[1].add_done_callback(lambda _: seen.append(is_right(first[0].result(SOON / 2), feeds(100, 4))))
+        for number, future in enumerate(rest[:-1]):
+            future.add_done_callback(ask(number + 1, rest[number + 1]))
+        script.held.set()  # type: ignore[union-attr]
+        assert together(*[lambda future=future: future.result(SOON) for future in [*first, *rest]]) == []
+        until(lambda: len(seen) == 8)
+        assert all(seen)
+
+
+@BOTH
+def test_functions_that_fail_harm_nobody(threads: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even what no function should raise."""
+
+    def fails(future: Future[Any]) -> None:
+        raise RuntimeError("a mistake of the caller's")
+
+    def ends(future: Future[Any]) -> None:
+        raise SystemExit(3)
+
+    with opened(Script(seconds=(5e-3,)), threads=threads, groups=1, max_delay_us=2000.0) as (pool, _):
+        for function in (fails, ends, fails, ends):
+            futures = [pool.submit(feeds(number)) for number in range(4)]
+            futures[0].add_done_callback(function)
+            futures[2].add_done_callback(function)
+            until(lambda futures=futures: all(future.done() for future in futures))
+            for number, future in enumerate(futures):
+                with contextlib.suppress(SystemExit):
+                    future.result(SOON)
+                assert is_right(future.result(SOON), feeds(number))
+        assert is_right(pool.step(feeds(1)), feeds(1))
+    assert "a mistake of the caller's" in caplog.text
+
+
+@BOTH
+def test_an_event_loop_waits_for_answers(threads: int) -> None:
+    with opened(Script(seconds=(1e-3,)), threads=threads) as (pool, _):
+
+        async def client(number: int) -> bool:
+            return is_right(await asyncio.wrap_future(pool.submit(feeds(number))), feeds(number))
+
+        async def given_up() -> None:
+            waiting = [asyncio.wrap_future(pool.submit(feeds(number, 4))) for number in range(4)]
+            waiting[-1].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting[-1]
+            for number, one in enumerate(waiting[:-1]):
+                assert is_right(await one, feeds(number, 4))
+
+        async def main() -> None:
+            assert all(await asyncio.wait_for(asyncio.gather(*[client(number) for number in range(20)]), SOON))
+            await asyncio.wait_for(given_up(), SOON)
+
+        asyncio.run(main())
+
+
+def test_an_event_loop_does_the_work_itself() -> None:
+    with opened(Script(seconds=(1e-3,))) as (pool, _):
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            done = asyncio.Event()
+
+            def drive() -> None:
+                loop.call_soon(drive) if pool.drive() else done.set()
+
+            futures = [pool.submit(feeds(number)) for number in range(20)]
+            drive()
+            await asyncio.wait_for(done.wait(), SOON)
+            assert all(future.done() for future in futures)
+
+        asyncio.run(main())
+        assert pool.drive() is False
+
+
+@BOTH
+def test_what_is_cancelled_in_time_is_not_run(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        running = pool.submit(feeds(0, 4))
+        until(lambda: script.steps)
+        waiting = [pool.submit(feeds(number)) for number in range(1, 5)]
+        assert not running.cancel()
+        assert waiting[1].cancel()
+        assert waiting[1].cancelled()
+        script.held.set()  # type: ignore[union-attr]
+        with pytest.raises(CancelledError):
+            waiting[1].result(SOON)
+        for number in (1, 3, 4):
+            assert is_right(waiting[number - 1].result(SOON), feeds(number))
+        assert 2.0 not in script.order
+        assert pool.stats().cancelled == 1
+
+
+@BOTH
+def test_who_waits_for_what_another_thread_cancels_is_told(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        pool.submit(feeds(0, 4))
+        until(lambda: script.steps)
+        waiting = pool.submit(feeds(1))
+
+        def client() -> None:
+            with pytest.raises(CancelledError):
+                waiting.result(SOON)
+
+        assert together(client, client, lambda: (time.sleep(0.01), waiting.cancel())) == []
+
+
+# Limits
+
+
+@BOTH
+def test_a_request_that_waited_too_long_is_not_run(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        pool.submit(feeds(0, 4))
+        until(lambda: script.steps)
+        late = pool.submit(feeds(1), timeout=0.01)
+        patient = pool.submit(feeds(2), timeout=60)
+        with pytest.raises(TimedOut, match=r"the request was not run: it waited for 0\.0\d\d s"):
+            late.result(SOON)  # while the other one runs
+        script.held.set()  # type: ignore[union-attr]
+        assert is_right(patient.result(SOON), feeds(2))
+        assert 1.0 not in script.order
+        assert pool.stats().timed_out == 1
+
+
+@BOTH
+def test_now_or_never(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        first = pool.submit(feeds(0), timeout=0)
+        until(lambda: script.steps)
+        with pytest.raises(TimedOut):
+            pool.submit(feeds(1), timeout=0).result(SOON)
+        script.held.set()  # type: ignore[union-attr]
+        assert is_right(first.result(SOON), feeds(0))
+
+
+@BOTH
+def test_too_many_are_refused_and_may_come_again(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1, max_queue=2) as (pool, script):
+        futures = [pool.submit(feeds(0, 4))]
+        until(lambda: script.steps)
+        futures += [pool.submit(feeds(number)) for number in (1, 2)]
+        for ask in (pool.submit, pool.step):
+            with pytest.raises(Busy, match="2 requests wait already, the most that may"):
+                ask(feeds(3))
+        script.held.set()  # type: ignore[union-attr]
+        assert is_right(futures[2].result(SOON), feeds(2))
+        assert is_right(pool.step(feeds(3)), feeds(3))
+        assert pool.stats().refused == 2
+
+
+def test_the_less_urgent_leave_an_arena_to_the_urgent() -> None:
+    with opened(Script(held=threading.Event()), priorities=2, groups=2) as (pool, script):
+        idle = [pool.submit(feeds(number, 4), priority=1) for number in range(3)]
+        assert len(script.steps) == 1
+        urgent = pool.submit(feeds(9, 4))
+        assert script.order == [0.0, 9.0]
+        script.held.set()  # type: ignore[union-attr]
+        for number, future in [(9, urgent), *enumerate(idle)]:
+            assert is_right(future.result(SOON), feeds(number, 4))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"priority": 1}, "the priority is 1"),
+        ({"priority": -1}, "the priority is -1"),
+        ({"priority": 1.0}, "no integer"),
+        ({"priority": "0"}, "no integer"),
+        ({"timeout": -1}, "the timeout is -1"),
+        ({"timeout": float("nan")}, "the timeout is nan"),
+        ({"timeout": "1"}, "the timeout is '1'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(more: dict[str, Any], said: str) -> None:
+    with opened() as (pool, _script):
+        for ask in (pool.submit, pool.step):
+            with pytest.raises(MsplitError, match=said):
+                ask(feeds(0), **more)
+        assert pool.stats().requests == 0
+
+
+def test_what_is_wrong_with_a_request_is_said_at_once() -> None:
+    with opened() as (pool, script):
+        for ask in (pool.submit, pool.step):
+            with pytest.raises(EngineError, match="no value for input k"):
+                ask({"x": feeds(0)["x"]})
+        assert script.steps == []
+
+
+def test_steps_of_fixed_shapes() -> None:
+    with opened(of=ports(fixed=True)) as (pool, _):
+        futures = [pool.submit(feeds(number, 3)) for number in range(5)]
+        for number, future in enumerate(futures):
+            assert is_right(future.result(SOON), feeds(number, 3))
+        assert pool.batches == ()
+
+
+# The end
+
+
+@BOTH
+def test_to_close_finishes_what_waits(threads: int) -> None:
+    with opened(Script(seconds=(1e-3,)), threads=threads) as (pool, _):
+        futures = [pool.submit(feeds(number, 3)) for number in range(10)]
+        pool.close()
+        assert all(future.done() for future in futures)
+        for number, future in enumerate(futures):
+            assert is_right(future.result(0), feeds(number, 3))
+        for ask in (pool.submit, pool.step):
+            with pytest.raises(Closed, match="the pool is closed"):
+                ask(feeds(0))
+        pool.close()
+
+
+@BOTH
+def test_to_close_fails_what_waits(threads: int) -> None:
+    with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
+        first = pool.submit(feeds(0, 4))
+        until(lambda: script.steps)
+        futures = [pool.submit(feeds(number)) for number in range(4)]
+        assert futures[2].cancel()  # before it is closed
+        problems: list[BaseException | None] = []
+
+        def client(future: Future[Any]) -> None:
+            problems.append(future.exception(SOON))
+
+        def close() -> None:
+            time.sleep(0.01)
+            pool.close(finish=False)
+
+        def release() -> None:
+            until(lambda: len(problems) == 3)  # they are told before what is in flight is over
+            script.held.set()  # type: ignore[union-attr]
+
+        waiting = [lambda future=future: client(future) for future in (futures[0], futures[1], futures[3])]
+        assert together(*waiting, close, release) == []
+        assert [type(problem) for problem in problems] == [Closed] * 3
+        assert is_right(first.result(SOON), feeds(0, 4))
+
+
+@BOTH
+def test_what_raises_in_a_with_statement_does_not_wait_for_all(threads: int) -> None:
+    script = Script(seconds=(5e-3,))
+    pool = scripted(script, threads=threads, groups=1)
+    futures = []
+    with contextlib.suppress(ZeroDivisionError), pool:
+        futures += [pool.submit(feeds(number, 4)) for number in range(50)]
+        1 / 0  # noqa: B018
+    assert sum(isinstance(future.exception(SOON), Closed) for future in futures) >= 45
+
+
+@BOTH
+def test_an_answer_may_close_the_pool(threads: int) -> None:
+    with opened(Script(seconds=(1e-3,)), threads=threads) as (pool, _):
+        problems: list[BaseException] = []
+
+        def close(future: Future[Any]) -> None:
+            try:
+                pool.close()
+            except BaseException as problem:
+                problems.append(problem)
+
+        futures = [pool.submit(feeds(number, 3)) for number in range(6)]
+        for future in futures[:3]:
+            future.add_done_callback(close)
+        assert together(*[lambda future=future: future.result(SOON) for future in futures]) == []
+        assert problems == []
+
+
+def test_several_threads_close_it() -> None:
+    with opened(Script(seconds=(1e-3,))) as (pool, _):
+        futures = [pool.submit(feeds(number, 3)) for number in range(6)]
+        assert together(pool.close, pool.close, lambda: pool.close(False)) == []
+        assert all(future.done() for future in futures)
+
+
+def interrupt(after: float) -> None:
+    def send() -> None:
+        time.sleep(after)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["step", "result", "follow", "close"])
+def test_who_is_interrupted_leaves_all_in_order(threads: int, how: str) -> None:
+    """A step that is in flight goes on, and its arena is nobody else's before it is over."""
+    script = Script(held=threading.Event())
+    with opened(script, threads=threads, groups=1) as (pool, _):
+        other: threading.Thread | None = None
+        if how == "follow":
+            ahead = pool.submit(feeds(5))
+            other = threading.Thread(target=lambda: ahead.result(SOON), daemon=True)
+            other.start()
+            until(lambda: script.steps)
+        future = None if how == "step" else pool.submit(feeds(1))
+        interrupt(0.03)
+        if how == "step":
+            threading.Timer(0.06, script.held.set).start()  # type: ignore[union-attr]
+        asked = {"step": lambda: pool.step(feeds(1)), "close": pool.close}.get(how, lambda: future.result(SOON))
+        with pytest.raises(KeyboardInterrupt):
+            asked()
+        if how != "close":
+            later = pool.submit(feeds(2))
+            script.held.set()  # type: ignore[union-attr]
+            assert is_right(later.result(SOON), feeds(2))
+        script.held.set()  # type: ignore[union-attr]
+        if future is not None:
+            assert is_right(future.result(SOON), feeds(1))
+        if other is not None:
+            other.join(SOON)
+
+
+# Threads, memory and processes
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_thousand_opens_and_closes_leave_nothing() -> None:
+    def turn(number: int) -> None:
+        with scripted(threads=number % 2) as pool:
+            if number % 3:
+                futures = [pool.submit(feeds(one, 4)) for one in range(number % 4)]
+                assert is_right(pool.step(feeds(number)), feeds(number))
+                for one, future in enumerate(futures):
+                    assert is_right(future.result(SOON), feeds(one, 4))
+
+    for number in range(50):
+        turn(number)
+    gc.collect()
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(gc.get_objects()), resident())
+    for number in range(examples(300, 1000)):
+        turn(number)
+    gc.collect()
+    after = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(gc.get_objects()), resident())
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 500
+    assert after[3] - before[3] < 8 << 20
+
+
+def test_a_pool_that_is_dropped_leaves_no_thread_and_answers_what_it_took() -> None:
+    before = set(threading.enumerate())
+    futures = [scripted(Script(seconds=(5e-3,)), threads=threads).submit(feeds(1)) for threads in (0, 1)]
+    for future in futures:
+        assert is_right(future.result(SOON), feeds(1))
+    del future, futures
+    gc.collect()
+    until(lambda: not set(threading.enumerate()) - before)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    head = "import sys, threading, time\nfrom tests.serving.scripted import *\n"
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(program)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_interpreter_ends_without_close(threads: int) -> None:
+    done = run(f"""
+        pool = scripted(Script(seconds=(0.01,)), threads={threads})
+        assert is_right(pool.step(feeds(1)), feeds(1))
+        pool.submit(feeds(2)).add_done_callback(lambda future: None)
+        forgotten = [pool.submit(feeds(number, 4)) for number in range(8)]
+        print("the end")
+    """)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_child_of_this_process_is_told_that_the_pool_is_not_its_own(threads: int) -> None:
+    """Its threads, and the device, are the parent's."""
+    done = run(f"""
+        import os, warnings
+        from msplit.errors import Closed
+        warnings.simplefilter("ignore")
+        pool = scripted(Script(seconds=(0.05,)), threads={threads})
+        assert is_right(pool.step(feeds(1)), feeds(1))
+        going = [pool.submit(feeds(number, 4)) for number in range(6)]
+        child = os.fork()
+        if not child:
+            for ask in (lambda: pool.step(feeds(2)), lambda: pool.submit(feeds(2)), lambda: going[-1].result(5)):
+                try:
+                    ask()
+                except Closed as problem:
+                    print("another process" in str(problem), flush=True)
+            pool.close()
+            os._exit(0)
+        end = time.time() + 20
+        while time.time() < end:
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                break
+            time.sleep(0.01)
+        else:
+            os.kill(child, 9)
+            status = "it hangs"
+        print(status, [is_right(future.result(20), feeds(number, 4)) for number, future in enumerate(going)].count(True))
+        pool.close()
+    """)
+    assert done.stdout.splitlines() == ["True", "True", "True", "0 6"], done.stderr
