@@ -29,6 +29,7 @@ from msplit.measure.execution import Ready, make_ready
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.runner import Runner
 from msplit.measure.verification import computed_in
+from msplit.measure.verified import HasState
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.shapes.inputs import stated_shapes
 
@@ -200,6 +201,8 @@ def _reference(ready: Ready) -> Reference:
     The rows are repeated when it is read.
     """
     feeds, known = ready.chosen.job.feeds, ready.setup.reference
+    if isinstance(ready.runner.executable, HasState):
+        ready.runner.executable.load_state({})  # what is opened draws the numbers of a first step
     if sum(value.nbytes for value in feeds.values()) <= LARGEST_REFERENCE:
         return known or Reference(feeds, ready.runner.step(feeds), _ITSELF)
     few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}

@@ -157,8 +157,10 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
             while groups <= _MOST_ARENAS and _fits(recipe, settings, groups):
                 checks = _more(recipe, settings, arenas, groups, tell, one_stream)
                 trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), arenas, checks)
-                rate, high = _flood(trial, recipe.feeds, groups)
-                trial.stop()
+                try:
+                    rate, high = _flood(trial, recipe.feeds, groups)
+                finally:
+                    trial.stop(finish=False)
                 bound = bound or _TAIL * high
                 said.append(f"{groups}{' of one stream' if one_stream else ''}: {rate:,.0f}/s, p99 {high:,.0f} µs")
                 if high <= bound or not tried:

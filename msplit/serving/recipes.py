@@ -183,7 +183,11 @@ def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
         return SimulatedArena(whole) if polls else whole
 
     def verify(arena: Arena) -> Sequence[Check]:
-        return [verify_step(_step(arena, batch), one, manifest) for batch, one in references.items()]
+        checks = []
+        for batch, one in references.items():
+            found.rewind()
+            checks.append(verify_step(_step(arena, batch), one, manifest))
+        return checks
 
     return Recipe(
         ports,

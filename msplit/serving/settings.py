@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from msplit.core.arguments import whole
+from msplit.core.arguments import number, whole
 from msplit.errors import MsplitError
 
 AUTO = "auto"
@@ -47,16 +48,21 @@ class PoolSettings:
             if isinstance(self.groups, str):
                 raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of arenas, or auto")
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
+        given: Any = self.batches
+        if isinstance(given, str) or not (given is None or hasattr(given, "__iter__")):
+            raise MsplitError(f"batches are {given!r}", fix="give numbers of rows in a list")
+        batches = () if given is None else tuple(given)
+        object.__setattr__(self, "batches", batches or None)
         for name, value, low in (
             ("max_batch", self.max_batch, 1),
             ("priorities", self.priorities, 1),
             ("max_queue", self.max_queue, 0),
             ("max_memory", self.max_memory, 1),
             ("host_threads", self.host_threads, 1),
-            *(("a batch", batch, 1) for batch in self.batches or ()),
+            *(("a batch", batch, 1) for batch in batches),
         ):
             if value is not None:
                 whole(name, value, low)
         for name, time in (("max_delay_us", self.max_delay_us), ("latency_us", self.latency_us)):
-            if time is not None and not 0 <= time < float("inf"):
-                raise MsplitError(f"{name} is {time}", fix="give microseconds, zero or more")
+            if time is not None:
+                number(name, time)

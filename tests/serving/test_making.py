@@ -13,6 +13,7 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
+from tests.campaign import campaign
 
 pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -55,6 +56,11 @@ def mixing() -> None:
     tf.identity(x - tf.reduce_mean(x, axis=0, name="over_the_batch"), "y")
 
 
+def fixed() -> None:
+    x = placeholder("x", 2, 3)
+    tf.linalg.matmul(x, x, transpose_b=True, name="y")
+
+
 def random() -> None:
     x = placeholder("x", 2, 3)
     tf.add(x, tf.random.uniform((2, 3), dtype=tf.float32), "y")
@@ -63,7 +69,7 @@ def random() -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {build.__name__: saved(folder / f"{build.__name__}.pb", build) for build in (towers, mixing, random)}
+    return {build.__name__: saved(folder / f"{build.__name__}.pb", build) for build in (towers, mixing, fixed, random)}
 
 
 class Reference:
@@ -151,15 +157,19 @@ def test_an_index_out_of_range_is_no_other_requests_trouble(models: Mapping[str,
 
 
 @ENGINES
-def test_fixed_shapes(request_: Any) -> None:
-    reference = Reference(SAMPLES / "lstm_small.pb")
-    with msplit.pool(SAMPLES / "lstm_small.pb", request_, groups=2) as pool:
+@pytest.mark.parametrize("name", ["fixed", pytest.param("lstm_small", marks=campaign)])
+def test_fixed_shapes(models: Mapping[str, Path], name: str, request_: Any) -> None:
+    path = models.get(name, SAMPLES / f"{name}.pb")
+    reference = Reference(path)
+    with msplit.pool(path, request_, groups=2) as pool:
         assert (pool.batches, pool.joins) == ((), False)
         rng = np.random.default_rng(0)
-        requests = [{"x": rng.standard_normal((1, 8, 32)).astype(np.float32)} for _ in range(6)]
+        requests = [{"x": rng.standard_normal(pool.inputs["x"].shape).astype(np.float32)} for _ in range(6)]
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
+        with pytest.raises(MsplitError, match=r"input x was prepared as float32"):
+            pool.step({"x": np.zeros((9, 9), np.float32)})
     with pytest.raises(MsplitError, match="fixed shapes"):
-        msplit.pool(SAMPLES / "lstm_small.pb", request_, max_batch=4)
+        msplit.pool(path, request_, max_batch=4)
 
 
 @ENGINES
@@ -197,7 +207,7 @@ def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path]) -> None:
 
 
 def test_rows_that_are_mixed_share_no_step(models: Mapping[str, Path]) -> None:
-    with pytest.raises(MsplitError, match="can not share a step of 8 rows.*over_the_batch"):
+    with pytest.raises(MsplitError, match=r"can not share a step of 8 rows.*over_the_batch"):
         msplit.pool(models["mixing"], SIMULATED, max_batch=8)
     reference = Reference(models["mixing"])
     with msplit.pool(models["mixing"], SIMULATED, batches=(2, 3), groups=2) as pool:
@@ -286,6 +296,17 @@ def test_a_failure_while_it_is_made_leaves_nothing(build: Path, monkeypatch: pyt
 def test_settings_that_can_not_be(more: dict[str, Any], said: str) -> None:
     with pytest.raises(MsplitError, match=said):
         msplit.PoolSettings(**more)
+
+
+def test_a_build_of_a_model_that_draws_numbers(models: Mapping[str, Path], tmp_path: Path) -> None:
+    """Its reference is that of a first step."""
+    msplit.build(models["random"], tmp_path / "build", SIMULATED)
+    x = np.zeros((2, 3), np.float32)
+    with msplit.open(tmp_path / "build") as runner, msplit.pool(tmp_path / "build", groups=2) as pool:
+        alone = [runner.step({"x": x})["y"] for _ in range(3)]
+        drawn = [pool.step({"x": x})["y"] for _ in range(4)]
+        assert len({value.tobytes() for value in drawn}) == 4
+        assert len({value.tobytes() for value in alone}) == 3
 
 
 def test_opens_and_closes_leave_nothing(build: Path) -> None:

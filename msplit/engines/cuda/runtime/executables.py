@@ -23,7 +23,7 @@ from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.host import Counting, HostPart, WithHost
+from msplit.engines.cuda.runtime.host import Counting, HostPart, Steps, WithHost
 from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
@@ -100,13 +100,20 @@ class Compiled:
 
 
 def executable_of(
-    compiled: Compiled, plan: Plan, options: EngineOptions, *, ieee: bool, shared: Shared | None = None
+    compiled: Compiled,
+    plan: Plan,
+    options: EngineOptions,
+    *,
+    ieee: bool,
+    shared: Shared | None = None,
+    steps: Steps | None = None,
 ) -> Executable:
-    """The executable, its host part in front of it where there is one. `shared` is as `executable_for` has it."""
+    """The executable, its host part in front of it where there is one. `shared` is as `executable_for` has it; others that draw random
+    numbers with it count the same `steps`."""
     with phase("capturing" if options.on_gpu and options.capture else "arranging steps"):
         executable = executable_for(compiled, plan, options, ieee=ieee, shared=shared)
     if STEPS in compiled.program.feeds:
-        executable = Counting(executable)
+        executable = Counting(executable, steps)
     host = compiled.optimized.host
     return executable if host is None else WithHost(host, executable)
 

@@ -6,7 +6,8 @@ imported only for a model that has such a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,12 +148,28 @@ class Wrapped:
         self.device.close()
 
 
+class Steps:
+    """How many steps there were, of all those that draw random numbers together: an iterator, which any thread may ask."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        with self._lock:
+            self.count += 1
+            return self.count - 1
+
+
 class Counting(Wrapped):
     """An executable that is told at every step how many there were before, as the state of TensorFlow's random ops has it."""
 
-    def __init__(self, device: Executable) -> None:
+    def __init__(self, device: Executable, steps: Steps | None = None) -> None:
         super().__init__(device)
-        self._steps = 0
+        self._steps = steps or Steps()
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
@@ -163,17 +180,15 @@ class Counting(Wrapped):
         return self._counted(feeds, self._on_device)
 
     def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
-        outputs = step({**feeds, STEPS: np.asarray(self._steps, np.int64)})
-        self._steps += 1
-        return outputs
+        return step({**feeds, STEPS: np.asarray(next(self._steps), np.int64)})
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
         """How many steps there were."""
-        return {STEPS: np.asarray(self._steps, np.int64)}
+        return {STEPS: np.asarray(self._steps.count, np.int64)}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Goes on counting from there."""
-        self._steps = int(state.get(STEPS, self._steps))
+        """Goes on counting from there; from the first step, where nothing is said."""
+        self._steps.count = int(state.get(STEPS, 0))
 
 
 class WithHost(Wrapped):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.arena import CudaArena
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import executable_for, executable_of
-from msplit.engines.cuda.runtime.host import HostPart, Wrapped
+from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
@@ -100,7 +99,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self._numbers = place, itertools.count()
+        self._place, self._steps = place, Steps()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
@@ -118,7 +117,12 @@ class Opened:
         """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
         plan = _on_one(rung) if one_stream else rung.plan
         pool = None if alone else self._pool
-        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool))
+        steps = self._steps if alone else None
+        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
+
+    def rewind(self) -> None:
+        """Has the next step of all that run alone, and of arenas, draw the numbers of the first one, as that of a reference does."""
+        self._steps.count = 0
 
     def can_fly(self, rungs: Iterable[Restored]) -> bool:
         """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
@@ -183,7 +187,7 @@ class Opened:
             one = executable_for(rungs[batch].compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
             assert isinstance(one, CudaExecutable)
             executables[batch] = one
-        return CudaArena(executables, entries, device, streams, self._numbers)
+        return CudaArena(executables, entries, device, streams, self._steps)
 
 
 def _on_one(rung: Restored) -> Plan:
