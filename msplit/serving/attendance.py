@@ -12,7 +12,7 @@ from threading import get_ident
 
 from msplit.engines.base import Feeds
 from msplit.errors import Closed
-from msplit.serving.flights import Answer, Arena, Flight, Flights
+from msplit.serving.flights import Answer, Arena, Flight, Flights, settle
 from msplit.serving.pending import Pending, wake
 from msplit.serving.queue import NEVER
 
@@ -75,7 +75,7 @@ class Attendance:
             return arena.outputs()
         except BaseException as problem:
             failed = problem
-            _settle(flight)
+            settle(flight)
             raise
         finally:
             flights.land(flight, failed)
@@ -236,13 +236,6 @@ def _seen(arena: Arena) -> bool:
         if arena.over():
             return True
     return False
-
-
-def _settle(flight: Flight) -> None:
-    """Waits for a step that somebody has stopped waiting for, or that was never begun: what comes next on its arena must not meet it."""
-    with contextlib.suppress(Exception):
-        while not flight.arena.over():
-            flight.arena.wait()
 
 
 def _look_up() -> Callable[[int], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds
-from msplit.errors import Closed, DeviceLost, TimedOut
+from msplit.errors import Closed, DeviceLost, EngineError, TimedOut
 from msplit.serving.ports import Ports
 from msplit.serving.queue import NEVER, Queue, Request
 from msplit.serving.settings import PoolSettings
@@ -134,7 +135,7 @@ class Flights:
         # What is over, what is to be told, and who tells it: each thread takes the next one, so that a function which an answer calls may
         # ask for any other answer.
         self._over: deque[tuple[Flight, Answer | Exception]] = deque()
-        self._answers: deque[tuple[Request, Answer | BaseException]] = deque()
+        self._answers: deque[tuple[Request, Answer | Exception]] = deque()
         self._telling: list[int] = []
         self._ready: deque[Flight] = deque()
 
@@ -218,23 +219,27 @@ class Flights:
 
     def _go_on(self, flight: Flight | None, late: Sequence[Request]) -> None:
         """Starts a step, and has those told that are too late."""
-        while True:
-            for request in late:
-                said = f"the request was not run: it waited for {time.perf_counter() - request.since:.3f} s"
-                self._answers.append((request, TimedOut(said, fix="send fewer, or wait longer")))
-            if flight is None:
-                return
-            try:
-                if self._threads is not None:
-                    self._ready.append(flight)
-                    self._threads.submit(self.run)
-                else:
-                    flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
-                    self.flying.append(flight)
-            except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
-                flight, late = self._landed(flight, problem)
+        for request in late:
+            said = f"the request was not run: it waited for {time.perf_counter() - request.since:.3f} s"
+            self._answers.append((request, TimedOut(said, fix="send fewer, or wait longer")))
+        if flight is None:
+            return
+        try:
+            if self._threads is None:
+                flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
+                self.flying.append(flight)
             else:
-                return
+                self._ready.append(flight)
+                self._threads.submit(self.run)
+        except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
+            if self._threads is not None:
+                with contextlib.suppress(ValueError):
+                    self._ready.remove(flight)
+            self._over.append((flight, problem))
+        except BaseException:  # what it did not begin fails, and what others brought is begun again
+            settle(flight)
+            self._over.append((flight, EngineError("a step was interrupted as it began", fix="send it again")))
+            raise
 
     def run(self) -> bool:
         """Runs a step from beginning to end: in a thread of its own, or in one that waits for an answer in a function that another one has
@@ -249,7 +254,7 @@ class Flights:
             outputs = flight.arena.outputs()
         except Exception as problem:  # noqa: BLE001  as above
             outputs = problem
-        self._go_on(*self._landed(flight, outputs))
+        self._over.append((flight, outputs))
         self.tell()
         return True
 
@@ -278,79 +283,89 @@ class Flights:
         """Gives the arenas of steps that are over to the next ones, and then answers to those who wait for them."""
         if not (self._over or self._answers):
             return
-        problem: KeyboardInterrupt | None = None
+        interrupt: KeyboardInterrupt | None = None
         me = get_ident()
         self._telling.append(me)
         try:
-            while True:
+            while self._over or self._answers:
                 try:
-                    while self._answers:
-                        request, answer = self._answers.popleft()
-                        if isinstance(answer, BaseException):
-                            request.answer.set_exception(answer)
-                        else:
-                            request.answer.set_result(answer)
-                    self._go_on(*self._landed(*self._over.popleft()))
-                except IndexError:  # nothing is left, or other threads were faster
-                    if not (self._over or self._answers):
-                        break
-                except InvalidStateError:  # somebody else has answered it
+                    told = self._answers.popleft() if self._answers else None
+                    landed = None if told else self._over.popleft()
+                except IndexError:  # another thread was faster
                     continue
-                except KeyboardInterrupt as interrupt:  # the others are told all the same
-                    problem = interrupt
-                except BaseException:  # noqa: BLE001
-                    _LOG.exception("exception calling callback for an answer")  # as futures log what is no worse
+                try:
+                    if landed is not None:
+                        self._land(*landed)
+                    elif told is not None:
+                        _tell(*told)
+                except KeyboardInterrupt as problem:  # the others are told all the same
+                    interrupt = problem
         finally:
             self._telling.remove(me)
-        if problem is not None:
-            raise problem
+        if interrupt is not None:
+            raise interrupt
 
-    def land(self, flight: Flight, problem: BaseException | None) -> None:
-        """Gives back what `take` gave, when its step is over, or failed."""
+    def _land(self, flight: Flight, outputs: Answer | Exception) -> None:
+        """Gives the arena of a step that is over to the next one, and has its requests told."""
+        requests, rest = flight.requests or (), flight.rest
+        failed = isinstance(outputs, Exception)
+        if isinstance(outputs, DeviceLost):
+            self.lost = outputs
+            requests, rest = [*requests, *rest], ()
+        elif failed and len(requests) > 1:
+            requests, rest = (), requests
         with self._lock:
-            self.alone -= 1
-        self._go_on(*self._landed(flight, {} if problem is None else problem))
-        self.tell()
+            following, late = self._landed(flight, len(requests), rest, failed=failed)
+        try:
+            if following is not None or late:
+                self._go_on(following, late)
+        finally:  # also where somebody interrupts that
+            if requests:
+                self._answer(requests, outputs)
 
-    def _landed(self, flight: Flight, outputs: Answer | BaseException) -> tuple[Flight | None, Sequence[Request]]:
-        """Counts a step that is over, has its requests told, and gives what comes next."""
-        requests, rest = flight.requests, flight.rest
-        answers: Sequence[Answer | BaseException] = (outputs,)
-        if requests is not None and not isinstance(outputs, BaseException):
+    def _answer(self, requests: Sequence[Request], outputs: Answer | Exception) -> None:
+        """Has requests told what a step gave."""
+        answers: Sequence[Answer | Exception]
+        if isinstance(outputs, Exception):
+            answers = [outputs] * len(requests)
+        else:
             try:
                 answers = self.ports.cut(outputs, [request.rows for request in requests])
             except Exception as problem:  # noqa: BLE001  as above
-                outputs = problem
-        failed = isinstance(outputs, BaseException)
-        if isinstance(outputs, DeviceLost):
-            self.lost = outputs
-            requests, rest = None if requests is None else [*requests, *rest], ()
-        elif failed and requests is not None and len(requests) > 1:
-            requests, rest = (), requests
-        if failed:
-            answers = [outputs] * len(requests or ())
+                answers = [problem] * len(requests)
+                with self._lock:
+                    self._answered -= len(requests)
+                    self._failed += len(requests)
+        self._answers.extend(zip(requests, answers, strict=True))
+
+    def land(self, flight: Flight, problem: BaseException | None) -> None:
+        """Gives back what `take` gave, when its step is over, or failed."""
+        if isinstance(problem, DeviceLost):
+            self.lost = problem
         with self._lock:
-            self._steps += 1
-            self._rows += flight.rung
-            self._filled += flight.rung - flight.rows
-            count = 1 if requests is None else len(requests)
-            if failed:
-                self._failed += count
-            else:
-                self._answered += count
-            following: Flight | None = None
-            late: Sequence[Request] = ()
-            if rest:
-                first = rest[0]
-                rung = self.ports.rung(first.rows)
-                following = Flight(flight.arena, flight.level, rung, first.rows, rest[:1], rest[1:])
-            else:
-                self._free[flight.level].append(flight.arena)
-                self.running -= 1
-                if self.queue.count:
-                    following, late = self._next(time.perf_counter())
-            self._answers.extend(zip(requests or (), answers, strict=False))
-        return following, late
+            self.alone -= 1
+            following, late = self._landed(flight, 1, (), failed=problem is not None)
+        if following is not None or late:
+            self._go_on(following, late)
+            self.tell()
+
+    def _landed(
+        self, flight: Flight, count: int, rest: Sequence[Request], *, failed: bool
+    ) -> tuple[Flight | None, Sequence[Request]]:
+        """Counts a step that is over, with so many requests that are done, and gives what comes next. The lock is held."""
+        self._steps += 1
+        self._rows += flight.rung
+        self._filled += flight.rung - flight.rows
+        if failed:
+            self._failed += count
+        else:
+            self._answered += count
+        if rest:
+            rows = rest[0].rows
+            return Flight(flight.arena, flight.level, self.ports.rung(rows), rows, rest[:1], rest[1:]), ()
+        self._free[flight.level].append(flight.arena)
+        self.running -= 1
+        return self._next(time.perf_counter()) if self.queue.count else (None, ())
 
     def refuse(self) -> None:
         """Takes no more requests."""
@@ -399,3 +414,25 @@ class Flights:
                 waiting=queue.count,
                 in_flight=self.running,
             )
+
+
+def settle(flight: Flight) -> None:
+    """Waits for a step that somebody has stopped waiting for, or that was never begun: what comes next on its arena must not meet it."""
+    with contextlib.suppress(Exception):
+        while not flight.arena.over():
+            flight.arena.wait()
+
+
+def _tell(request: Request, answer: Answer | Exception) -> None:
+    """Gives somebody an answer. What functions that it calls raise is logged, as futures do with what is no worse."""
+    try:
+        if isinstance(answer, Exception):
+            request.answer.set_exception(answer)
+        else:
+            request.answer.set_result(answer)
+    except InvalidStateError:  # somebody else has
+        pass
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001
+        _LOG.exception("exception calling callback for %r", request.answer)

@@ -32,7 +32,7 @@ class Script:
 
     Attributes:
         seconds: How long steps take, one after the other, again and again.
-        errors: Number of a step -> where it fails: in `start`, `over`, `wait` or `outputs`.
+        errors: Number of a step -> where it fails: in `start`, `over`, `wait` or `outputs`; `interrupt`: at the start.
         poison: A request with this value in `x` has its whole step fail, as an index out of range has.
         held: Steps are not over before it is set.
         steps: Rungs of the steps so far.
@@ -101,6 +101,9 @@ class ScriptedArena:
             if script.poison is not None and (x == script.poison).any():
                 self._number, self._seen = None, True
                 raise Scripted("poison")
+            if script.errors.get(self._number) == "interrupt":
+                self._number, self._seen = None, True
+                raise KeyboardInterrupt
             self._fail("start")
 
     def over(self) -> bool:

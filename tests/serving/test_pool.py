@@ -700,6 +700,23 @@ def test_who_is_interrupted_leaves_all_in_order(threads: int, how: str) -> None:
             other.join(SOON)
 
 
+def test_who_is_interrupted_as_a_step_begins_loses_nobody() -> None:
+    """The step may be other people's."""
+    with opened(Script(held=threading.Event(), errors={1: "interrupt"}), groups=1) as (pool, script):
+        first = pool.submit(feeds(0, 4))
+        rest = [pool.submit(feeds(number)) for number in range(1, 5)]
+        script.held.set()  # type: ignore[union-attr]
+        interrupted = 0
+        for number, future in enumerate([first, *rest]):
+            try:
+                answer = future.result(SOON)
+            except KeyboardInterrupt:
+                interrupted += 1
+                answer = future.result(SOON)
+            assert is_right(answer, feeds(number, 1 if number else 4))
+        assert interrupted == 1
+
+
 # Threads, memory and processes
 
 
