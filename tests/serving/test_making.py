@@ -229,7 +229,7 @@ def build(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-def test_a_build(build: Path, models: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_build(build: Path, models: Mapping[str, Path]) -> None:
     reference = Reference(models["towers"])
     requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(12)]
     with msplit.pool(build, groups=2) as pool:
@@ -237,6 +237,19 @@ def test_a_build(build: Path, models: Mapping[str, Path], tmp_path: Path) -> Non
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
     with pytest.raises(MsplitError, match="max_batch is 8, and the largest batch of the build is 4"):
         msplit.pool(build, max_batch=8)
+
+
+def test_a_build_that_was_made_with_other_versions(
+    build: Path, models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msplit.engines.cuda import engine
+
+    reference = Reference(models["towers"])
+    monkeypatch.setattr(engine, "made_for", lambda device: {"pytorch": "1.0", "device": "cpu"}, raising=False)
+    with msplit.pool(build, groups=2) as pool:
+        assert any("here 1.0" in note and "compiled anew" in note for note in pool.about.notes)
+        requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(8)]
+        answered(pool, requests, lambda one: reference.step(pool.outputs, one))
 
 
 def test_arenas_are_chosen_by_measuring(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
