@@ -15,6 +15,7 @@ same tests hold the GPU's kernels against TensorFlow's.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,16 +96,27 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
     for name, value in plain.items():
         _set_attr(node.attr[name], kinds[name], value)
 
+    session = (_new_session if definition.is_stateful else _session)(graph_def.SerializeToString(deterministic=True))
+    fetches = session.graph.get_operation_by_name("node").outputs
+    feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
+    return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
+
+
+def _new_session(graph_def: bytes) -> Any:
+    """A session in which nothing but kernels runs."""
+    import tensorflow as tf
+
     graph = tf.Graph()
     with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def), name="")
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = -1
-    with tf.compat.v1.Session(graph=graph, config=config) as session:
-        fetches = graph.get_operation_by_name("node").outputs
-        feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
-        return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
+    return tf.compat.v1.Session(graph=graph, config=config)
+
+
+_session = functools.lru_cache(64)(_new_session)
+"""Of a kernel without state, which gives the same in every run: to make a session takes longer than to run it."""
 
 
 def run_lowering(
