@@ -12,20 +12,23 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.campaign import CAMPAIGN
+from tests.campaign import CAMPAIGN, examples
 
 # A worker has a core: threads of its libraries would wait for each other, and for those of the other worker. What tests start inherits it.
 for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 os.environ.setdefault("MSPLIT_VERIFY", "1")  # the engine's graph is looked at after every pass
+os.environ.setdefault(
+    "TORCHINDUCTOR_VEC_ISA_OK", "1"
+)  # otherwise PyTorch's compiler compiles six programs to see what this processor can do
 os.environ.setdefault("MSPLIT_KEEP_CHOICES", "0")  # a test measures what it says that it measures
 
 if CAMPAIGN:
     os.environ.setdefault("PYTEST_TIMEOUT", "3600")
 
 # A test that takes long is no wrong answer, and machines are shared. CI tries the same examples each time; everyone else new ones.
-settings.register_profile("msplit", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("msplit", deadline=None, derandomize="CI" in os.environ, max_examples=examples(50, 200))
 settings.load_profile("msplit")
 
 
