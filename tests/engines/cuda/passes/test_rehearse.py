@@ -1,10 +1,7 @@
 """What the engine would refuse is known without a device and without running anything: by its own build."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from msplit.inputs.make import make_inputs
 from msplit.measure.request import BenchRequest
 from msplit.measure.variants import choose_engine
 from msplit.shapes import infer
+from tests.cli.runner import msplit
 from tests.engines.cuda.cases import SAMPLES, graph_of, run
 
 pytestmark = pytest.mark.tf
@@ -163,20 +161,8 @@ def test_check_and_analyze_tell_by_name(tmp_path):
     graph = graph_of(two_at_once, outputs=["out"]).model.graph_def
     path = tmp_path / "model.pb"
     path.write_bytes(graph.SerializeToString())
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    for command in (
-        ["check", "--select", "MS017", "--format", "json"],
-        ["analyze", "--engine", "cuda", "--format", "json"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "msplit", command[0], str(path), *command[1:]],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-        found = json.loads(done.stdout)
-        text = json.dumps(found)
+    for command, *options in (("check", "--select", "MS017"), ("analyze", "--engine", "cuda")):
+        text = json.dumps(msplit(command, path, *options, "--format", "json").json)
         assert "which branch is taken depends on values" in text
         for place in ("shapes", "cases"):
             assert place in text
