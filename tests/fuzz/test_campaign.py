@@ -22,7 +22,7 @@ from tests.fuzz.limits import TooSlow, limited
 from tests.fuzz.special import MODEL
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 240.0 if CAMPAIGN else 8.0
+SECONDS = 240.0 if CAMPAIGN else 4.0
 
 
 @pytest.mark.slow

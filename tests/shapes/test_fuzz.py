@@ -13,6 +13,7 @@ from msplit.cost.formulas import FORMULAS
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes import registry
 from msplit.shapes.values import TABLE
+from tests.campaign import examples
 from tests.shapes.small import Builder
 
 OPS = sorted({*registry.SHAPE_FUNCTIONS, *registry.SAME_SHAPE, *TABLE, *FORMULAS})
@@ -53,7 +54,7 @@ def nonsense(draw: st.DrawFn) -> FlatGraph:
     return b.flat()
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100, 2_500), suppress_health_check=[HealthCheck.too_slow])
 @given(nonsense())
 def test_nonsense_is_answered_and_never_with_a_negative_or_infinite_cost(flat: FlatGraph) -> None:
     shapes = infer(flat, batch=2)
