@@ -87,7 +87,7 @@ def recipe_of(
     flat = opened(model)
     engine, why = choose_engine(request, flat)
     rows, mixes = rows_of(flat, request)
-    batches, notes = _batches(flat, request, settings, rows, mixes)
+    batches, notes = batches_of(flat, request, settings, rows, mixes)
     if engine.name != cuda.ENGINE.name:
         recipe = _of_session(flat, request, batches, (rows, mixes), progress)
     else:
@@ -99,7 +99,7 @@ def recipe_of(
     return replace(recipe, notes=(*recipe.notes, *notes))
 
 
-def _batches(
+def batches_of(
     flat: FlatGraph, request: BenchRequest, settings: PoolSettings, rows: Rows | None, mixes: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Rows of the steps to make, none where shapes are fixed; and what is worth a note.

@@ -18,7 +18,7 @@ from tests.cli.runner import ALL, ROOT, SAMPLES, contents, fine, msplit, only_co
 from tests.rules import nvidia_reader
 
 DEAR = {"feature_columns", "lstm_small.pb", "training.meta", "training_resource.meta"}
-"""`auto` searches them for seconds. All but the last are assigned by it elsewhere in every run: golden tests, test_models.py, tests/decide."""
+"""`auto` searches them for seconds. All but the last are assigned by it elsewhere in every run (golden tests, test_models.py, decide)."""
 
 
 @pytest.mark.parametrize(
