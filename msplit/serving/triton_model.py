@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
+from msplit.measure.request import BenchRequest
+from msplit.serving.settings import PoolSettings
 from msplit.serving.triton import PARAMETER
 
 try:
@@ -36,11 +38,11 @@ class TritonPythonModel:
         served = json.loads(config["parameters"][PARAMETER]["string_value"])
         if args.get("model_instance_kind") == "GPU":
             _see_only(args["model_instance_device_id"])
-        import msplit
+        from msplit.serving.making import pool  # once it is known which GPU is ours
 
         source = Path(args["model_repository"]) / args["model_version"] / served["source"]
-        request = msplit.BenchRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None
-        self._pool = msplit.pool(source, request, **served["pool"])
+        request = BenchRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None
+        self._pool = pool(source, request, PoolSettings(**served["pool"]))
         self._inputs = [port["name"] for port in config["input"]]
         self._outputs = [port["name"] for port in config["output"]]
         lacking = {*self._inputs} ^ {*self._pool.inputs} or {*self._outputs} - {*self._pool.outputs}
