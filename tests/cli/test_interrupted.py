@@ -40,8 +40,10 @@ def hear_control_c() -> None:
 
 
 @pytest.mark.tf
-def test_control_c_ends_a_bench_with_130() -> None:
-    command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", "--duration", "60"]
+def test_control_c_ends_a_bench_with_130(tmp_path: Path) -> None:
+    reference = tmp_path / "reference.npz"  # which is written before anything is measured
+    options = ["--duration", "60", "--save-reference", str(reference)]
+    command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", *options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -50,8 +52,11 @@ def test_control_c_ends_a_bench_with_130() -> None:
         cwd=ROOT,
         preexec_fn=hear_control_c,
     ) as running:
-        time.sleep(6)
-        running.send_signal(signal.SIGINT)  # on a busy machine this may be in the middle of TensorFlow's import
+        end = time.monotonic() + 60
+        while not reference.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        running.send_signal(signal.SIGINT)
         try:
             out, err = running.communicate(timeout=60)
         except subprocess.TimeoutExpired:
@@ -59,7 +64,7 @@ def test_control_c_ends_a_bench_with_130() -> None:
             pytest.fail("an interrupted bench went on for a minute")
     assert running.returncode == 130
     assert out == ""
-    assert err.endswith("interrupted\n")
+    assert err.endswith(f"interrupted\nWritten before that: {reference}\n")
     assert "Traceback" not in err
 
 
