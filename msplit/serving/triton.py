@@ -29,8 +29,8 @@ from msplit.inputs.reference import load_reference
 from msplit.measure.build import rows_of
 from msplit.measure.opening import whole_reference
 from msplit.measure.request import BenchRequest
-from msplit.serving.recipes import batches_of
 from msplit.serving.ports import Port, Ports, Shape
+from msplit.serving.recipes import batches_of
 from msplit.serving.settings import PoolSettings
 from msplit.shapes import infer
 
