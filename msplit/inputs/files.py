@@ -6,8 +6,6 @@ size of the file.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import gzip
 import json
 import math
@@ -27,17 +25,14 @@ from numpy.typing import NDArray
 from msplit.errors import LoadError
 from msplit.formats.special import open_regular
 from msplit.formats.tensors import numpy_dtype
-from msplit.inputs.examples import encode
+from msplit.inputs.json_values import FIX, UNNAMED, json_array, values_by_input
 from msplit.inputs.reference import DAMAGED, PACKED, unpacked
 
 _NPY, _ZIP, _GZIP = b"\x93NUMPY", b"PK", b"\x1f\x8b"
 _MOST_DEFLATED = 1100
 """Deflate makes no file smaller than by this factor: what claims more is no array."""
 
-_UNNAMED = ""
-_ROWS, _COLUMNS, _EXAMPLES = "instances", "inputs", "examples"
 _SAVE = "write it with numpy.save; strings as a 'U' or 'S' array"
-_FIX = 'give NumPy\'s .npy or .npz, a TFRecord file, or JSON such as {"instances": [{"x": [1, 2]}]}'
 
 
 def names_in(path: Path) -> list[str]:
@@ -52,7 +47,7 @@ def names_in(path: Path) -> list[str]:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
             own = [name.removeprefix("input/") for name in names if name.startswith("input/")]
             return own if PACKED in names else names
-        return list(_columns(file.read(), str(path))) if kind == "json" else [_UNNAMED]
+        return list(values_by_input(file.read(), str(path))) if kind == "json" else [UNNAMED]
 
 
 def read_value(name: str, path: Path, dtype: str, most: int | None) -> NDArray[Any]:
@@ -74,14 +69,14 @@ def read_value(name: str, path: Path, dtype: str, most: int | None) -> NDArray[A
         if kind == "npz":
             return _npz(file, key or name, name, path)
         if kind == "json":
-            columns = _columns(file.read(), str(path))
-            wanted = key or (_UNNAMED if list(columns) == [_UNNAMED] else name)
+            columns = values_by_input(file.read(), str(path))
+            wanted = key or (UNNAMED if list(columns) == [UNNAMED] else name)
             if wanted not in columns:
                 raise _missing(wanted, columns, str(path))
-            return _of_json(columns[wanted], dtype, name, str(path))
+            return json_array(columns[wanted], dtype, name, str(path))
         if dtype != "string":
-            raise LoadError(f"input {name!r} is {dtype}, TFRecords are strings", where=str(path), fix=_FIX)
-        return np.array(_records(file, str(path), most), dtype=object)
+            raise LoadError(f"input {name!r} is {dtype}, TFRecords are strings", where=str(path), fix=FIX)
+        return np.array(records(file, str(path), most), dtype=object)
 
 
 def _with_key(path: Path) -> tuple[Path, str]:
@@ -111,7 +106,7 @@ def _opened(path: Path, name: str = "") -> Iterator[tuple[IO[bytes], str]]:
         if not kind and path.suffix == ".npy":
             raise LoadError(_no_array(name), where=str(path), fix=_SAVE)
         if not kind:
-            raise LoadError("is of no format that inputs are read from", where=str(path), fix=_FIX)
+            raise LoadError("is of no format that inputs are read from", where=str(path), fix=FIX)
         yield file, kind
 
 
@@ -219,7 +214,7 @@ def _missing(name: str, known: Iterable[str], where: str) -> LoadError:
 # --- TFRecord
 
 
-def _records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
+def records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
     """The first records of a TFRecord file: length, its checksum, data, its checksum each."""
     damaged = "the file is cut off or damaged: write it again"
     zipped = file.read(2) == _GZIP
@@ -244,7 +239,7 @@ def _records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
     except (OSError, EOFError, zlib.error) as error:
         raise LoadError(f"the compressed records are damaged: {error}", where=where, fix=damaged) from error
     if not records:
-        raise LoadError("the file holds no records", where=where, fix=_FIX)
+        raise LoadError("the file holds no records", where=where, fix=FIX)
     return records
 
 
@@ -265,108 +260,3 @@ def masked_crc(data: bytes) -> bytes:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-# --- JSON
-
-
-def _columns(data: bytes, where: str) -> Mapping[str, Any]:
-    """Values by input, "" for one that has no name, from rows, columns or examples."""
-    try:
-        message = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"is no JSON: {error or 'nested too deeply'}", where=where, fix=_FIX) from None
-    if isinstance(message, dict):
-        if _EXAMPLES in message and isinstance(message[_EXAMPLES], list):
-            context, examples = message.get("context", {}), message[_EXAMPLES]
-            if not all(isinstance(features, dict) for features in (context, *examples)):
-                what = f"{_EXAMPLES!r} are no objects of features, or their 'context' is none"
-                raise LoadError(what, where=where, fix='write {"examples": [{"feature": [1, 2]}]}')
-            return {_UNNAMED: [{**context, **example} for example in examples]}
-        if _COLUMNS in message and not message.keys() - {_COLUMNS, "signature_name"}:
-            return message[_COLUMNS] if _is_named(message[_COLUMNS]) else {_UNNAMED: message[_COLUMNS]}
-        if _ROWS not in message or message.keys() - {_ROWS, "signature_name"}:
-            return message
-        message = message[_ROWS]
-    if not isinstance(message, list):
-        raise LoadError(f"{_ROWS!r} is no list", where=where, fix=_FIX)
-    if not message or not all(_is_named(row) for row in message):
-        return {_UNNAMED: message}
-    names = message[0].keys()
-    for number, row in enumerate(message):
-        if row.keys() != names:
-            raise LoadError(
-                f"instance {number} has other inputs than the first: {', '.join(sorted(row.keys() ^ names))}",
-                where=where,
-                fix="give every instance the same inputs",
-            )
-    return {name: [row[name] for row in message] for name in names}
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() != {"b64"}
-
-
-def _of_json(value: Any, dtype: str, name: str, where: str) -> NDArray[Any]:
-    uneven = LoadError(f"input {name!r} has rows of different lengths", where=where, fix="make them equal")
-    if dtype == "string":
-        try:
-            items = np.array(value, dtype=object)
-        except ValueError:
-            raise uneven from None
-        if any(isinstance(item, list) for item in items.reshape(-1)):
-            raise uneven
-        strings = [_bytes_of(item, name, where) for item in items.reshape(-1)]
-        return np.array(strings, dtype=object).reshape(items.shape)
-    kind = numpy_dtype(dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise uneven from None
-    allowed = {"b": "b", "i": "iu", "u": "iu", "c": "iufc"}.get(kind.kind, "iuf")
-    if array.size and array.dtype.kind not in allowed:
-        said = {"U": "strings", "O": "no plain numbers", "b": "true and false", "f": "numbers with a fraction"}
-        raise LoadError(
-            f"input {name!r} is {dtype}, the file has {said.get(array.dtype.kind, array.dtype.name)}",
-            where=where,
-            fix=f"write {'true or false' if kind.kind == 'b' else 'numbers'}",
-        )
-    if kind.kind in "iu" and array.size:
-        limits = np.iinfo(kind)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise LoadError(f"input {name!r} is {dtype}, the file has larger numbers", where=where, fix="mend them")
-    return array.astype(kind)
-
-
-def _bytes_of(item: Any, name: str, where: str) -> bytes:
-    """A string; ``{"b64": …}`` for bytes; an object of other names for the tf.Example of these features."""
-    if isinstance(item, str):
-        return item.encode("utf-8", "surrogatepass")
-    if isinstance(item, dict):
-        try:
-            if item.keys() == {"b64"}:
-                return base64.b64decode(item["b64"], validate=True)
-            return encode({key: _feature(values) for key, values in item.items()})
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise LoadError(
-                f"input {name!r}: {error}", where=where, fix='write {"b64": "…"} or {"feature": [1, 2]}'
-            ) from None
-    raise LoadError(
-        f"input {name!r} is made of strings, the file has {json.dumps(item)[:40]}",
-        where=where,
-        fix='write a string, {"b64": "…"} for bytes, or {"feature": [1, 2]} for a tf.Example',
-    )
-
-
-def _feature(values: Any) -> list[Any]:
-    """The values of a feature, all of one type."""
-    listed = values if isinstance(values, list) else [values]
-    if all(isinstance(value, str) or (isinstance(value, dict) and value.keys() == {"b64"}) for value in listed):
-        return [_bytes_of(value, "", "") for value in listed]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in listed):
-        raise ValueError(f"a feature is a list of strings or of numbers, not {json.dumps(values)[:40]}")
-    if any(isinstance(value, float) for value in listed):
-        return [float(value) for value in listed]
-    if any(not -(1 << 63) <= value < 1 << 63 for value in listed):
-        raise ValueError("a feature has numbers of more than 64 bits")
-    return listed

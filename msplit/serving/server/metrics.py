@@ -1,0 +1,76 @@
+"""What a server tells Prometheus: requests as its clients saw them, and what its pools count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from msplit.serving.server.models import Models, Version
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0)
+_NOW = {"waiting": "Requests that wait.", "in_flight": "Steps that run."}
+_SO_FAR = {
+    "requests": "Requests that the pool took.",
+    "answered": "Requests that got an answer.",
+    "failed": "Requests that got an error of the engine.",
+    "timed_out": "Requests that waited too long, and were not run.",
+    "cancelled": "Requests that were cancelled while they waited.",
+    "refused": "Requests that were refused because too many waited.",
+    "rows": "Rows of the steps that ran.",
+    "filled": "Rows of the steps that were nobody's.",
+    "steps": "Steps that ran.",
+}
+
+
+class Metrics:
+    """Counts requests, and collects what pools count when Prometheus asks."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._registry = CollectorRegistry()
+        labels = ("model", "version", "protocol")
+        self._answers = Counter(
+            "msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "msplit_request_seconds", "From reading a request to its answer.", labels, buckets=_BUCKETS, registry=self._registry
+        )
+        self._registry.register(_Pools(models))
+
+    def count(self, version: Version | None, protocol: str, status: str, seconds: float) -> None:
+        """Counts one request. What no model was found for has no name here: clients could make up any number of them."""
+        labels = (version.model, str(version.number), protocol) if version is not None else ("", "", protocol)
+        self._answers.labels(*labels, status).inc()
+        if status == "OK":
+            self._seconds.labels(*labels).observe(seconds)
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+
+class _Pools:
+    """What pools count, as Prometheus collects it."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """All that they count."""
+        labels = ("model", "version", "signature")
+        stats = [
+            ((version.model, str(version.number), signature.name), asdict(signature.pool.stats()))
+            for version in self._models
+            for signature in version.signatures.values()
+        ]
+        for families, kind in ((_NOW, GaugeMetricFamily), (_SO_FAR, CounterMetricFamily)):
+            for name, said in families.items():
+                family = kind(f"msplit_pool_{name}", said, labels=labels)
+                for values, counts in stats:
+                    family.add_metric(values, counts[name])
+                yield family

@@ -1,0 +1,124 @@
+"""What a server has: models, their versions and signatures, each signature with the pool that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from msplit.flatten.flat import FlatGraph
+from msplit.formats.meta import DEFAULT_SIGNATURE
+from msplit.serving.pool import Pool
+from msplit.serving.ports import Port
+from msplit.serving.server.driver import Driver
+from msplit.serving.server.refusal import Code, Refusal, invalid
+
+PREDICT = "tensorflow/serving/predict"
+"""What a signature that can be run by `Predict` is called in TensorFlow."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A way to ask a model.
+
+    Attributes:
+        name: As clients call it.
+        pool: Who answers. Its inputs and outputs are the signature's keys.
+        tensors: Key of an input or an output -> TensorFlow's name of the tensor, as in ``"dense/MatMul:0"``.
+    """
+
+    name: str
+    pool: Pool
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def driver(self) -> Driver:
+        """What sets the event loop working for the pool."""
+        return Driver(self.pool)
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a model.
+
+    Attributes:
+        model: Its name.
+        number: Of the version.
+        signatures: By name; the first is what is asked where a request names none and there is no ``serving_default``.
+        others: Signatures that the model has and that are not served.
+    """
+
+    model: str
+    number: int
+    signatures: Mapping[str, Signature]
+    others: Sequence[str] = ()
+
+    def signature(self, name: str) -> Signature:
+        """The signature asked for, "" for the default.
+
+        Raises:
+            Refusal: It is not there.
+        """
+        if not name:
+            return self.signatures.get(DEFAULT_SIGNATURE) or next(iter(self.signatures.values()))
+        found = self.signatures.get(name)
+        if found is not None:
+            return found
+        if name in self.others:
+            raise invalid(f'signature "{name}" of {self.model} is not served; the server was started without it')
+        known = ", ".join(self.signatures)
+        raise invalid(f'Serving signature name: "{name}" not found in signature def; {self.model} has {known}')
+
+
+@dataclass(frozen=True)
+class Models:
+    """All models of a server: by name, by version number.
+
+    Attributes:
+        labels: By model, label of a version -> its number.
+    """
+
+    versions: Mapping[str, Mapping[int, Version]]
+    labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Version]:
+        return (version for versions in self.versions.values() for version in versions.values())
+
+    def find(self, name: str, number: int | None = None, label: str = "") -> Version:
+        """The version asked for; without a number or a label the latest.
+
+        Raises:
+            Refusal: There is none.
+        """
+        versions = self.versions.get(name, {})
+        if label:
+            if label not in self.labels.get(name, {}):
+                raise invalid(f"Unrecognized servable version label: {label}")
+            number = self.labels[name][label]
+        asked = max(versions, default=0) if number is None else number
+        if asked not in versions:
+            said = f"Latest({name})" if number is None else f"Specific({name}, {number})"
+            raise Refusal(Code.NOT_FOUND, f"Servable not found for request: {said}")
+        return versions[asked]
+
+
+def signature_of(pool: Pool, flat: FlatGraph | None, name: str | None = None) -> Signature:
+    """The signature that a pool answers.
+
+    Args:
+        pool: Who answers.
+        flat: The model's graph, None for a build.
+        name: Of the signature; None: the model's, and ``serving_default`` where it has none.
+    """
+    ends = (*flat.model.inputs, *flat.model.outputs) if flat is not None else ()
+    tensors = {end.name: end.tensor for end in ends}
+    chosen = name or (flat.model.signature if flat is not None else None) or DEFAULT_SIGNATURE
+    return Signature(chosen, pool, tensors)
+
+
+def known_as(name: str, ports: Mapping[str, Port]) -> str | None:
+    """The input or output that a client means: tensors go with and without ``:0``. None where there is none."""
+    if name in ports:
+        return name
+    other = name.removesuffix(":0") if name.endswith(":0") else f"{name}:0"
+    return other if other in ports else None

@@ -1,0 +1,90 @@
+"""Why a request is not answered, as the protocols say it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+
+from msplit import escape
+from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
+
+
+class Code(Enum):
+    """gRPC's number and HTTP's."""
+
+    CANCELLED = (1, 499)
+    INVALID_ARGUMENT = (3, 400)
+    DEADLINE_EXCEEDED = (4, 504)
+    NOT_FOUND = (5, 404)
+    RESOURCE_EXHAUSTED = (8, 429)
+    FAILED_PRECONDITION = (9, 412)
+    UNIMPLEMENTED = (12, 501)
+    INTERNAL = (13, 500)
+    UNAVAILABLE = (14, 503)
+
+    @property
+    def grpc(self) -> int:
+        """Number of the status in gRPC."""
+        return self.value[0]
+
+    @property
+    def http(self) -> int:
+        """Status in HTTP."""
+        return self.value[1]
+
+
+LONGEST = 1_000
+"""Most characters of a message: what it tells of may be as long as the client likes."""
+
+
+class Refusal(Exception):
+    """A request is refused, or has failed.
+
+    Args:
+        code: What kind of failure.
+        said: For whoever sent it; made one line in which nothing is hidden.
+    """
+
+    def __init__(self, code: Code, said: str) -> None:
+        said = escape.line(said)
+        self.code, self.said = code, said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
+        super().__init__(self.said)
+
+
+def invalid(said: str) -> Refusal:
+    """The request is wrong."""
+    return Refusal(Code.INVALID_ARGUMENT, said)
+
+
+def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
+    """What to say to whoever sent a request that came to this.
+
+    Args:
+        problem: What was raised.
+        ran: Whether the model had been asked: what is wrong then is nothing that the client has got wrong.
+    """
+    if isinstance(problem, Refusal):
+        return problem
+    if isinstance(problem, MsplitError):
+        said = f"{problem.what} ({problem.fix})" if problem.fix else problem.what
+        for kind, code in _CODES:
+            if isinstance(problem, kind):
+                return Refusal(code, said)
+        return Refusal(Code.INTERNAL if ran else Code.INVALID_ARGUMENT, said)
+    if isinstance(problem, asyncio.CancelledError):
+        return Refusal(Code.CANCELLED, "the request was cancelled")
+    if isinstance(problem, MemoryError):
+        return Refusal(Code.RESOURCE_EXHAUSTED, "there is not enough memory for this request")
+    return Refusal(Code.INTERNAL, "internal error; the server's log has more")
+
+
+_CODES: tuple[tuple[type[EngineError], Code], ...] = (
+    (Busy, Code.RESOURCE_EXHAUSTED),
+    (TimedOut, Code.DEADLINE_EXCEEDED),
+    (Closed, Code.UNAVAILABLE),
+)
+
+
+def is_internal(problem: BaseException) -> bool:
+    """Whether it is a fault of the server's that its log should have."""
+    return not isinstance(problem, Refusal | MsplitError | asyncio.CancelledError)

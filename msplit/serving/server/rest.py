@@ -1,0 +1,194 @@
+"""HTTP: TensorFlow Serving's REST with its rows and columns, the Open Inference Protocol in JSON, and what Prometheus reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from google.protobuf import json_format
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from msplit.serving.server import json_body, messages, service
+from msplit.serving.server.metrics import CONTENT_TYPE
+from msplit.serving.server.models import Version
+from msplit.serving.server.predict import predict
+from msplit.serving.server.refusal import Code, Refusal, invalid
+from msplit.serving.server.rpc import told
+from msplit.serving.server.service import Asked, Service
+
+_BINARY = "inference-header-content-length"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request while it is answered, with what it is answered from."""
+
+    service: Service
+    request: Request
+    most: int
+    asked: Asked
+
+    def version(self) -> Version:
+        """The model that the path names."""
+        path = self.request.path_params
+        number = path.get("version")
+        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
+            raise invalid(f"Failed to convert version: {number} to numeric.")
+        number = None if number is None else int(number)
+        self.asked.version = self.service.models.find(path["model"], number, path.get("label", ""))
+        return self.asked.version
+
+    async def body(self) -> bytes:
+        """What was sent.
+
+        Raises:
+            Refusal: It is too large.
+        """
+        found = bytearray()
+        async for part in self.request.stream():
+            found += part
+            if len(found) > self.most:
+                raise Refusal(Code.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
+        return bytes(found)
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+def app(service: Service, most: int) -> Starlette:
+    """The application of ASGI.
+
+    Args:
+        service: What it offers.
+        most: Bytes of the largest request.
+    """
+
+    def route(path: str, handler: Handler, *methods: str) -> Route:
+        return Route(path, partial(_answer, service, most, handler), methods=list(methods))
+
+    one, two = "/v1/models/{model}", "/v2/models/{model}"
+    v1 = [one, f"{one}/versions/{{version}}", f"{one}/labels/{{label}}"]
+    v2 = [two, f"{two}/versions/{{version}}"]
+    metrics = partial(_metrics, service)
+    return Starlette(
+        routes=[
+            *(route(f"{path}:predict", _predict, "POST") for path in v1),
+            *(route(f"{path}/metadata", _metadata, "GET") for path in v1),
+            *(route(path, _status, "GET") for path in v1),
+            *(route(f"{path}/infer", _infer, "POST") for path in v2),
+            *(route(f"{path}/ready", _ready, "GET") for path in v2),
+            *(route(path, _open_model, "GET") for path in v2),
+            route("/v2", _open_server, "GET"),
+            route("/v2/health/live", _live, "GET"),
+            route("/v2/health/ready", _ready, "GET"),
+            *(Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/monitoring/prometheus/metrics")),
+            route("/{path:path}", _malformed, "GET", "POST", "PUT", "DELETE", "PATCH"),
+        ]
+    )
+
+
+async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
+    """Answers a request in JSON, errors too."""
+    start = perf_counter()
+    asked = Asked(service.timeout)
+    try:
+        document = await handler(Call(service, request, most, asked))
+        content, status, name = json.dumps(document).encode(), 200, "OK"
+    except ClientDisconnect:
+        content, status, name = b"", Code.CANCELLED.http, Code.CANCELLED.name
+    except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
+        why = told(service, problem)
+        content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
+    service.metrics.count(asked.version, "http", name, perf_counter() - start)
+    return Response(content, status, media_type="application/json")
+
+
+async def _metrics(service: Service, request: Request) -> Response:
+    del request
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def _malformed(call: Call) -> Any:
+    raise invalid(f"Malformed request: {call.request.method} {call.request.url.path}")
+
+
+# --- TensorFlow Serving
+
+
+async def _predict(call: Call) -> Any:
+    version = call.version()
+    asked = json_body.read(await call.body())
+    signature = version.signature(asked.signature)
+    outputs = await predict(signature, json_body.feeds(asked, signature.pool.inputs), timeout=call.asked.timeout)
+    return json_body.answer(outputs, rows=asked.rows)
+
+
+async def _status(call: Call) -> Any:
+    path = call.request.path_params
+    request = messages.GetModelStatusRequest()
+    request.model_spec.name = path["model"]
+    if path.keys() != {"model"}:
+        request.model_spec.version.value = call.version().number
+    return _document(await service.serving_status(call.service, request, call.asked))
+
+
+async def _metadata(call: Call) -> Any:
+    version = call.version()
+    spec = {"name": version.model, "signature_name": "", "version": str(version.number)}
+    return {"model_spec": spec, "metadata": {"signature_def": _document(service.signature_defs(version))}}
+
+
+def _document(message: Any) -> Any:
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, descriptor_pool=messages.pool()
+    )
+
+
+# --- Open Inference Protocol
+
+
+async def _live(call: Call) -> Any:
+    del call
+    return {"live": True}
+
+
+async def _ready(call: Call) -> Any:
+    if "model" in call.request.path_params:
+        call.version()
+    if call.service.stopping.is_set():
+        raise Refusal(Code.UNAVAILABLE, "the server is stopping")
+    return {"ready": True}
+
+
+async def _open_server(call: Call) -> Any:
+    return _document(await service.open_server(call.service, None, call.asked))
+
+
+async def _open_model(call: Call) -> Any:
+    path = call.request.path_params
+    request = messages.ModelMetadataRequest(name=path["model"], version=path.get("version", ""))
+    found = _document(await service.open_model(call.service, request, call.asked))
+    for tensor in (*found["inputs"], *found["outputs"]):
+        tensor["shape"] = [int(size) for size in tensor["shape"]]  # JSON of protobuf has them as strings
+    return found
+
+
+async def _infer(call: Call) -> Any:
+    if _BINARY in call.request.headers:
+        raise Refusal(Code.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
+    version = call.version()
+    request, feeds = json_body.read_open(await call.body())
+    outputs = await service.open_predict(version, request, feeds, call.asked)
+    return {
+        "model_name": version.model,
+        "model_version": str(version.number),
+        **({"id": request.id} if request.id else {}),
+        "outputs": json_body.open_outputs(outputs),
+    }

@@ -1,0 +1,219 @@
+"""What the protocols' methods do, on messages: TensorFlow Serving's `Predict` and its kin, and the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msplit._version import __version__
+from msplit.serving.ports import Port
+from msplit.serving.server import messages, tensors
+from msplit.serving.server.metrics import Metrics
+from msplit.serving.server.models import PREDICT, Models, Signature, Version
+from msplit.serving.server.predict import Arrays, predict
+from msplit.serving.server.refusal import Code, Refusal, invalid
+
+_AVAILABLE = 30
+_SIGNATURES = "signature_def"
+
+
+@dataclass(frozen=True)
+class Service:
+    """What all protocols of a server share.
+
+    Attributes:
+        as_content: Whether values of answers are in `tensor_content`.
+        timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
+        log: Told what went wrong inside.
+        stopping: Set when the server takes no more requests.
+    """
+
+    models: Models
+    metrics: Metrics
+    as_content: bool = False
+    timeout: float | None = None
+    log: Callable[[str], None] = lambda text: None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class Asked:
+    """A request while it is answered.
+
+    Attributes:
+        timeout: Seconds that it may wait; None: any time.
+        version: Of the model that it is for, once that is known.
+    """
+
+    timeout: float | None = None
+    version: Version | None = None
+
+
+def _version(service: Service, spec: Any, asked: Asked) -> Version:
+    """What a ModelSpec means."""
+    choice = spec.WhichOneof("version_choice")
+    number = spec.version.value if choice == "version" else None
+    asked.version = service.models.find(spec.name, number, spec.version_label if choice == "version_label" else "")
+    return asked.version
+
+
+async def serving_predict(service: Service, request: Any, asked: Asked) -> Any:
+    """`Predict`."""
+    spec = request.model_spec
+    version = _version(service, spec, asked)
+    signature = version.signature(spec.signature_name)
+    feeds = {key: tensors.of_tensor_proto(proto, key) for key, proto in request.inputs.items()}
+    outputs = await predict(signature, feeds, request.output_filter, timeout=asked.timeout)
+    response = messages.PredictResponse()
+    _say_spec(response.model_spec, version, signature.name)
+    for key, value in outputs.items():
+        tensors.to_tensor_proto(value, response.outputs[key], as_content=service.as_content)
+    return response
+
+
+def _say_spec(spec: Any, version: Version, signature: str) -> None:
+    spec.name, spec.signature_name = version.model, signature
+    spec.version.value = version.number
+
+
+async def serving_metadata(service: Service, request: Any, asked: Asked) -> Any:
+    """`GetModelMetadata`."""
+    if not request.metadata_field:
+        raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
+    for name in request.metadata_field:
+        if name != _SIGNATURES:
+            raise invalid(f"Metadata field {name} is not supported")
+    version = _version(service, request.model_spec, asked)
+    response = messages.GetModelMetadataResponse()
+    _say_spec(response.model_spec, version, "")
+    response.metadata[_SIGNATURES].Pack(signature_defs(version))
+    return response
+
+
+def signature_defs(version: Version) -> Any:
+    """The signatures of a model as a SignatureDefMap."""
+    found = messages.SignatureDefMap()
+    for name, signature in version.signatures.items():
+        definition = found.signature_def[name]
+        definition.method_name = PREDICT
+        _infos(definition.inputs, signature.pool.inputs, signature)
+        _infos(definition.outputs, signature.pool.outputs, signature)
+    return found
+
+
+def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
+    for key, port in ports.items():
+        info = infos[key]
+        info.name = signature.tensors.get(key, key)
+        info.dtype = tensors.dtype_number(port.dtype)
+        for size in port.shape:
+            info.tensor_shape.dim.add().size = -1 if size is None else size
+
+
+async def serving_status(service: Service, request: Any, asked: Asked) -> Any:
+    """`GetModelStatus`."""
+    spec = request.model_spec
+    if spec.WhichOneof("version_choice") is None:
+        versions = service.models.versions.get(spec.name)
+        if not versions:
+            raise Refusal(Code.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+        numbers = sorted(versions, reverse=True)
+    else:
+        numbers = [_version(service, spec, asked).number]
+    response = messages.GetModelStatusResponse()
+    for number in numbers:
+        status = response.model_version_status.add()
+        status.version, status.state = number, _AVAILABLE
+        status.status.error_code = 0
+    return response
+
+
+# --- Open Inference Protocol
+
+
+def _open_version(service: Service, name: str, number: str, asked: Asked) -> Version:
+    if number and not (number.isascii() and number.isdigit() and len(number) < 20):
+        raise invalid(f"the version of a model is a number, not {number!r}")
+    asked.version = service.models.find(name, int(number) if number else None)
+    return asked.version
+
+
+async def open_live(service: Service, request: Any, asked: Asked) -> Any:
+    """`ServerLive`."""
+    del service, request, asked
+    return messages.ServerLiveResponse(live=True)
+
+
+async def open_ready(service: Service, request: Any, asked: Asked) -> Any:
+    """`ServerReady`."""
+    del request, asked
+    return messages.ServerReadyResponse(ready=not service.stopping.is_set())
+
+
+async def open_model_ready(service: Service, request: Any, asked: Asked) -> Any:
+    """`ModelReady`."""
+    _open_version(service, request.name, request.version, asked)
+    return messages.ModelReadyResponse(ready=not service.stopping.is_set())
+
+
+async def open_server(service: Service, request: Any, asked: Asked) -> Any:
+    """`ServerMetadata`."""
+    del service, request, asked
+    return messages.ServerMetadataResponse(name="msplit", version=__version__)
+
+
+async def open_model(service: Service, request: Any, asked: Asked) -> Any:
+    """`ModelMetadata`."""
+    version = _open_version(service, request.name, request.version, asked)
+    pool = version.signature("").pool
+    numbers = sorted(service.models.versions[version.model])
+    found = messages.ModelMetadataResponse(name=version.model, versions=map(str, numbers), platform="msplit")
+    for listed, ports in ((found.inputs, pool.inputs), (found.outputs, pool.outputs)):
+        for key, port in ports.items():
+            shape = [-1 if size is None else size for size in port.shape]
+            listed.add(name=key, datatype=tensors.open_name(port.dtype), shape=shape)
+    return found
+
+
+async def open_infer(service: Service, request: Any, asked: Asked) -> Any:
+    """`ModelInfer`."""
+    version = _open_version(service, request.model_name, request.model_version, asked)
+    outputs = await open_predict(version, request, _open_feeds(request), asked)
+    response = messages.ModelInferResponse(
+        model_name=version.model, model_version=str(version.number), id=request.id
+    )
+    for key, value in outputs.items():
+        datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
+        response.outputs.add(name=key, datatype=datatype, shape=value.shape)
+        response.raw_output_contents.append(tensors.raw_content(value))
+    return response
+
+
+async def open_predict(version: Version, request: Any, feeds: Arrays, asked: Asked) -> Arrays:
+    """Has a model answer a ModelInferRequest whose inputs are read. Parameters are Triton's: `priority` (1 is the most urgent), `timeout` in
+    µs; and `signature_name`, which that protocol does not know."""
+    given = request.parameters
+    name = given["signature_name"].string_param if "signature_name" in given else ""
+    priority = max(given["priority"].int64_param - 1, 0) if "priority" in given else 0
+    timeout = asked.timeout
+    if "timeout" in given and given["timeout"].int64_param > 0:
+        limit = given["timeout"].int64_param / 1e6
+        timeout = limit if timeout is None else min(limit, timeout)
+    wanted = [output.name for output in request.outputs]
+    return await predict(version.signature(name), feeds, wanted, timeout=timeout, priority=priority)
+
+
+def _open_feeds(request: Any) -> Arrays:
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise invalid(f"there are {len(request.inputs)} inputs, and {len(raw)} in raw_input_contents")
+    found: dict[str, Any] = {}
+    for number, tensor in enumerate(request.inputs):
+        if tensor.name in found:
+            raise invalid(f"input {tensor.name} is there twice")
+        if raw and tensor.HasField("contents"):
+            raise invalid(f"input {tensor.name} has contents beside raw_input_contents")
+        found[tensor.name] = tensors.of_infer(tensor, raw[number] if raw else None)
+    return found
