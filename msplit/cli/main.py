@@ -33,6 +33,7 @@ COMMANDS = {
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
     "sample": "Build one of the sample models.",
+    "serve": "Answer requests over gRPC and HTTP, as TensorFlow Serving and Triton do.",
     "show": "What is in a model's file: tags, signatures, inputs, outputs, functions.",
     "strip": "Write a model without its stream ids.",
 }
@@ -58,6 +59,10 @@ EXAMPLES = {
     "report": ("msplit report annotated.pb -o report.html",),
     "rules": ("msplit rules recsys > my-rules.yaml",),
     "sample": ("msplit sample mmoe --size experts=8 -o mmoe.pb",),
+    "serve": (
+        "msplit serve model.build --rest-api-port 8501",
+        "msplit serve --model ranker=models/ranker --model users=users.pb --groups 8",
+    ),
     "show": ("msplit show saved_model/",),
     "strip": ("msplit strip annotated.pb -o plain.pb",),
 }

@@ -174,6 +174,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "build": (_needing("build", ("gpu", "pytorch"), lacking),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
+        "serve": (replace(bench, subject="serve"),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"
     return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]

@@ -13,7 +13,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.formats.special import open_regular
-from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.json_values import FIX, UNNAMED, json_array, values_by_input
 from msplit.inputs.reference import DAMAGED, PACKED, unpacked
 

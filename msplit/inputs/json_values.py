@@ -104,7 +104,9 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
         with np.errstate(over="ignore"):
             return items.astype(kind)
     except OverflowError:
-        raise LoadError(f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them") from None
+        raise LoadError(
+            f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them"
+        ) from None
 
 
 def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:

@@ -58,7 +58,9 @@ def read(data: bytes) -> Body:
     if not isinstance(signature, str):
         raise invalid("'signature_name' key must be a string value.")
     if (ROWS in found) == (COLUMNS in found):
-        both = "Request has both 'instances' and 'inputs' keys" if ROWS in found else "Missing 'inputs' or 'instances' key"
+        both = (
+            "Request has both 'instances' and 'inputs' keys" if ROWS in found else "Missing 'inputs' or 'instances' key"
+        )
         raise invalid(both)
     if COLUMNS in found:
         columns = found[COLUMNS]
@@ -102,7 +104,9 @@ def answer(outputs: Arrays, *, rows: bool) -> dict[str, Any]:
     sizes = {name: np.shape(value)[:1] for name, value in outputs.items()}
     if len(set(sizes.values())) != 1 or () in sizes.values():
         said = ", ".join(f"{name} {size[0] if size else 'none'}" for name, size in sizes.items())
-        raise invalid(f"outputs have no rows, or different numbers of them ({said}); ask with 'inputs' in place of 'instances'")
+        raise invalid(
+            f"outputs have no rows, or different numbers of them ({said}); ask with 'inputs' in place of 'instances'"
+        )
     if only is not None:
         return {"predictions": only}
     return {"predictions": [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]}

@@ -34,11 +34,13 @@ class Metrics:
         self._models = models
         self._registry = CollectorRegistry()
         labels = ("model", "version", "protocol")
-        self._answers = Counter(
-            "msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry
-        )
+        self._answers = Counter("msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry)
         self._seconds = Histogram(
-            "msplit_request_seconds", "From reading a request to its answer.", labels, buckets=_BUCKETS, registry=self._registry
+            "msplit_request_seconds",
+            "From reading a request to its answer.",
+            labels,
+            buckets=_BUCKETS,
+            registry=self._registry,
         )
         self._registry.register(_Pools(models))
 

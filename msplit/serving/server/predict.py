@@ -69,7 +69,9 @@ def _keys(signature: Signature, wanted: Sequence[str]) -> dict[str, str]:
         key = known_as(name, outputs)
         if key is None:
             known = ",".join(outputs)
-            raise invalid(f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}.")
+            raise invalid(
+                f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}."
+            )
         if name in found:
             raise invalid(f"duplicate output tensor alias: {name}")
         found[name] = key

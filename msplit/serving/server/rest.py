@@ -147,7 +147,10 @@ async def _metadata(call: Call) -> Any:
 
 def _document(message: Any) -> Any:
     return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, descriptor_pool=messages.pool()
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        descriptor_pool=messages.pool(),
     )
 
 

@@ -181,9 +181,7 @@ async def open_infer(service: Service, request: Any, asked: Asked) -> Any:
     """`ModelInfer`."""
     version = _open_version(service, request.model_name, request.model_version, asked)
     outputs = await open_predict(version, request, _open_feeds(request), asked)
-    response = messages.ModelInferResponse(
-        model_name=version.model, model_version=str(version.number), id=request.id
-    )
+    response = messages.ModelInferResponse(model_name=version.model, model_version=str(version.number), id=request.id)
     for key, value in outputs.items():
         datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
         response.outputs.add(name=key, datatype=datatype, shape=value.shape)
@@ -192,8 +190,10 @@ async def open_infer(service: Service, request: Any, asked: Asked) -> Any:
 
 
 async def open_predict(version: Version, request: Any, feeds: Arrays, asked: Asked) -> Arrays:
-    """Has a model answer a ModelInferRequest whose inputs are read. Parameters are Triton's: `priority` (1 is the most urgent), `timeout` in
-    µs; and `signature_name`, which that protocol does not know."""
+    """Has a model answer a ModelInferRequest whose inputs are read.
+
+    Its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`, which Triton does not know.
+    """
     given = request.parameters
     name = given["signature_name"].string_param if "signature_name" in given else ""
     priority = max(given["priority"].int64_param - 1, 0) if "priority" in given else 0

@@ -35,7 +35,13 @@ for _number in range(1, 34):
 
 _PACKED = {"float32": 0x2A, "float64": 0x32, "bool": 0x5A, "complex64": 0x4A, "complex128": 0x62}
 """Tags of the fields of a TensorProto whose packed values are the array's own bytes."""
-_LISTED = {"int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val", "float16": "half_val", "bfloat16": "half_val"}
+_LISTED = {
+    "int64": "int64_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
+    "float16": "half_val",
+    "bfloat16": "half_val",
+}
 _SMALL = frozenset({"int8", "int16", "int32", "uint8", "uint16"})
 """What is listed in int_val."""
 
@@ -222,4 +228,3 @@ def raw_content(array: NDArray[Any]) -> bytes:
         return array.tobytes()
     strings = [as_bytes(value) for value in array.ravel().tolist()]
     return b"".join(part for value in strings for part in (len(value).to_bytes(4, "little"), value))
-

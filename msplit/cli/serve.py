@@ -1,0 +1,334 @@
+"""`msplit serve`: models behind the protocols of TensorFlow Serving and Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msplit import escape
+from msplit.cli import options, output
+from msplit.progress import telling
+
+if TYPE_CHECKING:
+    from msplit.measure.request import BenchRequest
+    from msplit.serving.server.config import ModelConfig
+    from msplit.serving.server.models import Models
+    from msplit.serving.server.run import Listening
+    from msplit.serving.settings import PoolSettings
+
+_NEEDS = {"grpc": "grpcio", "uvicorn": "uvicorn", "starlette": "starlette", "prometheus_client": "prometheus-client"}
+"""What it needs beside msplit's own requirements: modules, and what brings them."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Served:
+    """Which models, as they are named."""
+
+    models: Sequence[Path]
+    named: Sequence[tuple[str, Path]]
+    model_name: str | None
+    model_base_path: Path | None
+    model_config_file: Path | None
+    tags: Sequence[str] | None
+    signatures: Sequence[str]
+
+    def configs(self) -> tuple[ModelConfig, ...]:
+        """All of them.
+
+        Raises:
+            UsageError: There are none, or a name is for several.
+        """
+        from msplit.serving.server.config import ModelConfig, read_models
+
+        paths = [*self.models, *([self.model_base_path] if self.model_base_path is not None else ())]
+        if self.model_name is not None and len(paths) != 1:
+            raise click.UsageError("--model-name is for one model: name several with --model NAME=PATH")
+        found = [ModelConfig(self.model_name or _name(path), path) for path in paths]
+        found += [ModelConfig(name, path) for name, path in self.named]
+        found += read_models(self.model_config_file) if self.model_config_file is not None else ()
+        if not found:
+            raise click.UsageError("Nothing to serve: give a model, --model NAME=PATH or --model-config-file.")
+        return tuple(found)
+
+
+def _name(path: Path) -> str:
+    """What a model is called that nobody gave a name."""
+    whole = path.resolve()
+    return (whole.stem if whole.is_file() else whole.name) or "model"
+
+
+@dataclass(frozen=True)
+class Engine(options.Execution):
+    """What runs them."""
+
+    streams: int
+    ruleset: str | None
+    engine: str | None
+    device: str
+    effort: str
+    no_capture: bool
+    no_fuse: bool
+    no_group: bool
+    reference: Path | None
+    shapes: Sequence[tuple[str, tuple[int, ...]]]
+
+    def request(self) -> BenchRequest:
+        """What they are run with."""
+        from msplit.measure.request import BenchRequest
+
+        return BenchRequest(
+            streams=(self.streams,),
+            ruleset=self.ruleset,
+            engine=self.engine,
+            device=self.device,
+            effort=self.effort,
+            capture=not self.no_capture,
+            fuse=not self.no_fuse,
+            group=not self.no_group,
+            reference=self.reference,
+            shapes=dict(self.shapes),
+            command=("msplit", *sys.argv[1:]),
+            **self.arguments(),
+        )
+
+
+@dataclass(frozen=True)
+class Pools:
+    """How requests share the device."""
+
+    groups: str
+    max_batch: int | None
+    batches: tuple[int, ...] | None
+    max_delay_us: float
+    priorities: int
+    max_queue: int
+    max_memory: float | None
+    host_threads: int | None
+    enable_batching: bool
+    batching_parameters_file: Path | None
+
+    def settings(self) -> PoolSettings:
+        """Of every pool."""
+        from msplit.serving.server.config import read_batching
+        from msplit.serving.settings import PoolSettings
+
+        if not self.enable_batching:
+            fix = "leave the option out, or serve steps of one size with --batch"
+            raise click.UsageError(f"Requests share steps where a model's rows are independent: {fix}.")
+        given = PoolSettings(
+            groups=int(self.groups) if self.groups.isdecimal() else self.groups,
+            max_batch=self.max_batch,
+            batches=self.batches,
+            max_delay_us=self.max_delay_us,
+            priorities=self.priorities,
+            max_queue=self.max_queue,
+            max_memory=None if self.max_memory is None else int(self.max_memory * _GIB),
+            host_threads=self.host_threads,
+        )
+        return given if self.batching_parameters_file is None else read_batching(self.batching_parameters_file, given)
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Where it listens."""
+
+    host: str
+    port: int
+    rest_api_port: int
+    max_message_mib: int
+    timeout: float | None
+    grace: float
+    enable_serialization_as_tensor_content: bool
+
+    def listening(self) -> Listening:
+        """The same for the server.
+
+        Raises:
+            UsageError: It would listen nowhere.
+        """
+        from msplit.serving.server.run import Listening
+
+        if not self.port and not self.rest_api_port:
+            raise click.UsageError("Both ports are 0: nobody could ask.")
+        return Listening(
+            host=self.host,
+            port=self.port,
+            rest_port=self.rest_api_port,
+            most=self.max_message_mib << 20,
+            grace=self.grace,
+            as_content=self.enable_serialization_as_tensor_content,
+            timeout=self.timeout,
+        )
+
+
+class _Named(options.Parameter):
+    """`name=path`."""
+
+    name = "name=path"
+
+    def convert(
+        self, value: str | tuple[str, Path], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """Splits into the name and the path."""
+        if isinstance(value, tuple):
+            return value
+        name, _, path = value.partition("=")
+        if not name or not path:
+            self.fail(f"{value!r}: write it as NAME=PATH", param, ctx)
+        return name, Path(path)
+
+
+def _dashes(token: str) -> str:
+    """TensorFlow Serving writes `--rest_api_port`."""
+    return token.replace("_", "-")
+
+
+_PORT = click.IntRange(0, 65535)
+_SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click.BOOL}
+
+
+@click.command(context_settings={"token_normalize_func": _dashes})
+@click.argument("models", nargs=-1, type=options.PATH)
+@click.option(
+    "--model", "named", multiple=True, type=_Named(), help="A model, or a folder of versions, by name. Repeatable."
+)
+@click.option("--model-name", help="What clients call the model (default: its file's or folder's name).")
+@click.option("--model-base-path", type=options.PATH, help="The same as MODELS.")
+@click.option("--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format.")
+@click.option(
+    "--tag", "--saved-model-tags", "tags", type=options.Names(), help="Tags of the graph, where it has several."
+)
+@click.option(
+    "--signature",
+    "signatures",
+    type=options.Names(),
+    default="",
+    help="Signatures to serve, or all (default: serving_default, or the only one). Each has weights of its own.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
+@click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
+@click.option(
+    "--groups",
+    default="4",
+    show_default=True,
+    metavar="N|auto",
+    help="Steps in flight at once, per model; auto: as many as measure best.",
+)
+@click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64).")
+@click.option(
+    "--batch",
+    "batches",
+    type=options.Numbers(click.IntRange(1)),
+    help="Rows of the steps to have ready, such as 1,8,32.",
+)
+@click.option(
+    "--max-delay-us",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long a step that is not full waits for more rows.",
+)
+@click.option("--priorities", default=1, show_default=True, type=click.IntRange(1), help="Levels of priority.")
+@click.option(
+    "--max-queue", default=0, show_default=True, type=click.IntRange(0), help="Most requests that wait; 0: any number."
+)
+@click.option("--max-memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Most memory of the device.")
+@click.option("--host-threads", type=click.IntRange(1), help="Threads for what runs on the host.")
+@click.option(
+    "--enable-batching", default=True, help="As in TensorFlow Serving; true is all that it can be.", **_SWITCH
+)
+@click.option("--batching-parameters-file", type=options.PATH, help="TensorFlow Serving's, in place of the above.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
+)
+@click.option(
+    "--grace",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that requests have to end after SIGTERM.",
+)
+@click.option(
+    "--max-message-mib",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 2047),
+    help="Size of the largest request.",
+)
+@click.option(
+    "--enable-serialization-as-tensor-content",
+    default=False,
+    help="Answer in tensor_content, not in float_val and its kin.",
+    **_SWITCH,
+)
+@click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
+@options.rules_option
+@click.option(
+    "--engine",
+    type=click.Choice(["cuda", "tensorflow"]),
+    help="What runs it (default: cuda where it can, else tensorflow).",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
+)
+@options.run_options
+@options.kernel_options
+@options.reference_option
+@options.shape_option
+@options.together(served=Served, engine=Engine, pools=Pools, doors=Doors)
+def command(served: Served, engine: Engine, pools: Pools, doors: Doors) -> None:
+    """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
+    (KServe V2), over HTTP, with health checks and metrics for Prometheus.
+
+    Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
+    """
+    _require()
+    from msplit.serving.server import making, run
+
+    where = doors.listening()
+    configs, settings, request = served.configs(), pools.settings(), engine.request()
+    with run.held(where) as ports, ExitStack() as stack:
+        with telling() as tell:
+            ready = making.ready(
+                configs, request, settings, tags=served.tags or None, signatures=served.signatures, progress=tell
+            )
+            models = stack.enter_context(ready)
+        run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
+
+
+def _require() -> None:
+    from msplit.errors import INSTALL_SERVING, MsplitError
+
+    missing = [package for module, package in _NEEDS.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MsplitError(f"to serve takes {', '.join(missing)}, not installed here", fix=INSTALL_SERVING)
+
+
+def _say(models: Models, where: Listening) -> None:
+    """Says what is served, and where."""
+    for version in models:
+        for signature in version.signatures.values():
+            pool = signature.pool
+            batches = f", batches {','.join(map(str, pool.batches))}" if pool.batches else ""
+            output.say(
+                f"{escape.visible(version.model)} version {version.number}, {escape.visible(signature.name)}: {pool.about.label}{batches}"
+            )
+            for note in pool.about.notes:
+                options.note(f"note: {note}")
+    doors = [
+        f"{kind} on {where.host}:{port}" for kind, port in (("gRPC", where.port), ("HTTP", where.rest_port)) if port
+    ]
+    output.say(f"ready: {' and '.join(doors)}")

@@ -1,0 +1,195 @@
+"""What is to be served: models by name and version, from the command line or in the files that TensorFlow Serving takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from msplit.errors import LoadError
+from msplit.formats.build import is_build
+from msplit.formats.special import read_bytes
+from msplit.serving.settings import MAX_GROUPS, PoolSettings
+
+_LARGEST = 16 << 20
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model to be served.
+
+    Attributes:
+        name: As clients call it.
+        path: A model's file or folder, a build, or a folder of versions that have numbers for names.
+        versions: Numbers of the versions to serve; None: the `latest` ones.
+        latest: How many, the highest first; 0: all.
+        labels: Label -> number of a version.
+    """
+
+    name: str
+    path: Path
+    versions: tuple[int, ...] | None = None
+    latest: int = 1
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+    def folders(self) -> dict[int, Path]:
+        """Where its versions are, by number. What has no versions is version 1.
+
+        Raises:
+            LoadError: There are none, or not those that are asked for.
+        """
+        found = _numbered(self.path)
+        if self.versions is not None:
+            missing = [number for number in self.versions if number not in found]
+            if missing:
+                known = ", ".join(map(str, sorted(found))) or "none"
+                raise LoadError(
+                    f"model {self.name!r} has no version {missing[0]}",
+                    where=str(self.path),
+                    fix=f"it has {known}",
+                )
+            chosen = sorted(self.versions)
+        else:
+            chosen = sorted(found)[-self.latest :]
+        for label, number in self.labels.items():
+            if number not in chosen:
+                raise LoadError(
+                    f"label {label!r} of model {self.name!r} is for version {number}, which is not served",
+                    where=str(self.path),
+                    fix="serve it, too, or take the label off",
+                )
+        return {number: found[number] for number in chosen}
+
+
+def _numbered(path: Path) -> dict[int, Path]:
+    """The folders of a path whose names are numbers; the path itself as version 1 where it is a model or a build."""
+    if not path.exists():
+        raise LoadError("there is no such file or folder", where=str(path), fix="check the path")
+    if path.is_file() or is_build(path) or any((path / f"saved_model.{end}").exists() for end in ("pb", "pbtxt")):
+        return {1: path}
+    try:
+        names = [entry.name for entry in os.scandir(path) if entry.is_dir()]
+    except OSError as problem:
+        raise LoadError(
+            f"can not be read: {problem.strerror}", where=str(path), fix="check its permissions"
+        ) from problem
+    found = {int(name): path / name for name in names if name.isascii() and name.isdigit() and len(name) < 19}
+    if not found:
+        raise LoadError(
+            "is neither a model nor a build, and has no folder with a number for a name",
+            where=str(path),
+            fix="give a model's file or folder, or one such as models/1, models/2",
+        )
+    return found
+
+
+def read_models(path: Path) -> tuple[ModelConfig, ...]:
+    """The models of TensorFlow Serving's `--model_config_file`.
+
+    Raises:
+        LoadError: It can not be read, or asks for what there is not.
+    """
+    from msplit.serving.server import messages
+
+    found = _parsed(
+        path, messages.ModelServerConfig(), "model_config_list { config { name: 'm' base_path: '/models/m' } }"
+    )
+    if found.WhichOneof("config") != "model_config_list":
+        raise LoadError("has no model_config_list", where=str(path), fix="list models there; other kinds are not known")
+    models = tuple(_model(config, str(path)) for config in found.model_config_list.config)
+    if not models:
+        raise LoadError("lists no model", where=str(path), fix="give each a name and a base_path")
+    for label in ("name", "base_path"):
+        if any(not getattr(config, label) for config in found.model_config_list.config):
+            raise LoadError(f"a model has no {label}", where=str(path), fix=f"give each a {label}")
+    return models
+
+
+def _model(config: Any, where: str) -> ModelConfig:
+    if config.model_platform not in ("", "tensorflow"):
+        raise LoadError(
+            f"model {config.name!r} is of the platform {config.model_platform!r}", where=where, fix="serve TensorFlow's"
+        )
+    policy = config.model_version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "specific" and not policy.specific.versions:
+        raise LoadError(f"model {config.name!r} lists no specific versions", where=where, fix="list one or more")
+    return ModelConfig(
+        config.name,
+        Path(config.base_path),
+        tuple(dict.fromkeys(policy.specific.versions)) if kind == "specific" else None,
+        0 if kind == "all" else policy.latest.num_versions or 1,
+        dict(config.version_labels),
+    )
+
+
+def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
+    """Settings of a pool with what TensorFlow Serving's `--batching_parameters_file` says.
+
+    Raises:
+        LoadError: It can not be read, or asks for what there is not.
+    """
+    from msplit.serving.server import messages
+
+    found = _parsed(path, messages.BatchingParameters(), "max_batch_size { value: 64 }")
+    if found.pad_variable_length_inputs:
+        raise LoadError(
+            "asks to pad inputs of different lengths", where=str(path), fix="take pad_variable_length_inputs out"
+        )
+    given = {name: getattr(found, name).value for name in _WRAPPED if found.HasField(name)}
+    for name, value in given.items():
+        if value < (1 if name in ("max_batch_size", "num_batch_threads") else 0):
+            raise LoadError(f"{name} is {value}", where=str(path), fix="give a positive number")
+    sizes = list(found.allowed_batch_sizes)
+    largest = given.get("max_batch_size", sizes[-1] if sizes else None)
+    if sizes and (sizes != sorted(set(sizes)) or sizes[0] < 1 or sizes[-1] != largest):
+        raise LoadError(
+            f"allowed_batch_sizes are {sizes}", where=str(path), fix="have them rise, and end with max_batch_size"
+        )
+    if largest is not None:
+        settings = replace(settings, max_batch=largest, batches=tuple(sizes) or settings.batches)
+    if "batch_timeout_micros" in given:
+        settings = replace(settings, max_delay_us=float(given["batch_timeout_micros"]))
+    if "num_batch_threads" in given:
+        settings = replace(settings, groups=min(given["num_batch_threads"], MAX_GROUPS))
+    if "max_enqueued_batches" in given:
+        settings = replace(settings, max_queue=max(given["max_enqueued_batches"], 1) * (largest or 1))
+    return settings
+
+
+_WRAPPED = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
+
+
+def _parsed(path: Path, message: Any, example: str) -> Any:
+    """A file of protobuf's text format."""
+    from google.protobuf import text_format
+
+    try:
+        text = read_bytes(path, _LARGEST).decode()
+    except OSError as problem:
+        raise LoadError(
+            f"can not be read: {problem.strerror or problem}", where=str(path), fix="check the path"
+        ) from problem
+    except UnicodeDecodeError:
+        raise LoadError("is no text", where=str(path), fix=f"write {example}") from None
+    try:
+        text_format.Parse(text, message)
+    except (text_format.ParseError, RecursionError, ValueError) as problem:
+        raise LoadError(f"can not be read: {problem}", where=str(path), fix=f"write, for example, {example}") from None
+    return message
+
+
+def distinct(models: Sequence[ModelConfig]) -> None:
+    """Refuses two models of one name.
+
+    Raises:
+        LoadError: There are.
+    """
+    names = [model.name for model in models]
+    for model in models:
+        if names.count(model.name) > 1:
+            raise LoadError(
+                f"there are two models called {model.name!r}", where=str(model.path), fix="give them different names"
+            )

@@ -1,0 +1,140 @@
+"""From what is to be served to models that are ready: a pool per signature, warmed up with the requests that a model brings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from msplit.decide.model import load
+from msplit.errors import LoadError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import wire
+from msplit.formats.build import is_build
+from msplit.formats.contents import contents
+from msplit.formats.special import open_regular
+from msplit.inputs.files import records
+from msplit.measure.request import BenchRequest
+from msplit.progress import Progress, phase, silent
+from msplit.serving.making import pool
+from msplit.serving.server import messages, tensors
+from msplit.serving.server.config import ModelConfig, distinct
+from msplit.serving.server.models import Models, Signature, Version, known_as, signature_of
+from msplit.serving.server.refusal import Refusal
+from msplit.serving.settings import PoolSettings
+
+ALL = ("all",)
+"""All signatures of a model."""
+
+_WARMUP = Path("assets.extra") / "tf_serving_warmup_requests"
+_PREDICT_LOG = 6
+_MOST_WARMUPS = 1000
+
+
+@contextlib.contextmanager
+def ready(
+    configs: Sequence[ModelConfig],
+    request: BenchRequest,
+    settings: PoolSettings,
+    *,
+    tags: Sequence[str] | None = None,
+    signatures: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Iterator[Models]:
+    """Makes models ready, for as long as the block lasts.
+
+    Args:
+        configs: Which.
+        request: What to run them with.
+        settings: How their pools answer.
+        tags: Of the graph, where a SavedModel has several.
+        signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
+        progress: Told what is being done.
+
+    Raises:
+        MsplitError: One of them can not be served.
+    """
+    distinct(configs)
+    folders = {
+        config.name: config.folders() for config in configs
+    }  # what is not there is told before the first is compiled
+    with ExitStack() as stack:
+        versions = {
+            name: {
+                number: _version(stack, (name, number, path), request, settings, (tags, signatures, progress or silent))
+                for number, path in found.items()
+            }
+            for name, found in folders.items()
+        }
+        yield Models(versions, {config.name: config.labels for config in configs})
+
+
+def _version(
+    stack: ExitStack, which: tuple[str, int, Path], request: BenchRequest, settings: PoolSettings, choice: Any
+) -> Version:
+    """One version of a model. Its pools are closed with the stack."""
+    name, number, path = which
+    tags, signatures, progress = choice
+
+    def signature(flat: FlatGraph | None) -> Signature:
+        made = pool(path if flat is None else flat, request, settings, progress=progress)
+        stack.callback(made.close, finish=False)
+        return signature_of(made, flat)
+
+    if is_build(path):
+        only = signature(None)
+        return Version(name, number, {only.name: only})
+    wanted = _all_signatures(path, tags) if signatures == ALL else signatures
+    flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
+    found = {made.name: made for made in map(signature, flats)}
+    others = tuple(one for one in flats[0].model.signatures if one not in found)
+    version = Version(name, number, found, others)
+    if path.is_dir() and (path / _WARMUP).is_file():
+        with phase("warming up"):
+            _warm_up(version, path / _WARMUP)
+    return version
+
+
+def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:
+    graphs = contents(path).graphs
+    fitting = [graph for graph in graphs if tags is None or set(tags) <= set(graph.tags)]
+    return tuple(signature.name for graph in fitting[:1] for signature in graph.signatures)
+
+
+def _warm_up(version: Version, path: Path) -> None:
+    """Runs the requests that a SavedModel brings for that, as TensorFlow Serving does.
+
+    Raises:
+        LoadError: One of them fails.
+    """
+    with open_regular(path) as file:
+        logs = records(file, str(path), _MOST_WARMUPS)
+    for count, log in enumerate(logs):
+        try:
+            for data in _predictions(log):
+                request = messages.PredictRequest.FromString(data)
+                signature = version.signature(request.model_spec.signature_name)
+                ports = signature.pool.inputs
+                feeds = {
+                    known_as(key, ports) or key: tensors.of_tensor_proto(proto, key)
+                    for key, proto in request.inputs.items()
+                }
+                signature.pool.step(feeds)
+        except (DecodeError, IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
+            said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
+            raise LoadError(
+                f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"
+            ) from problem
+
+
+def _predictions(log: bytes) -> Iterator[bytes]:
+    """The PredictRequests of a PredictionLog; other requests are left out."""
+    for field in wire.fields(log):
+        if field.number == _PREDICT_LOG and field.kind == wire.LENGTH:
+            for part in wire.fields(log, field.start, field.end):
+                if part.number == 1 and part.kind == wire.LENGTH:
+                    yield log[part.start : part.end]

@@ -1,0 +1,196 @@
+"""A server from its first request to its last: gRPC and HTTP on one event loop, until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from msplit.errors import MsplitError
+from msplit.serving.server import rest, rpc
+from msplit.serving.server.metrics import Metrics
+from msplit.serving.server.models import Models
+from msplit.serving.server.service import Service
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where and how a server listens.
+
+    Attributes:
+        host: Address, as in ``127.0.0.1``.
+        port: Of gRPC; 0: none.
+        rest_port: Of HTTP; 0: none.
+        most: Bytes of the largest request.
+        grace: Seconds that what is in flight may take when it is to stop.
+        as_content: Whether values of TensorFlow Serving's answers are in `tensor_content`.
+        timeout: Seconds that a request may wait to be started, if it does not say so itself.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8500
+    rest_port: int = 8501
+    most: int = 64 << 20
+    grace: float = 10.0
+    as_content: bool = False
+    timeout: float | None = None
+
+
+@contextlib.contextmanager
+def held(where: Listening) -> Iterator[dict[int, socket.socket]]:
+    """Holds the ports of a server that is yet to be made ready, so that what is taken is told at once. Nobody can connect to them.
+
+    Raises:
+        MsplitError: One of them can not be had.
+    """
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for port in filter(None, (where.port, where.rest_port)):
+            if port in found:
+                raise MsplitError(f"gRPC and HTTP are both to be on port {port}", fix="give them different ports")
+            found[port] = stack.enter_context(contextlib.closing(_bound(where.host, port)))
+        yield found
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    made = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what closed connections leave behind is no server
+        made.bind(address)
+    except OSError as problem:
+        if made is not None:
+            made.close()
+        raise MsplitError(
+            f"can not listen on port {port} of {host}: {problem.strerror or problem}",
+            fix="choose another with --port and --rest_api_port, or end what has it",
+        ) from problem
+    return made
+
+
+def run(
+    models: Models,
+    where: Listening,
+    ports: dict[int, socket.socket],
+    *,
+    ready: Callable[[], None],
+    log: Callable[[str], None],
+) -> None:
+    """Answers requests until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
+
+    Args:
+        models: That are ready.
+        where: It listens.
+        ports: From `held`.
+        ready: Called when it listens.
+        log: Told what goes wrong inside.
+    """
+    factory = None
+    if importlib.util.find_spec("uvloop") is not None:  # a quarter less work per request
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_run(Service(models, Metrics(models), where.as_content, where.timeout, log), where, ports, ready))
+
+
+async def _run(service: Service, where: Listening, ports: dict[int, socket.socket], ready: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    at_once = asyncio.Event()
+
+    def stop() -> None:
+        (at_once if service.stopping.is_set() else service.stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    grpc, http = None, None
+    try:
+        if where.port:
+            grpc = rpc.server(service, where.most)
+            ports[where.port].close()
+            _listen(grpc, where)
+            await grpc.start()
+        if where.rest_port:
+            http = _Http(service, where)
+            http.start(ports[where.rest_port])
+            await http.started_or_failed()
+        ready()
+        await service.stopping.wait()
+        # Health checks say so from here on; then no more requests are taken, and those that are here have `grace` seconds.
+        ends = [
+            asyncio.ensure_future(end)
+            for end in (*([grpc.stop(where.grace)] if grpc else ()), *([http.stop()] if http else ()))
+        ]
+        hurry = asyncio.ensure_future(at_once.wait())
+        await asyncio.wait([asyncio.ensure_future(asyncio.gather(*ends)), hurry], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if grpc is not None:
+            await grpc.stop(None)
+
+
+def _listen(server: Any, where: Listening) -> None:
+    host = f"[{where.host}]" if ":" in where.host else where.host
+    try:
+        bound = server.add_insecure_port(f"{host}:{where.port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise MsplitError(
+            f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile",
+            fix="choose another with --port",
+        )
+
+
+class _Http(uvicorn.Server):
+    """Uvicorn on a loop that it does not own: signals are not its business."""
+
+    def __init__(self, service: Service, where: Listening) -> None:
+        super().__init__(
+            uvicorn.Config(
+                rest.app(service, where.most),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=max(1, round(where.grace)),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals stay with who has them."""
+        yield
+
+    def start(self, listening: socket.socket) -> None:
+        """Begins to listen."""
+        self._task = asyncio.create_task(self.serve([listening]))
+
+    async def started_or_failed(self) -> None:
+        """Waits until it listens."""
+        assert self._task is not None
+        while not self.started:
+            if self._task.done():
+                self._task.result()
+                raise MsplitError("the HTTP server has ended before it began", fix="report what was told before that")
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Ends it, and waits for what is in flight."""
+        self.should_exit = True
+        assert self._task is not None
+        await self._task
