@@ -87,7 +87,7 @@ class Engine(options.Execution):
         return BenchRequest(
             streams=(self.streams,),
             ruleset=self.ruleset,
-            engine=self.engine,
+            engine=self.engine or ("cuda" if self.device == "cpu" else None),
             device=self.device,
             effort=self.effort,
             capture=not self.no_capture,

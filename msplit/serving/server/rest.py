@@ -42,7 +42,7 @@ class Call:
         if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
             raise invalid(f"Failed to convert version: {number} to numeric.")
         number = None if number is None else int(number)
-        self.asked.version = self.service.models.find(path["model"], number, path.get("label", ""))
+        self.asked.version = self.service.find(path["model"], number, path.get("label", ""))
         return self.asked.version
 
     async def body(self) -> bytes:
@@ -165,7 +165,7 @@ async def _live(call: Call) -> Any:
 async def _ready(call: Call) -> Any:
     if "model" in call.request.path_params:
         call.version()
-    if call.service.stopping.is_set():
+    elif call.service.stopping.is_set():
         raise Refusal(Code.UNAVAILABLE, "the server is stopping")
     return {"ready": True}
 

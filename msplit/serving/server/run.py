@@ -20,6 +20,8 @@ from msplit.serving.server.models import Models
 from msplit.serving.server.service import Service
 
 _BACKLOG = 2048
+_NOTICE = 0.3
+"""Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,11 @@ async def _run(service: Service, where: Listening, ports: dict[int, socket.socke
             await http.started_or_failed()
         ready()
         await service.stopping.wait()
-        # Health checks say so from here on; then no more requests are taken, and those that are here have `grace` seconds.
-        ends = [
-            asyncio.ensure_future(end)
-            for end in (*([grpc.stop(where.grace)] if grpc else ()), *([http.stop()] if http else ()))
-        ]
-        hurry = asyncio.ensure_future(at_once.wait())
-        await asyncio.wait([asyncio.ensure_future(asyncio.gather(*ends)), hurry], return_when=asyncio.FIRST_COMPLETED)
+        # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
+        hurry = asyncio.create_task(at_once.wait())
+        await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
+        ends = [asyncio.create_task(one) for one in (grpc and grpc.stop(where.grace), http and http.stop()) if one]
+        await asyncio.wait([hurry, asyncio.ensure_future(asyncio.gather(*ends))], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

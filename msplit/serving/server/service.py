@@ -37,6 +37,16 @@ class Service:
     log: Callable[[str], None] = lambda text: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def find(self, name: str, number: int | None = None, label: str = "") -> Version:
+        """See `Models.find`.
+
+        Raises:
+            Refusal: There is no such model, or the server takes no more requests.
+        """
+        if self.stopping.is_set():
+            raise Refusal(Code.UNAVAILABLE, "the server is stopping")
+        return self.models.find(name, number, label)
+
 
 @dataclass
 class Asked:
@@ -55,7 +65,7 @@ def _version(service: Service, spec: Any, asked: Asked) -> Version:
     """What a ModelSpec means."""
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
-    asked.version = service.models.find(spec.name, number, spec.version_label if choice == "version_label" else "")
+    asked.version = service.find(spec.name, number, spec.version_label if choice == "version_label" else "")
     return asked.version
 
 
@@ -136,7 +146,7 @@ async def serving_status(service: Service, request: Any, asked: Asked) -> Any:
 def _open_version(service: Service, name: str, number: str, asked: Asked) -> Version:
     if number and not (number.isascii() and number.isdigit() and len(number) < 20):
         raise invalid(f"the version of a model is a number, not {number!r}")
-    asked.version = service.models.find(name, int(number) if number else None)
+    asked.version = service.find(name, int(number) if number else None)
     return asked.version
 
 
@@ -154,8 +164,10 @@ async def open_ready(service: Service, request: Any, asked: Asked) -> Any:
 
 async def open_model_ready(service: Service, request: Any, asked: Asked) -> Any:
     """`ModelReady`."""
+    if service.stopping.is_set():
+        return messages.ModelReadyResponse(ready=False)
     _open_version(service, request.name, request.version, asked)
-    return messages.ModelReadyResponse(ready=not service.stopping.is_set())
+    return messages.ModelReadyResponse(ready=True)
 
 
 async def open_server(service: Service, request: Any, asked: Asked) -> Any:

@@ -1,0 +1,71 @@
+"""A real server, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    port: int
+    rest: int
+    said: str
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def http(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of an answer; a body of bytes is sent as it is."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.rest}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as problem:
+            return problem.code, json.loads(problem.read() or b"null")
+
+    def text(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.rest}{path}", timeout=60) as answer:
+            return answer.read().decode()
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code, and what it said to the end."""
+        self.process.send_signal(number)
+        said, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+def start(*arguments: object, **environment: str) -> Server:
+    """Starts a server, and waits until it is ready."""
+    port, rest = free_port(), free_port()
+    command = ["serve", *map(str, arguments), "--port", port, "--rest_api_port", rest]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "msplit", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("ready:"):
+            return Server(process, port, rest, said)
+    raise AssertionError(f"the server ended with {process.wait()}: {said}")
