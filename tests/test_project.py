@@ -281,17 +281,20 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
         "google.protobuf": "protobuf",
         "keras": "tensorflow",
         "triton": "torch",
+        "grpc": "grpcio",
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
     needed = {normal(distributions.get(name, name)) for name in imported()} - brought
     project = PROJECT["project"]
-    assert needed == set(declared(project["dependencies"])) | set(declared(project["optional-dependencies"]["cuda"]))
+    extras = project["optional-dependencies"]
+    assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"]]))
 
 
 def test_the_exact_versions_are_in_the_ranges() -> None:
     exact = pins("constraints.txt")
     groups = PROJECT["dependency-groups"]
-    for name, lowest in declared([*PROJECT["project"]["dependencies"], *groups["test"]]).items():
+    needed = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["serve"]]
+    for name, lowest in declared([*needed, *groups["test"], *groups["clients"]]).items():
         assert version(exact[name]) >= version(lowest), name
     assert exact["torch"] == "2.13.0"
     assert exact["tensorflow"] == "2.21.0"

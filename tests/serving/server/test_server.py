@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("tensorflow_serving")
 
 from msplit.serving.server import messages  # noqa: E402
-from tests.cli.runner import SAMPLES, msplit  # noqa: E402
+from tests.cli.runner import ROOT, SAMPLES, msplit  # noqa: E402
 from tests.serving.server.running import Server, free_port, start  # noqa: E402
 
 pytestmark = pytest.mark.tf
@@ -461,6 +461,17 @@ def test_open_inference_refuses(channel: Any, change: Callable[[Any], Any], said
         open_call(channel, "ModelInfer", request)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert said in caught.value.details()
+
+
+# --- The page
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_pages_examples_run(server: Server, number: int) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    example = re.findall(r"^```python[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[number]
+    example = example.replace(":8500", f":{server.port}").replace(":8501", f":{server.rest}")
+    exec(compile(example, "example", "exec"), {"__name__": "example"})
 
 
 # --- The end
