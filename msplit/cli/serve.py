@@ -147,6 +147,7 @@ class Doors:
     timeout: float | None
     grace: float
     enable_serialization_as_tensor_content: bool
+    front_ends: int
 
     def listening(self) -> Listening:
         """The same for the server.
@@ -166,6 +167,7 @@ class Doors:
             grace=self.grace,
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
+            front_ends=self.front_ends,
         )
 
 
@@ -269,6 +271,13 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
     default=False,
     help="Answer in tensor_content, not in float_val and its kin.",
     **_SWITCH,
+)
+@click.option(
+    "--front-ends",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 64),
+    help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
 )
 @click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
 @options.rules_option

@@ -43,13 +43,18 @@ class Metrics:
             registry=self._registry,
         )
         self._registry.register(_Pools(models))
+        self._known: dict[tuple[Version | None, str, str], tuple[Counter, Histogram]] = {}
 
     def count(self, version: Version | None, protocol: str, status: str, seconds: float) -> None:
         """Counts one request. What no model was found for has no name here: clients could make up any number of them."""
-        labels = (version.model, str(version.number), protocol) if version is not None else ("", "", protocol)
-        self._answers.labels(*labels, status).inc()
+        key = (version, protocol, status)
+        found = self._known.get(key)
+        if found is None:
+            labels = (version.model, str(version.number), protocol) if version is not None else ("", "", protocol)
+            found = self._known[key] = self._answers.labels(*labels, status), self._seconds.labels(*labels)
+        found[0].inc()
         if status == "OK":
-            self._seconds.labels(*labels).observe(seconds)
+            found[1].observe(seconds)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

@@ -37,7 +37,7 @@ class Signature:
         return Driver(self.pool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Version:
     """One version of a model.
 

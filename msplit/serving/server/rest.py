@@ -20,8 +20,7 @@ from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
 from msplit.serving.server.predict import predict
 from msplit.serving.server.refusal import Code, Refusal, invalid
-from msplit.serving.server.rpc import told
-from msplit.serving.server.service import Asked, Service
+from msplit.serving.server.service import Asked, Service, told
 
 _BINARY = "inference-header-content-length"
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
+from msplit.serving.server.fronts import Front, keep
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
-from msplit.serving.server.service import Service
+from msplit.serving.server.service import Service, answer
 
 _BACKLOG = 2048
 _NOTICE = 0.3
@@ -36,6 +37,7 @@ class Listening:
         grace: Seconds that what is in flight may take when it is to stop.
         as_content: Whether values of TensorFlow Serving's answers are in `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
+        front_ends: Processes that speak gRPC; 0: this one does.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +47,7 @@ class Listening:
     grace: float = 10.0
     as_content: bool = False
     timeout: float | None = None
+    front_ends: int = 0
 
 
 @contextlib.contextmanager
@@ -97,12 +100,7 @@ def run(
         ready: Called when it listens.
         log: Told what goes wrong inside.
     """
-    factory = None
-    if importlib.util.find_spec("uvloop") is not None:  # a quarter less work per request
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:
         runner.run(_run(Service(models, Metrics(models), where.as_content, where.timeout, log), where, ports, ready))
 
 
@@ -115,43 +113,98 @@ async def _run(service: Service, where: Listening, ports: dict[int, socket.socke
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    grpc, http = None, None
+    doors: list[_Grpc | _Fronts | _Http] = []
     try:
         if where.port:
-            grpc = rpc.server(service, where.most)
-            ports[where.port].close()
-            _listen(grpc, where)
-            await grpc.start()
+            doors.append((_Fronts if where.front_ends else _Grpc)(service, where))
         if where.rest_port:
-            http = _Http(service, where)
-            http.start(ports[where.rest_port])
-            await http.started_or_failed()
+            doors.append(_Http(service, where))
+        for door in doors:
+            await door.start(ports)
         ready()
         await service.stopping.wait()
         # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
+        for door in doors:
+            door.refuse()
         hurry = asyncio.create_task(at_once.wait())
         await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
-        ends = [asyncio.create_task(one) for one in (grpc and grpc.stop(where.grace), http and http.stop()) if one]
-        await asyncio.wait([hurry, asyncio.ensure_future(asyncio.gather(*ends))], return_when=asyncio.FIRST_COMPLETED)
+        ends = asyncio.create_task(_all(door.stop() for door in doors))
+        await asyncio.wait([hurry, ends], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        if grpc is not None:
-            await grpc.stop(None)
+        for door in doors:
+            await door.close()
 
 
-def _listen(server: Any, where: Listening) -> None:
-    host = f"[{where.host}]" if ":" in where.host else where.host
-    try:
-        bound = server.add_insecure_port(f"{host}:{where.port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise MsplitError(
-            f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile",
-            fix="choose another with --port",
-        )
+async def _all(ends: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*ends)
+
+
+class _Grpc:
+    """gRPC in this process."""
+
+    def __init__(self, service: Service, where: Listening) -> None:
+        self._where = where
+        self._server = rpc.server(partial(answer, service), service.stopping, where.most)
+
+    async def start(self, ports: dict[int, socket.socket]) -> None:
+        """Begins to listen."""
+        where = self._where
+        ports[where.port].close()
+        if not rpc.listen(self._server, where.host, where.port):
+            raise MsplitError(
+                f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile",
+                fix="choose another with --port",
+            )
+        await self._server.start()
+
+    def refuse(self) -> None:
+        """Nothing is to be told to anybody."""
+
+    async def stop(self) -> None:
+        """Ends it, and waits for what is in flight."""
+        await self._server.stop(self._where.grace)
+
+    async def close(self) -> None:
+        """Ends it at once."""
+        await self._server.stop(None)
+
+
+class _Fronts:
+    """gRPC in processes of its own."""
+
+    def __init__(self, service: Service, where: Listening) -> None:
+        self._service, self._where = service, where
+        self._running = [Front(service) for _ in range(where.front_ends)]
+        self._kept: list[asyncio.Task[None]] = []
+
+    async def start(self, ports: dict[int, socket.socket]) -> None:
+        """Starts all of them."""
+        where = self._where
+        ports[where.port].close()
+        place = (where.host, where.port, where.most)
+        await asyncio.gather(*(front.start(*place) for front in self._running))
+        self._kept = [
+            asyncio.create_task(keep(front, self._service, place, self._running)) for front in [*self._running]
+        ]
+
+    def refuse(self) -> None:
+        """Those who watch their health are told."""
+        for front in self._running:
+            front.stop()
+
+    async def stop(self) -> None:
+        """Ends them, and waits for what is in flight."""
+        await asyncio.gather(*(front.end(self._where.grace) for front in self._running))
+
+    async def close(self) -> None:
+        """Ends them at once."""
+        for task in self._kept:
+            task.cancel()
+        for front in self._running:
+            front.kill()
 
 
 class _Http(uvicorn.Server):
@@ -169,6 +222,7 @@ class _Http(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(where.grace)),
             )
         )
+        self._port = where.rest_port
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -176,21 +230,25 @@ class _Http(uvicorn.Server):
         """Signals stay with who has them."""
         yield
 
-    def start(self, listening: socket.socket) -> None:
+    async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
-        self._task = asyncio.create_task(self.serve([listening]))
-
-    async def started_or_failed(self) -> None:
-        """Waits until it listens."""
-        assert self._task is not None
+        self._task = asyncio.create_task(self.serve([ports[self._port]]))
         while not self.started:
             if self._task.done():
                 self._task.result()
                 raise MsplitError("the HTTP server has ended before it began", fix="report what was told before that")
             await asyncio.sleep(0.01)
 
+    def refuse(self) -> None:
+        """Nothing is to be told to anybody."""
+
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
         self.should_exit = True
         assert self._task is not None
         await self._task
+
+    async def close(self) -> None:
+        """Ends it at once."""
+        if self._task is not None:
+            self._task.cancel()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from time import perf_counter
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from msplit._version import __version__
 from msplit.serving.ports import Port
@@ -13,7 +18,8 @@ from msplit.serving.server import messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version
 from msplit.serving.server.predict import Arrays, predict
-from msplit.serving.server.refusal import Code, Refusal, invalid
+from msplit.serving.server.refusal import Code, Refusal, invalid, is_internal, refusal
+from msplit.serving.server.rpc import PATHS, SERVICES
 
 _AVAILABLE = 30
 _SIGNATURES = "signature_def"
@@ -229,3 +235,64 @@ def _open_feeds(request: Any) -> Arrays:
             raise invalid(f"input {tensor.name} has contents beside raw_input_contents")
         found[tensor.name] = tensors.of_infer(tensor, raw[number] if raw else None)
     return found
+
+
+# --- All methods, by path
+
+
+async def health(service: Service, request: Any, asked: Asked) -> Any:
+    """`Check`."""
+    del asked
+    if request.service not in SERVICES:
+        raise Refusal(Code.NOT_FOUND, f"unknown service {request.service}")
+    return messages.HealthCheckResponse(status=2 if service.stopping.is_set() else 1)
+
+
+_METHODS: tuple[tuple[str, Callable[[Service, Any, Asked], Awaitable[Any]]], ...] = (
+    ("PredictRequest", serving_predict),
+    ("GetModelMetadataRequest", serving_metadata),
+    ("GetModelStatusRequest", serving_status),
+    ("ServerLiveRequest", open_live),
+    ("ServerReadyRequest", open_ready),
+    ("ModelReadyRequest", open_model_ready),
+    ("ServerMetadataRequest", open_server),
+    ("ModelMetadataRequest", open_model),
+    ("ModelInferRequest", open_infer),
+    ("HealthCheckRequest", health),
+)
+"""Of each of `PATHS`, the request, and what is done with it."""
+
+
+@cache
+def _methods() -> dict[str, tuple[str, Any, Callable[[Service, Any, Asked], Awaitable[Any]]]]:
+    return {
+        path: (path.split("/")[1], getattr(messages, kind), method)
+        for path, (kind, method) in zip(PATHS, _METHODS, strict=True)
+    }
+
+
+async def answer(service: Service, path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
+    """Answers what came over gRPC; an `Ask`."""
+    start = perf_counter()
+    asked = Asked(service.timeout if left is None else left)
+    protocol, kind, method = _methods()[path]
+    try:
+        try:
+            request = kind.FromString(data)
+        except (DecodeError, RecursionError, UnicodeDecodeError):
+            raise invalid(f"what came is no {kind.DESCRIPTOR.name}") from None
+        found: bytes = (await method(service, request, asked)).SerializeToString()
+    except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
+        why = told(service, problem)
+        service.metrics.count(asked.version, protocol, why.code.name, perf_counter() - start)
+        return why.code.grpc, why.said.encode()
+    service.metrics.count(asked.version, protocol, "OK", perf_counter() - start)
+    return 0, found
+
+
+def told(service: Service, problem: BaseException) -> Refusal:
+    """What to say to a client; the log gets what is no business of its."""
+    cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
+    if is_internal(cause):
+        service.log("".join(traceback.format_exception(cause)))
+    return refusal(problem)

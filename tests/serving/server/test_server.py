@@ -313,8 +313,8 @@ def test_many_clients_get_their_own_answers(server: Server, expected: Any) -> No
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(client, range(8)))
     ran, answered = (after - first for after, first in zip(steps(server), before, strict=True))
-    assert answered == 96
-    assert ran < 96, "no two requests shared a step"
+    assert answered >= 96  # one that was given up before may have its answer only now
+    assert ran < answered, "no two requests shared a step"
 
 
 def steps(server: Server) -> tuple[float, float]:

@@ -1,0 +1,119 @@
+"""Front ends, as the process that runs the models sees them: it starts them, answers them, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from functools import partial
+
+from msplit.errors import MsplitError
+from msplit.serving.server import link, rpc
+from msplit.serving.server.refusal import Code
+from msplit.serving.server.service import Service, answer
+
+_PATIENCE = 30.0
+"""Seconds that a front end may take to listen."""
+_PAUSE = 1.0
+"""Seconds before one that has ended is replaced."""
+
+
+class Front:
+    """A front end that is being started, or runs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._link: link.Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self.ready, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def start(self, host: str, port: int, most: int) -> None:
+        """Starts the process, and waits until it listens.
+
+        Raises:
+            MsplitError: It does not.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _, self._link = await asyncio.get_running_loop().create_unix_connection(
+                lambda: link.Link(self._heard, self._lost), sock=ours
+            )
+            arguments = map(str, (host, port, most, theirs.fileno()))
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "msplit.serving.server.front", *arguments, pass_fds=[theirs.fileno()]
+            )
+        waits = [asyncio.create_task(event.wait()) for event in (self.ready, self.gone)]
+        await asyncio.wait(waits, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not self.ready.is_set():
+            self._process.kill()
+            raise MsplitError(
+                f"a front end can not listen on port {port} of {host}",
+                fix="choose another with --port, or leave --front-ends out",
+            )
+
+    def stop(self) -> None:
+        """Has health say that the server stops."""
+        if self._link is not None:
+            self._link.say(0, link.STOP)
+
+    async def end(self, grace: float) -> None:
+        """Has it finish what it has, and waits until it is gone."""
+        assert self._link is not None
+        assert self._process is not None
+        self._link.say(0, link.END, seconds=grace)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace + _PAUSE)
+        except TimeoutError:
+            self._process.kill()
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def _heard(self, number: int, kind: int, seconds: float | None, data: bytes) -> None:
+        if kind == link.READY:
+            self.ready.set()
+        elif kind == link.CANCEL:
+            if number in self._tasks:
+                self._tasks.pop(number).cancel()
+        elif kind < len(rpc.PATHS):
+            task = asyncio.create_task(self._answer(number, rpc.PATHS[kind], data, seconds))
+            self._tasks[number] = task
+            task.add_done_callback(partial(self._done, number))
+
+    async def _answer(self, number: int, path: str, data: bytes, left: float | None) -> None:
+        assert self._link is not None
+        try:
+            self._link.say(number, *await answer(self._service, path, data, left))
+        except asyncio.CancelledError:
+            self._link.say(number, Code.CANCELLED.grpc, b"the request was cancelled")
+
+    def _done(self, number: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(number) is task:
+            del self._tasks[number]
+
+    def _lost(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        self.gone.set()
+
+
+async def keep(front: Front, service: Service, where: tuple[str, int, int], running: list[Front]) -> None:
+    """Replaces a front end that ends by itself, as long as the server runs."""
+    while True:
+        await front.gone.wait()
+        if service.stopping.is_set():
+            return
+        service.log("a front end has ended; another one is started")
+        running.remove(front)
+        await asyncio.sleep(_PAUSE)
+        front = Front(service)
+        running.append(front)
+        try:
+            await front.start(*where)
+        except MsplitError as problem:
+            service.log(str(problem))
