@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from tests.cli.runner import ROOT
 
 
 def free_port() -> int:
@@ -52,16 +54,24 @@ class Server:
         return self.process.returncode, said
 
 
-def start(*arguments: object, **environment: str) -> Server:
-    """Starts a server, and waits until it is ready."""
+def start(*arguments: object) -> Server:
+    """Starts `msplit serve`, and waits until it is ready."""
+    return _started(lambda port, rest: ["msplit", "serve", *arguments, "--port", port, "--rest_api_port", rest])
+
+
+def start_trivial(front_ends: int) -> Server:
+    """The same of the server of `trivial`."""
+    return _started(lambda port, rest: ["tests.serving.server.trivial", port, rest, front_ends])
+
+
+def _started(command: Callable[[int, int], list[object]]) -> Server:
     port, rest = free_port(), free_port()
-    command = ["serve", *map(str, arguments), "--port", port, "--rest_api_port", rest]
     process = subprocess.Popen(
-        [sys.executable, "-m", "msplit", *map(str, command)],
+        [sys.executable, "-m", *map(str, command(port, rest))],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **environment},
+        cwd=ROOT,
     )
     said = ""
     for line in process.stdout:

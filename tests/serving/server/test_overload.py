@@ -1,0 +1,172 @@
+"""What a server does under more than it can do, when something breaks inside, and when it is told to stop: with gRPC in its own process,
+and in front ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("uvicorn")
+
+from msplit.serving.server import messages, tensors  # noqa: E402
+from tests.serving.server.running import Server, start_trivial  # noqa: E402
+from tests.serving.server.trivial import BROKEN, MOST, SLOW, WIDTH  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "front ends"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    running = start_trivial(request.param)
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.communicate()
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as made:
+        yield made
+
+
+def ask(channel: Any, first: float = 0.0, rows: int = 1, timeout: float | None = 20) -> np.ndarray:
+    request = messages.PredictRequest(output_filter=["y"])
+    request.model_spec.name = "double"
+    tensors.to_tensor_proto(row(first, rows), request.inputs["x"], as_content=True)
+    call = channel.unary_unary(
+        "/tensorflow.serving.PredictionService/Predict",
+        messages.PredictRequest.SerializeToString,
+        messages.PredictResponse.FromString,
+    )
+    return tensors.of_tensor_proto(call(request, timeout=timeout).outputs["y"], "y")
+
+
+def row(first: float, rows: int = 1) -> np.ndarray:
+    return np.full((rows, WIDTH), first, np.float32) + np.arange(WIDTH, dtype=np.float32)
+
+
+def test_answers_find_who_asked(server: Server) -> None:
+    def client(seed: int) -> None:
+        with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+            for turn in range(40):
+                first = float(seed * 40 + turn) / 2
+                np.testing.assert_array_equal(ask(own, first, 1 + turn % 4), 2 * row(first, 1 + turn % 4))
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(client, range(6)))
+
+
+def test_too_many_requests_are_refused_and_the_others_answered(channel: Any, server: Server) -> None:
+    def one(number: int) -> str:
+        try:
+            np.testing.assert_array_equal(ask(channel, SLOW), 2 * row(SLOW))
+        except grpc.RpcError as problem:
+            return f"{problem.code().name}: {problem.details()}"
+        return "answered"
+
+    with ThreadPoolExecutor(3 * MOST) as threads:
+        found = sorted(threads.map(one, range(3 * MOST)))
+    refused = (
+        f"RESOURCE_EXHAUSTED: {MOST} requests wait already, the most that may (send it again later, or raise max_queue)"
+    )
+    assert set(found) == {refused, "answered"}
+    assert found.count("answered") >= MOST
+    np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
+
+
+def test_what_waits_too_long_is_not_run(channel: Any, server: Server) -> None:
+    slow = threading.Thread(target=ask, args=(channel, SLOW))
+    slow.start()
+    time.sleep(0.1)
+    before = server.text("/metrics")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(channel, 1.0, timeout=0.1)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    slow.join()
+    ended = time.monotonic() + 5
+    while gone(server.text("/metrics")) == gone(before):
+        assert time.monotonic() < ended
+        time.sleep(0.02)
+
+
+def gone(text: str) -> float:
+    """Requests that were not run: too late, or cancelled since their client had gone."""
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith(("msplit_pool_timed_out_total", "msplit_pool_cancelled_total"))
+    ]
+    assert len(lines) == 2
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_faults_inside_are_logged_and_not_told(channel: Any, server: Server) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(channel, BROKEN)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == "internal error; the server's log has more"
+    status, answer = server.http("/v1/models/double:predict", {"instances": row(BROKEN).tolist()})
+    assert (status, answer) == (500, {"error": "internal error; the server's log has more"})
+    np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
+
+
+def test_overload_over_http(server: Server) -> None:
+    body = {"signature_name": "serving_default", "instances": row(SLOW).tolist()}
+    with ThreadPoolExecutor(3 * MOST) as threads:
+        found = [
+            status
+            for status, _ in threads.map(lambda _: server.http("/v1/models/double:predict", body), range(3 * MOST))
+        ]
+    assert set(found) == {200, 429}
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_front_end_that_ends_is_replaced(server: Server) -> None:
+    fronts = children(server.process.pid)
+    if not fronts:
+        pytest.skip("there are none")
+    assert len(fronts) == 2
+    os.kill(fronts[0], signal.SIGKILL)
+    ended = time.monotonic() + 20
+    while len(now := children(server.process.pid)) < 2 or fronts[0] in now:
+        assert time.monotonic() < ended
+        time.sleep(0.05)
+    with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+        grpc.channel_ready_future(own).result(20)
+        np.testing.assert_array_equal(ask(own, 3.0), 2 * row(3.0))
+
+
+def test_it_finishes_what_it_has(server: Server) -> None:
+    """The last test: the server is gone afterwards."""
+    found: list[Any] = []
+
+    def client() -> None:
+        with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+            found.append(ask(own, SLOW))
+
+    threads = [threading.Thread(target=client) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.15)
+    fronts = children(server.process.pid)
+    code, said = server.stop()
+    for thread in threads:
+        thread.join()
+    assert code == 0, said
+    assert len(found) == 3
+    for answer in found:
+        np.testing.assert_array_equal(answer, 2 * row(SLOW))
+    assert "RuntimeError: the key is under /home/mat" in said  # the log has what no client gets
+    assert not [pid for pid in fronts if Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,60 @@
+"""A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST FRONT_ENDS`.
+
+Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from msplit.serving.arenas import SimulatedArena, StepArena
+from msplit.serving.pool import About, Pool
+from msplit.serving.ports import Port, Ports
+from msplit.serving.server import run
+from msplit.serving.server.models import Models, Version, signature_of
+from msplit.serving.settings import PoolSettings
+
+BATCHES = (1, 4)
+WIDTH = 8
+SLOW, BROKEN = 1000.0, 2000.0
+MOST = 6
+"""Requests that may wait."""
+
+
+def step(feeds: Any) -> Any:
+    x = feeds["x"]
+    if (x[:, 0] == BROKEN).any():
+        raise RuntimeError("the key is under /home/mat")
+    if (x[:, 0] == SLOW).any():
+        time.sleep(0.3)
+    return {"y": 2 * x, "first": x[:, 0]}
+
+
+def pool() -> Pool:
+    dtypes = {"x": np.dtype(np.float32)}
+    ports = Ports(dtypes, {rows: {"x": (rows, WIDTH)} for rows in BATCHES}, ({"x": 1}, {"y": 1, "first": 1}))
+    arena = SimulatedArena(StepArena(dict.fromkeys(BATCHES, step), ports))
+    outputs = {"y": Port("float32", (None, WIDTH)), "first": Port("float32", (None,))}
+    return Pool(ports, [(0, arena)], PoolSettings(groups=1, max_queue=MOST), About("double", outputs, (), (), {}))
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    port, rest, front_ends = map(int, sys.argv[1:])
+    where = run.Listening(port=port, rest_port=rest, grace=5.0, front_ends=front_ends)
+    with pool() as made, run.held(where) as ports:
+        only = signature_of(made, None)
+        models = Models({"double": {1: Version("double", 1, {only.name: only})}})
+        run.run(models, where, ports, ready=lambda: say("ready:"), log=say)
+
+
+if __name__ == "__main__":
+    main()
