@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from msplit.serving.server.run import Listening
     from msplit.serving.settings import PoolSettings
 
-_NEEDS = {"grpc": "grpcio", "uvicorn": "uvicorn", "starlette": "starlette", "prometheus_client": "prometheus-client"}
-"""What it needs beside msplit's own requirements: modules, and what brings them."""
 _GIB = 1 << 30
 
 
@@ -319,11 +316,12 @@ def command(served: Served, engine: Engine, pools: Pools, doors: Doors) -> None:
 
 
 def _require() -> None:
+    from msplit.decide.doctor import lacking_to_serve
     from msplit.errors import INSTALL_SERVING, MsplitError
 
-    missing = [package for module, package in _NEEDS.items() if importlib.util.find_spec(module) is None]
+    missing = lacking_to_serve()
     if missing:
-        raise MsplitError(f"to serve takes {', '.join(missing)}, not installed here", fix=INSTALL_SERVING)
+        raise MsplitError(f"serving takes what is not installed here: {', '.join(missing)}", fix=INSTALL_SERVING)
 
 
 def _say(models: Models, where: Listening) -> None:

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 
 from msplit.decide.environment import nvidia_smi, version
 from msplit.engines.cuda import engine as cuda
-from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW
+from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 _NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
+
+_SERVER = {"grpc": "grpcio", "uvicorn": "uvicorn", "starlette": "starlette", "prometheus_client": "prometheus-client"}
+"""What `serve` needs beside all else: modules, and what brings them."""
 
 _NUMBERS = "csv,noheader,nounits"
 
@@ -44,7 +47,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
-    return [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels()]
+    return [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels(), _server()]
 
 
 def _python() -> Finding:
@@ -145,6 +148,20 @@ def _kernels() -> list[Finding]:
     return [Finding("compiled kernels", OK, f"kept in {path}; it can be deleted at any time")]
 
 
+def lacking_to_serve() -> list[str]:
+    """What has to be installed before `serve` can run."""
+    return [package for module, package in _SERVER.items() if importlib.util.find_spec(module) is None]
+
+
+def _server() -> Finding:
+    missing = lacking_to_serve()
+    if missing:
+        one = len(missing) == 1
+        said = f"{', '.join(missing)} {'is' if one else 'are'} not installed: `serve` needs {'it' if one else 'them'}"
+        return Finding("server", LIMITED, said, INSTALL_SERVING)
+    return Finding("server", OK, f"gRPC {version('grpcio')}, uvicorn {version('uvicorn')}")
+
+
 def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]:
     """What each command needs, and whether it is here.
 
@@ -174,10 +191,18 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "build": (_needing("build", ("gpu", "pytorch"), lacking),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
-        "serve": (replace(bench, subject="serve"),),
+        "serve": (_serve(bench, findings),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"
     return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]
+
+
+def _serve(bench: Finding, findings: Sequence[Finding]) -> Finding:
+    """What serves runs models as `bench` does, and answers with more."""
+    server = next((one for one in findings if one.subject == "server" and one.status != OK), None)
+    if server is not None:
+        return Finding("serve", MISSING, server.text, server.fix)
+    return replace(bench, subject="serve")
 
 
 def _needing(command: str, needs: Sequence[str], lacking: Mapping[str, Finding]) -> Finding:

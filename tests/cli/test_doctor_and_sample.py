@@ -121,7 +121,9 @@ def test_what_compiles_kernels_and_where_they_are_kept(monkeypatch: pytest.Monke
     answers(monkeypatch, {"--query": GPU, "import tensorflow": json.dumps(TENSORFLOW)})
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"triton": "3.6.0", "tensorflow": "2.21.0"}[name])
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: {"triton": "3.6.0", "tensorflow": "2.21.0"}.get(name, "1.0")
+    )
     for name in ("CC", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))

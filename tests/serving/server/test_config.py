@@ -167,3 +167,19 @@ def test_a_mistake_is_one_message(arguments: list, said: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from msplit.decide import doctor
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else found(name, *rest)
+    )
+    done = msplit("serve", SAMPLES / "mmoe_small.pb")
+    assert (done.code, done.out) == (2, "")
+    assert "serving takes what is not installed here: uvicorn\n  fix: pip install " in done.err
+    (said,) = [one for one in doctor.commands([doctor._server()], ["serve"]) if one.subject == "serve"]
+    assert (said.status, said.text) == ("missing", "uvicorn is not installed: `serve` needs it")
