@@ -38,13 +38,14 @@ class Link(asyncio.Protocol):
         left = self._left
         left += data
         start, size = 0, len(left)
-        while size - start >= _HEAD.size:
-            length, number, kind, seconds = _HEAD.unpack_from(left, start)
-            begin = start + _HEAD.size
-            if size - begin < length:
-                break
-            start = begin + length
-            self._heard(number, kind, None if math.isnan(seconds) else seconds, bytes(left[begin:start]))
+        with memoryview(left) as view:
+            while size - start >= _HEAD.size:
+                length, number, kind, seconds = _HEAD.unpack_from(view, start)
+                begin = start + _HEAD.size
+                if size - begin < length:
+                    break
+                start = begin + length
+                self._heard(number, kind, None if math.isnan(seconds) else seconds, bytes(view[begin:start]))
         del left[:start]
 
     def connection_lost(self, exc: Exception | None) -> None:
