@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from functools import partial
@@ -48,7 +49,7 @@ class Front:
         for wait in waits:
             wait.cancel()
         if not self.ready.is_set():
-            self._process.kill()
+            self.kill()
             raise MsplitError(
                 f"a front end can not listen on port {port} of {host}",
                 fix="choose another with --port, or leave --front-ends out",
@@ -67,12 +68,13 @@ class Front:
         try:
             await asyncio.wait_for(self._process.wait(), grace + _PAUSE)
         except TimeoutError:
-            self._process.kill()
+            self.kill()
 
     def kill(self) -> None:
         """Ends it at once."""
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it was quicker
+                self._process.kill()
 
     def _heard(self, number: int, kind: int, seconds: float | None, data: bytes) -> None:
         if kind == link.READY:
