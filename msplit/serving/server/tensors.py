@@ -32,7 +32,8 @@ for _number in range(1, 34):
         continue
     if not _dtype.hasobject:
         _BY_NUMBER[_number] = _dtype
-        _NUMBERS.setdefault(_dtype.name, _number)
+        if protos.dtype_name(_number) == _dtype.name:  # not a quantized type, which is kept as this one is
+            _NUMBERS[_dtype.name] = _number
 
 _PACKED = {"float32": 0x2A, "float64": 0x32, "bool": 0x5A, "complex64": 0x4A, "complex128": 0x62}
 """Tags of the fields of a TensorProto whose packed values are the array's own bytes."""

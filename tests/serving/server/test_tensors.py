@@ -73,6 +73,14 @@ def test_tensorflow_reads_ours_and_we_read_its(array: np.ndarray, as_content: bo
     same(tensors.of_tensor_proto(messages.TensorProto.FromString(made.SerializeToString()), "x"), array)
 
 
+@pytest.mark.tf
+@pytest.mark.parametrize("name", [*NUMBERS, "bfloat16", "float8_e4m3fn", "int4", "object"])
+def test_types_have_tensorflows_numbers(name: str) -> None:
+    import tensorflow as tf
+
+    assert tf.as_dtype(tensors.dtype_number(name)).name == ("string" if name == "object" else name)
+
+
 OPEN = [name for name in NUMBERS if not name.startswith("complex")]
 
 
