@@ -63,13 +63,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     name = _STORED_AS.get(name, name)
     if name == "string":
         return np.dtype(object)
+    if name in ("resource", "variant", "invalid") or name.startswith("dtype_") or name.endswith("_ref"):
+        raise LoadError(f"a constant of type {name} has no value that can be read")
     if name.startswith(("bfloat16", "float8_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
         small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return small
-    if name in ("resource", "variant", "invalid") or name.startswith("dtype_") or name.endswith("_ref"):
-        raise LoadError(f"a constant of type {name} has no value that can be read")
     return np.dtype(name)
 
 
