@@ -118,7 +118,7 @@ def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:
             if item.keys() == {"b64"}:
                 return base64.b64decode(item["b64"], validate=True)
             return encode({key: _feature(values) for key, values in item.items()})
-        except (binascii.Error, TypeError, ValueError) as error:
+        except (binascii.Error, OverflowError, TypeError, ValueError) as error:
             raise LoadError(
                 f"input {name!r}: {error}", where=where, fix='write {"b64": "…"} or {"feature": [1, 2]}'
             ) from None
