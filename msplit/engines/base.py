@@ -29,10 +29,15 @@ class TensorFlowOptions:
     Attributes:
         xla: Compile the model with XLA; one stream only.
         cpu: Keep it off the GPU.
+        merge_streams: Let copies use the stream of the kernels (``stream_merge_options``). The first session of a process decides it for
+            all of them.
+        config: A file with a ConfigProto as text, for what msplit does not set itself.
     """
 
     xla: bool = False
     cpu: bool = False
+    merge_streams: bool = False
+    config: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,10 @@ class TensorFlowEngine:
             placed = place(job.flat, job.ids, devices, "/device:CPU:0")
             facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
             facts |= {"moved_nodes": placed.moved}
-        config = runtime.session_config(job.streams, cpu_only=cpu)
+        own = job.tensorflow
+        config = runtime.session_config(
+            job.streams, cpu_only=cpu, merge_streams=own.merge_streams, base=runtime.config_of(own.config)
+        )
         with phase("opening a session"):
             return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
 

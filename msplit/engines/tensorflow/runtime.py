@@ -15,11 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msplit.errors import INSTALL_TENSORFLOW, EngineError
+from msplit.errors import INSTALL_TENSORFLOW, EngineError, LoadError
+from msplit.formats.text import read_file
 from msplit.progress import importing
 
 _GPU_SHARE = 0.45
 """Share of the GPU's free memory that all logical devices take together; the rest is for the cuda engine in the same process."""
+
+_MOST_CONFIG = 1 << 20
+"""Most bytes of a file with options of a session."""
 
 _configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
 
@@ -136,16 +140,54 @@ def devices(streams: int, *, cpu_only: bool = False) -> list[str]:
     return [f"/device:{kind}:{stream}" for stream in range(streams)]
 
 
-def session_config(streams: int, *, cpu_only: bool = False, auto_jit: bool = False, optimized: bool = True) -> Any:
+def config_of(path: Path | None) -> Any:
+    """What a file with a ConfigProto as text says; without one, nothing. What only other builds of TensorFlow know is passed over.
+
+    Raises:
+        LoadError: It is something else.
+        MsplitError: It can not be read.
+    """
+    config = tensorflow().compat.v1.ConfigProto()
+    if path is None:
+        return config
+    text_format = importlib.import_module("google.protobuf.text_format")
+    fix = "give a ConfigProto as text, such as: gpu_options { allow_growth: true }"
+    text = read_file(path, _MOST_CONFIG, what="file of session options", fix=fix)
+    try:
+        text_format.Parse(text, config, allow_unknown_field=True)
+    except text_format.ParseError as problem:
+        raise LoadError(f"this is no ConfigProto: {problem}", where=str(path), fix=fix) from problem
+    return config
+
+
+def session_config(
+    streams: int,
+    *,
+    cpu_only: bool = False,
+    auto_jit: bool = False,
+    optimized: bool = True,
+    merge_streams: bool = False,
+    base: Any = None,
+) -> Any:
     """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process.
 
     Args:
         cpu_only: They are on the CPU even where there is a GPU.
         auto_jit: XLA compiles what it can, in clusters.
         optimized: TensorFlow rewrites the graph first, as it does for everybody. It takes half a minute for 98,000 nodes.
+        merge_streams: See `TensorFlowOptions`.
+        base: Options for all that is not said here.
     """
     v1 = tensorflow().compat.v1
-    config = v1.ConfigProto(allow_soft_placement=True)
+    config = v1.ConfigProto()
+    if base is not None:
+        config.CopyFrom(base)
+        config.gpu_options.experimental.ClearField("virtual_devices")  # they are the process's
+    config.allow_soft_placement = True
+    if merge_streams:
+        merged = config.gpu_options.experimental.stream_merge_options
+        merged.merge_host_to_device_stream = merged.merge_device_to_host_stream = True
+        merged.merge_device_to_device_stream = True
     if cpu_only or not has_gpu():
         config.device_count["CPU"] = streams
         config.device_count["GPU"] = 0

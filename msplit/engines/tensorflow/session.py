@@ -76,10 +76,10 @@ class SessionExecutable:
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one step. See `Executable`."""
-        self._last = self._arrays(feeds)
+        arrays = self._last = self._arrays(feeds)  # another thread may set the attribute in between
         set_precision(self._ieee)
         with errors_of(self._model):
-            values = self._step(*self._last)
+            values = self._step(*arrays)
         return dict(zip(self._outputs, map(np.asarray, values), strict=True))
 
     def launch(self) -> None:

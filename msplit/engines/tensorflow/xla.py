@@ -68,11 +68,11 @@ class CompiledExecutable:
         """Runs one step. See `Executable`."""
         tf = runtime.tensorflow()
         with tf.device(self._device):
-            self._last = [
+            tensors = self._last = [  # another thread may set the attribute in between
                 tf.constant(np.asarray(feeds[name]), dtype)
                 for name, dtype in zip(self._inputs, self._dtypes, strict=True)
             ]
-        outputs = self._run(self._last)
+        outputs = self._run(tensors)
         return {name: np.asarray(tensor.numpy()) for name, tensor in zip(self._outputs, outputs, strict=True)}
 
     def launch(self) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from msplit.api import load
 from msplit.engines.base import Job, TensorFlowOptions
-from msplit.engines.tensorflow import session
+from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.engine import ENGINE, reference
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from tests.formats import foreign
 from tests.formats.foreign import built
 
@@ -296,3 +296,54 @@ def test_an_output_that_has_no_value_points_to_outputs(tmp_path, output):
     flat = load(tmp_path / "map.pb", outputs=[output])
     with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --outputs"):
         reference(flat, {"x": np.zeros((2, 4), np.float32)})
+
+
+def test_calls_from_several_threads_keep_their_inputs(monkeypatch):
+    """Another thread may come in between taking inputs and running: played by a call from inside of the call."""
+    flat = models.towers()
+    executable = build(flat, zeros(flat), 1, tower_ids(0))
+    expected = [executable.step(tower_ids(seed))["out"] for seed in range(2)]
+    inner = []
+
+    def another(ieee):
+        if not inner:
+            inner.append(None)
+            inner[0] = executable.step(tower_ids(1))["out"]
+
+    monkeypatch.setattr(session, "set_precision", another)
+    outer = executable.step(tower_ids(0))["out"]
+    np.testing.assert_array_equal(outer, expected[0])
+    np.testing.assert_array_equal(inner[0], expected[1])
+    executable.close()
+
+
+def test_options_of_sessions(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(
+        "inter_op_parallelism_threads: 3\nonly_in_a_fork: 1\n"
+        "gpu_options { experimental { virtual_devices { memory_limit_mb: 7 } num_dev_to_dev_copy_streams: 2 } }\n"
+    )
+    config = runtime.session_config(1, cpu_only=True, merge_streams=True, base=runtime.config_of(path))
+    experimental = config.gpu_options.experimental
+    merged = experimental.stream_merge_options
+    assert config.inter_op_parallelism_threads == 3
+    assert experimental.num_dev_to_dev_copy_streams == 2
+    assert not experimental.virtual_devices  # they are the process's
+    assert config.device_count["GPU"] == 0
+    assert config.allow_soft_placement
+    assert merged.merge_host_to_device_stream
+    assert merged.merge_device_to_host_stream
+    assert merged.merge_device_to_device_stream
+    assert not runtime.session_config(1, cpu_only=True).gpu_options.experimental.HasField("stream_merge_options")
+    flat = models.towers()
+    options = TensorFlowOptions(config=path, merge_streams=True)
+    assert run(flat, zeros(flat), 1, tower_ids(1), tensorflow=options)["out"].shape == (16, 32)
+
+
+@pytest.mark.parametrize("text", [b"gpu_options {", b"allow_soft_placement: maybe", b"\xff\xfe", None])
+def test_a_file_that_holds_no_options_of_sessions(text, tmp_path):
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(MsplitError, match="config"):
+        runtime.config_of(path)
