@@ -23,15 +23,21 @@ class Series:
 
     Attributes:
         name: For the legend.
-        points: x -> (y, lower end, upper end), all above 0; the ends are drawn as a whisker.
+        points: x -> (y, lower end, upper end), all above 0, in the order in which the line goes; the ends are drawn as a whisker.
     """
 
     name: str
     points: Mapping[float, tuple[float, float, float]]
 
 
-def svg(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> str:
+def svg(
+    title: str, x_name: str, y_name: str, series: Sequence[Series], *, key: str = "", measured: bool = False
+) -> str:
     """The text of an SVG file: both axes logarithmic, their names with units, a legend below.
+
+    Args:
+        key: Tells it from others on the same page.
+        measured: Whether values of x were measured, too; otherwise each of them is named below the axis.
 
     Raises:
         ValueError: There is no point.
@@ -44,13 +50,13 @@ def svg(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> str:
     up = _Axis(min(ys), max(ys), _HEIGHT - _BOTTOM, _TOP)
     height = _HEIGHT + _LEGEND * len(series) + 10
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="title about" '
-        'font-family="sans-serif" font-size="12">',
-        f'<title id="title">{html(title)}</title>',
-        f'<desc id="about">{html(f"{y_name} over {x_name}: {_described(series)}")}</desc>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-labelledby="title{key} about{key}" font-family="sans-serif" font-size="12">',
+        f'<title id="title{key}">{html(title)}</title>',
+        f'<desc id="about{key}">{html(f"{y_name} over {x_name}: {_described(series)}")}</desc>',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="24" font-size="15" font-weight="bold">{html(title)}</text>',
-        *_grid(across, up, xs),
+        *_grid(across, up, _ticks(xs[0], xs[-1]) if measured else xs),
         f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 16}" text-anchor="middle">{html(x_name)}</text>',
         f'<text transform="translate(18 {(_TOP + _HEIGHT - _BOTTOM) / 2:.1f}) rotate(-90)" text-anchor="middle">{html(y_name)}</text>',
     ]
@@ -86,7 +92,7 @@ def _grid(across: _Axis, up: _Axis, xs: Sequence[float]) -> list[str]:
     for x in xs:
         place = across(x)
         parts.append(f'<line x1="{place:.1f}" y1="{_TOP}" x2="{place:.1f}" y2="{_HEIGHT - _BOTTOM}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{place:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
+        parts.append(f'<text x="{place:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{x:,.10g}</text>')
     for y in _ticks(up.low, up.high):
         place = up(y)
         parts.append(f'<line x1="{_LEFT}" y1="{place:.1f}" x2="{_WIDTH - _RIGHT}" y2="{place:.1f}" stroke="#dddddd"/>')
@@ -98,7 +104,7 @@ def _line(number: int, one: Series, across: _Axis, up: _Axis) -> list[str]:
     colour = _COLOURS[number % len(_COLOURS)]
     dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
     style = f'stroke="{colour}" fill="none"' + (f' stroke-dasharray="{dash}"' if dash else "")
-    points = [(across(x), up(y), up(low), up(high)) for x, (y, low, high) in sorted(one.points.items())]
+    points = [(across(x), up(y), up(low), up(high)) for x, (y, low, high) in one.points.items()]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
     parts = [f"<g><title>{html(one.name)}</title>", f'<polyline points="{path}" stroke-width="2" {style}/>']
     for x, y, low, high in points:
@@ -112,5 +118,5 @@ def _line(number: int, one: Series, across: _Axis, up: _Axis) -> list[str]:
 
 def _described(series: Sequence[Series]) -> str:
     return "; ".join(
-        f"{one.name}: {', '.join(f'{x:g}: {y:.4g}' for x, (y, _, _) in sorted(one.points.items()))}" for one in series
+        f"{one.name}: {', '.join(f'{x:g}: {y:.4g}' for x, (y, _, _) in one.points.items())}" for one in series
     )

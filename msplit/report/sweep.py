@@ -124,7 +124,7 @@ def figure(flat: FlatGraph, found: Sweep) -> str:
     series = []
     for line in shown:
         points = {}
-        for batch, variant in line.variants.items():
+        for batch, variant in sorted(line.variants.items()):
             summary = _summary(variant, clock)
             if summary is not None:
                 half = summary.iqr / 2
