@@ -29,6 +29,7 @@ COMMANDS = {
     "diff": "What changed between two annotated models.",
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
+    "load": "Load a model with many requests at once: latency over throughput.",
     "profile": "Time a model's kernels on the GPU, for --profile of other commands.",
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
@@ -55,6 +56,10 @@ EXAMPLES = {
     "diff": ("msplit diff before.pb annotated.pb",),
     "doctor": ("msplit doctor",),
     "export": ("msplit export model.build --triton models --groups 8",),
+    "load": (
+        "msplit load model.pb --clients 1,4,16 --rate 50%,70%,90% --html load.html",
+        "msplit load --multistream model.pb 1 input0 1 output 16 1000 4 config_proto",
+    ),
     "profile": ("msplit profile model.pb --batch 128 -o profile.json",),
     "report": ("msplit report annotated.pb -o report.html",),
     "rules": ("msplit rules recsys > my-rules.yaml",),

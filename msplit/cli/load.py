@@ -1,0 +1,311 @@
+"""`msplit load`: many requests at once, from another process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msplit.cli import options
+from msplit.progress import telling
+
+if TYPE_CHECKING:
+    from msplit.serving.load.run import LoadSettings
+    from msplit.serving.settings import PoolSettings
+
+
+class Rates(options.Parameter):
+    """Arrivals per second, and shares with a percent sign."""
+
+    name = "n|n%,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Splits into rates and shares."""
+        if not isinstance(value, str):
+            return value
+        rates, shares = list[float](), list[float]()
+        for part in value.split(","):
+            share = part.strip().endswith("%")
+            try:
+                amount = float(part.strip().removesuffix("%"))
+            except ValueError:
+                amount = 0.0
+            if not 0 < amount < float("inf"):
+                self.fail(f"{value!r} is not a list of rates such as 1000,2000 or 70%", param, ctx)
+            (shares if share else rates).append(amount / 100 if share else amount)
+        return tuple(rates), tuple(shares)
+
+
+class Mix(options.Parameter):
+    """`0:0.1,1:0.9`."""
+
+    name = "p:share,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Splits into priorities and shares."""
+        if not isinstance(value, str):
+            return value
+        try:
+            pairs = [part.split(":") for part in value.split(",")]
+            mix = {int(priority): float(share) for priority, share in pairs}
+        except ValueError:
+            mix = {}
+        if not mix or not all(0 <= priority <= 255 and 0 <= share < float("inf") for priority, share in mix.items()):
+            self.fail(f"{value!r} is not a share for each priority, such as 0:0.1,1:0.9", param, ctx)
+        return mix
+
+
+class Groups(options.Parameter):
+    """A number, or ``auto``."""
+
+    name = "n|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
+        if value == "auto":
+            return value
+        number: Any = str(value).partition(",")[0]
+        return click.IntRange(1).convert(number, param, ctx)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How much is asked, and how it is measured."""
+
+    clients: tuple[int, ...]
+    rate: tuple[tuple[float, ...], tuple[float, ...]]
+    seconds: float
+    warmup: float
+    repeat: int
+    rows: int
+    distinct: int
+    mix: dict[int, float] | None
+    timeout: float | None
+    requests: int
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """How the pool answers."""
+
+    groups: int | str
+    streams: int
+    batches: tuple[int, ...] | None
+    max_batch: int | None
+    max_delay_us: float
+    max_queue: int
+    ruleset: str | None
+    engine: str | None
+    effort: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What TensorFlow is measured as."""
+
+    beside: tuple[str, ...]
+    threads: int
+    config: Path | None
+
+
+@click.command()
+@options.model_options
+@click.argument("further", nargs=-1, metavar="[…]")
+@click.option(
+    "--clients",
+    type=options.Numbers(click.IntRange(1, 100_000)),
+    default="1,2,4,8,16",
+    show_default=True,
+    help="Closed loop: how many clients send, each when it has its answer.",
+)
+@click.option(
+    "--rate",
+    type=Rates(),
+    default=((), ()),
+    help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
+)
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.01), help="Of measuring, per level.")
+@click.option("--warmup", default=0.5, show_default=True, type=click.FloatRange(0), help="Seconds before that.")
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(1), help="How often all is measured.")
+@click.option(
+    "--requests", default=0, type=click.IntRange(0), help="End a run after so many requests, warm-up left out."
+)
+@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="Rows of a request.")
+@click.option(
+    "--distinct",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Requests to prepare, all with other inputs.",
+)
+@click.option("--mix", type=Mix(), help="Share of requests by priority, such as 0:0.1,1:0.9.")
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds that a request may wait to be started.")
+@click.option(
+    "--groups",
+    type=Groups(),
+    default="4",
+    show_default=True,
+    envvar="TF_GPU_STREAM_GROUP_COUNT",
+    help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT).",
+)
+@click.option(
+    "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams of a step."
+)
+@click.option(
+    "--batches",
+    type=options.Numbers(click.IntRange(1)),
+    help="Rows of the steps to make ready (default: 1, 4, 16 … up to --max-batch).",
+)
+@click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step; 1 joins no requests.")
+@click.option(
+    "--max-delay-us", default=0.0, type=click.FloatRange(0), help="µs that a step waits for more rows (default: 0)."
+)
+@click.option(
+    "--max-queue", default=0, type=click.IntRange(0), help="Most requests that may wait (default: any number)."
+)
+@options.rules_option
+@click.option(
+    "--engine",
+    type=click.Choice(["cuda", "tensorflow"]),
+    help="What the pool runs on (default: cuda where it can, else tensorflow).",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
+)
+@click.option(
+    "--effort",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    show_default=True,
+    help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
+)
+@options.run_options
+@options.shape_option
+@click.option(
+    "--beside",
+    type=options.Names(),
+    default="auto",
+    show_default=True,
+    help="TensorFlow beside the pool: sessions, merge, devices, merged-devices, xla, batcher, none (auto: all, where it sees the GPU).",
+)
+@click.option("--threads", default=16, show_default=True, type=click.IntRange(1, 1024), help="That call TensorFlow.")
+@click.option("--config", type=options.PATH, help="ConfigProto as text, for TensorFlow's sessions.")
+@click.option("--html", type=options.PATH, help="Write tables and curves as one HTML file.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option(
+    "--multistream",
+    is_flag=True,
+    help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
+)
+@options.format_option
+@options.together(run=options.Execution, load=Loaded, pool=Pooled, beside=Beside)
+def command(
+    model: Path,
+    choice: options.Choice,
+    run: options.Execution,
+    load: Loaded,
+    pool: Pooled,
+    beside: Beside,
+    **rest: Any,
+) -> int:
+    """Send requests to a pool of MODEL from another process, check every answer, and measure latency over throughput.
+
+    MODEL may be a build. This executes the model.
+    """
+    from msplit import formats
+    from msplit.formats import build as files
+    from msplit.formats.atomic import check_target
+    from msplit.measure.request import BenchRequest
+    from msplit.report import load as report
+    from msplit.serving.load.run import load as measure
+
+    settings = _settings(load, beside)
+    if rest["multistream"]:
+        choice, settings = _as_multistream(choice, settings, rest["further"])
+    elif rest["further"]:
+        raise click.UsageError(f"{rest['further'][0]!r} is too much: --multistream takes arguments behind MODEL.")
+    request = BenchRequest(
+        streams=(pool.streams,),
+        ruleset=pool.ruleset,
+        engine=pool.engine,
+        effort=pool.effort,
+        device=pool.device,
+        shapes=dict(rest["shapes"]),
+        command=("msplit", *sys.argv[1:]),
+        **run.arguments(),
+    )
+    html: Path | None = rest["html"]
+    if html is not None:
+        check_target(html, force=rest["force"])
+    loaded = model if files.is_build(model) else choice.load(model)
+    with telling() as tell:
+        found = measure(loaded, request, settings=settings, pool=_pool(pool), progress=tell)
+    if html is not None:
+        formats.write_bytes_atomic(html, report.page(found).encode(), force=rest["force"])
+    options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
+    return 1 if found.wrong or found.broken else 0
+
+
+def _settings(load: Loaded, beside: Beside) -> LoadSettings:
+    from msplit.serving.load.run import LoadSettings
+
+    rates, shares = load.rate
+    clients = load.clients if options.was_given("clients") or not rates else ()
+    return LoadSettings(
+        clients=clients,
+        rates=rates,
+        shares=shares,
+        seconds=load.seconds,
+        warmup=load.warmup,
+        repeat=load.repeat,
+        rows=load.rows,
+        distinct=load.distinct,
+        mix=load.mix or {},
+        timeout=load.timeout,
+        most=load.requests,
+        beside=() if beside.beside == ("none",) else beside.beside,
+        threads=beside.threads,
+        config=beside.config,
+    )
+
+
+def _as_multistream(
+    choice: options.Choice, settings: LoadSettings, further: Sequence[str]
+) -> tuple[options.Choice, LoadSettings]:
+    """What NVIDIA's arguments say, in place of what is not given here."""
+    from msplit.serving.load.multistream import parse
+
+    asked = parse(further)
+    return (
+        replace(choice, inputs=asked.inputs, outputs=asked.outputs),
+        replace(
+            settings,
+            clients=(asked.threads,),
+            rows=asked.batch,
+            most=asked.threads * asked.iterations,
+            seconds=settings.seconds if options.was_given("seconds") else 3600.0,
+            threads=asked.threads,
+            config=asked.config or settings.config,
+        ),
+    )
+
+
+def _pool(pool: Pooled) -> PoolSettings:
+    from msplit.serving.settings import PoolSettings
+
+    return PoolSettings(
+        groups=pool.groups,
+        max_batch=pool.max_batch,
+        batches=pool.batches,
+        max_delay_us=pool.max_delay_us,
+        max_queue=pool.max_queue,
+    )

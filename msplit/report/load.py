@@ -1,0 +1,302 @@
+"""The report of `load`: as a document, as plain data, and as one HTML file with the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.escape import html as text
+from msplit.report import plot
+from msplit.report.benchmark import machine
+from msplit.report.document import Document, Table
+from msplit.report.text import count, micros, percent, plural, ratio
+from msplit.serving.load.results import ArmResult, LoadResult, Point, Run, Spread
+
+_QUANTITIES = ("p50", "p90", "p99", "mean", "max")
+
+
+def document(found: LoadResult) -> Document:
+    """What each arm answered at most, and the latency of each level."""
+    measured = [arm for arm in found.arms if not arm.skipped]
+    answers = sum(point.total("checked") for point in found.points)
+    apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
+    facts = [
+        (
+            "requests",
+            f"{plural(found.rows, 'row')} each; {apart} prepared ones have an answer that would pass for no other's",
+        ),
+        ("verified", f"{'all ' if not found.wrong else ''}{count(answers)} answers, against {found.checked_against}"),
+        (
+            "measured",
+            f"{found.seconds:g} s, {plural(found.repeat, 'time')}, in turns, each after {found.warmup:g} s of warming up",
+        ),
+        ("machine", machine(found.environment)),
+    ]
+    wrong = _wrong(found.points)
+    if wrong:
+        facts = [("WRONG ANSWERS", "; ".join(wrong)), *facts]
+    return Document(
+        title=found.model,
+        facts=facts,
+        tables=[
+            _most(found, measured),
+            *(table for arm in measured for table in _tables(arm, _points(found, arm))),
+        ],
+        warnings=[
+            *_warnings(found.points),
+            *(f"{arm.label}: not measured: {arm.skipped}" for arm in found.arms if arm.skipped),
+        ],
+        notes=[*(f"{arm.label}: {arm.about}{_steps(arm)}" for arm in measured), *found.notes],
+    )
+
+
+def _points(found: LoadResult, arm: ArmResult) -> list[Point]:
+    return [point for point in found.points if point.arm == arm.label]
+
+
+def _steps(arm: ArmResult) -> str:
+    """What a pool says that it did, in words."""
+    facts = arm.facts
+    if not facts.get("steps") or "filled" not in facts:
+        return ""
+    filled = f", {percent(facts['filled'], facts['rows'])} of whose rows were nobody's" if facts["filled"] else ""
+    return f"; {count(facts['requests'])} requests in {plural(facts['steps'], 'step')}{filled}"
+
+
+def _wrong(points: Sequence[Point]) -> list[str]:
+    """What is wrong with answers, by point."""
+    return [
+        f"{point.arm}, {point.name}: {count(point.total('wrong'))} of {count(point.total('checked'))}; {_says(point.runs, 'wrong')}"
+        for point in points
+        if point.total("wrong")
+    ]
+
+
+def _says(runs: Sequence[Run], what: str) -> str:
+    return next((run.says for run in runs if getattr(run, what) and run.says), "")
+
+
+def _warnings(points: Sequence[Point]) -> list[str]:
+    return [
+        f"{point.arm}, {point.name}: {count(point.total('failed'))} requests failed: {_says(point.runs, 'failed')}"
+        for point in points
+        if point.total("failed")
+    ]
+
+
+def _most(found: LoadResult, measured: Sequence[ArmResult]) -> Table:
+    """The level at which each arm answered most."""
+    rows = []
+    first: float | None = None
+    for arm in measured:
+        points = _points(found, arm)
+        if not points:
+            continue
+        best = max(points, key=lambda point: point.throughput.value)
+        first = first or best.throughput.value
+        answered = best.throughput.value
+        rows.append(
+            (
+                arm.label,
+                best.name,
+                count(round(answered)),
+                _time(best.latency("p50")),
+                ratio(first / answered) if first and answered and arm.echo else "-",
+            )
+        )
+    note = f"median of the repeats; the last column: {measured[0].label} over this" if measured else ""
+    return Table("Most answers per second", ("", "at", ">per s", ">p50", ">gain"), rows, note)
+
+
+def _tables(arm: ArmResult, points: Sequence[Point]) -> list[Table]:
+    """Latency and throughput by level, and by priority where a pool has several; what is open in a table of its own."""
+    found = []
+    for is_open, title, head in ((False, "closed loop", "clients"), (True, "open loop", "arrivals")):
+        chosen = [point for point in points if point.level.is_open is is_open]
+        if not chosen:
+            continue
+        rows = [
+            (
+                _short(point) + (" *" if point.limited else ""),
+                count(round(point.throughput.value)),
+                *(_time(point.latency(quantity)) for quantity in ("p50", "p90", "p99", "max")),
+            )
+            for point in chosen
+        ]
+        notes = list(dict.fromkeys(f"* {point.name}: {point.limited}" for point in chosen if point.limited))
+        notes += [f"{point.name}: {lost}" for point in chosen if (lost := _lost(point))]
+        columns = (head, ">per s", ">p50", ">p90", ">p99", ">max")
+        found.append(Table(f"{arm.label}, {title}", columns, rows, "; ".join(notes)))
+        by_priority = [
+            (
+                _short(point),
+                str(level),
+                *(_time(point.latency(quantity, level)) for quantity in ("p50", "p90", "p99", "max")),
+            )
+            for point in chosen
+            for level in (point.priorities if "steps" in arm.facts else ())
+        ]
+        if by_priority:
+            columns = (head, ">priority", ">p50", ">p90", ">p99", ">max")
+            found.append(Table(f"{arm.label}, {title}, by priority", columns, by_priority))
+    return found
+
+
+def _short(point: Point) -> str:
+    """A level below a heading that says which kind it is."""
+    return str(point.level.clients) if point.level.clients else point.name
+
+
+def _lost(point: Point) -> str:
+    """Requests without an answer, in words."""
+    requests = point.total("requests")
+    parts = [
+        f"{percent(point.total(key), requests)} {said}"
+        for key, said in (("refused", "refused"), ("timed_out", "timed out"), ("failed", "failed"))
+        if point.total(key)
+    ]
+    return ", ".join(parts)
+
+
+def _time(spread: Spread | None) -> str:
+    return "-" if spread is None else micros(spread.value)
+
+
+def payload(found: LoadResult) -> dict[str, Any]:
+    """Everything for JSON: each repeat of each level of each arm."""
+    return {
+        "model": found.model,
+        "rows": found.rows,
+        "distinct": {"requests": found.distinct[0], "told_apart": found.distinct[1]},
+        "checked_against": found.checked_against,
+        "tolerances": dict(found.tolerances),
+        "wrong": found.wrong,
+        "failed": found.broken,
+        "time_s": found.seconds,
+        "warmup_s": found.warmup,
+        "repeat": found.repeat,
+        "arms": [
+            {
+                "label": arm.label,
+                "about": arm.about,
+                "echo": arm.echo or None,
+                "skipped": arm.skipped or None,
+                "facts": dict(arm.facts),
+                "points": [_point(point) for point in _points(found, arm)],
+            }
+            for arm in found.arms
+        ],
+        "notes": list(found.notes),
+        "environment": dict(found.environment),
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "name": point.name,
+        "clients": point.level.clients,
+        "rate_per_s": point.level.rate,
+        "throughput_per_s": _spread(point.throughput),
+        "latency": {f"{quantity}_us": _spread(point.latency(quantity)) for quantity in _QUANTITIES},
+        "limited": point.limited or None,
+        "runs": [_run(run) for run in point.runs],
+    }
+
+
+def _spread(spread: Spread | None) -> dict[str, float] | None:
+    return None if spread is None else {"median": spread.value, "least": spread.low, "most": spread.high}
+
+
+def _latency(run: Run, priority: int | None = None) -> dict[str, float] | None:
+    one = run.latency if priority is None else run.by_priority[priority]
+    return None if one is None else {f"{quantity}_us": getattr(one, quantity) for quantity in _QUANTITIES}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "time_s": run.seconds,
+        "requests": run.requests,
+        "answered": run.answered,
+        "refused": run.refused,
+        "timed_out": run.timed_out,
+        "failed": run.failed,
+        "checked": run.checked,
+        "wrong": run.wrong,
+        "says": run.says or None,
+        "throughput_per_s": run.throughput,
+        "latency": _latency(run),
+        "by_priority": [{"priority": level, "latency": _latency(run, level)} for level in run.by_priority],
+        "most_in_flight": run.most_in_flight,
+        "late_us": run.late_us,
+        "cut": run.cut,
+    }
+
+
+_STYLE = (
+    "body{font-family:sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}"
+    "td.n,th.n{text-align:right}svg{width:100%;height:auto}.w{color:#a00;font-weight:bold}dt{color:#666}dd{margin:0 0 .4rem 1rem}"
+)
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def page(found: LoadResult) -> str:
+    """One HTML file: the curves and the tables. Nothing in it is scripted or fetched."""
+    said = document(found)
+    facts = "".join(
+        f"<dt>{text(name)}</dt><dd{' class=w' if name.isupper() else ''}>{text(value)}</dd>"
+        for name, value in said.facts
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>msplit load: {text(found.model)}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>msplit load: {text(found.model)}</h1><dl>{facts}</dl>",
+            *_plots(found),
+            *(_table(table) for table in said.tables),
+            *(f'<p class="w">{text(warning)}</p>' for warning in said.warnings),
+            *(f"<p>{text(note)}</p>" for note in said.notes),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _plots(found: LoadResult) -> list[str]:
+    """p50 and p99 over throughput, for the closed and for the open loop."""
+    parts = []
+    for is_open, loop in ((False, "closed loop"), (True, "open loop")):
+        for quantity in ("p50", "p99"):
+            series = [one for arm in found.arms if (one := _series(found, arm, quantity, is_open=is_open)).points]
+            if series:
+                title, key = f"{quantity} over throughput, {loop}", f"-{quantity}-{'open' if is_open else 'closed'}"
+                parts.append(plot.svg(title, "answers per second", f"{quantity}, µs", series, key=key, measured=True))
+    return parts
+
+
+def _series(found: LoadResult, arm: ArmResult, quantity: str, *, is_open: bool) -> plot.Series:
+    points = {}
+    for point in _points(found, arm):
+        spread = point.latency(quantity)
+        if point.level.is_open is is_open and spread is not None and point.throughput.value > 0:
+            points[point.throughput.value] = (spread.value, spread.low, spread.high)
+    return plot.Series(arm.label, points)
+
+
+def _table(table: Table) -> str:
+    """A table of a document as HTML."""
+    classes = [' class="n"' if column.startswith(">") else "" for column in table.columns]
+    head = "".join(
+        f"<th{kind}>{text(column.removeprefix('>'))}</th>" for column, kind in zip(table.columns, classes, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{text(str(cell))}</td>" for cell, kind in zip(row, classes, strict=True)) + "</tr>"
+        for row in table.rows
+    )
+    note = f"<p>{text(table.note)}</p>" if table.note else ""
+    return f"<h2>{text(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"

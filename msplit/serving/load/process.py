@@ -1,0 +1,118 @@
+"""Processes beside this one, and messages between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from msplit.errors import EngineError
+
+_GRACE = 1.0
+"""Seconds that a process has to end by itself."""
+
+LOST = (EOFError, OSError)
+"""What a pipe raises whose other end is gone."""
+
+
+class Process:
+    """A module of this package that runs as a process of its own, and ends with this one.
+
+    Args:
+        module: Its full name.
+        name: What it is called in messages.
+        handles: Descriptors that it is given.
+    """
+
+    def __init__(self, module: str, name: str, handles: Sequence[int] = ()) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._running = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=(theirs.fileno(), *handles),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if os.environ.get("MSPLIT_LOAD_DEBUG") else subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends it
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+            )
+        self._pipe = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._running.pid
+
+    def send(self, message: Any) -> None:
+        """Gives it something to do.
+
+        Raises:
+            EngineError: It has ended.
+        """
+        try:
+            self._pipe.send(message)
+        except LOST as problem:
+            raise self._lost() from problem
+
+    def receive(self) -> Any:
+        """What it has to say next; waits for it.
+
+        Raises:
+            EngineError: It has ended.
+        """
+        try:
+            return self._pipe.recv()
+        except LOST as problem:
+            raise self._lost() from problem
+
+    def said(self, seconds: float) -> bool:
+        """Whether it has something to say, after at most so long."""
+        return self._pipe.poll(seconds)
+
+    def alive(self) -> None:
+        """Nothing, while it runs.
+
+        Raises:
+            EngineError: It has ended.
+        """
+        if self._running.poll() is not None:
+            raise self._lost()
+
+    def close(self) -> None:
+        """Ends it."""
+        with suppress(*LOST):
+            self._pipe.close()  # which it takes for the end
+        try:
+            self._running.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does."""
+        with suppress(*LOST):
+            self._pipe.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._running.wait()
+
+    def _lost(self) -> EngineError:
+        code = self._running.poll()
+        how = "was lost" if code is None else f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"
+        return EngineError(
+            f"the process of {self.name} {how}", fix="is the machine out of memory? run again; else report this"
+        )
+
+
+def serve(arguments: Sequence[str], answer: Callable[[Any], Any]) -> None:
+    """What such a process does: answers messages one after the other until the other end is gone."""
+    pipe, parent = Connection(int(arguments[0])), int(arguments[1])
+    with suppress(*LOST):
+        while os.getppid() == parent:
+            pipe.send(answer(pipe.recv()))

@@ -1,0 +1,46 @@
+"""An arm in a process of its own: TensorFlow, whose devices and streams are the process's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.errors import EngineError, MsplitError
+from msplit.serving.load.arms import Arm, Problem, Spec, sessions
+from msplit.serving.load.bridge import Watch
+from msplit.serving.load.process import serve
+from msplit.serving.load.table import Table
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Builds what it is told, and answers runs until nobody asks any more."""
+    parent = int(arguments[1])
+    opened: list[tuple[Arm, Table]] = []
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            raise EngineError("nobody waits for it any more")
+
+    def answer(message: Any) -> Any:
+        try:
+            if isinstance(message, Spec):
+                arm = sessions(message)
+                opened.append((arm, Table(message.layout, message.handle)))
+                return arm.plain, dict(arm.facts())
+            ((arm, table),) = opened
+            what, timeout = message
+            return dict(arm.facts()) if what == "facts" else dict(arm.run(table, Watch(table, alive), timeout))
+        except MsplitError as problem:
+            return Problem(problem.what, problem.where, problem.fix)
+        except Exception as problem:  # noqa: BLE001  the other process tells it
+            return Problem(f"{type(problem).__name__}: {problem}", None, "this is a bug in msplit; please report it")
+
+    serve(arguments, answer)
+    for arm, _ in opened:
+        arm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

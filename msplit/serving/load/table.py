@@ -1,0 +1,151 @@
+"""The memory that generator and arm share: a table with a row per request, written without a lock.
+
+Each column has one writer, and each counter says how many rows of its columns are there, so that what a reader has counted is written. (The
+order of writes is that of x86; elsewhere a reader may see a counter a moment before its row.) The memory has no name: nothing of it is left
+when its processes have ended, however they did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.formats.tensors import numpy_dtype
+
+SENT, ANSWERED, OVER = 0, 8, 16
+"""Counters: rows that the generator has sent; rows that have an answer, whatever it is; whether no more will be sent. Each in a cache line
+of its own."""
+
+WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN = range(6)
+"""What became of a request: the last one gave outputs of other shapes than it must."""
+
+_COUNTERS = 64
+_ALIGNED = 4096
+
+_COLUMNS = {
+    "scheduled": np.int64,
+    "sent": np.int64,
+    "taken": np.int64,
+    "answered": np.int64,
+    "request": np.int32,
+    "priority": np.uint8,
+    "status": np.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Type and shape of an output of one answer. Strings (``object``) are kept as a number that stands for them; see `digest`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def stored(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Type and shape of what is kept of it."""
+        return (np.dtype(np.uint64), ()) if self.dtype == "object" else (numpy_dtype(self.dtype), self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """What is kept of one answer."""
+        dtype, shape = self.stored
+        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def digest(value: NDArray[Any]) -> int:
+    """A number of 64 bits that stands for an array of strings."""
+    parts = [item.encode() if isinstance(item, str) else bytes(item) for item in value.reshape(-1).tolist()]
+    text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table has.
+
+    Attributes:
+        rows: Most requests of a run.
+        outputs: By name.
+    """
+
+    rows: int
+    outputs: Mapping[str, Kept]
+
+    def places(self) -> tuple[dict[str, int], dict[str, int], int]:
+        """Where columns and outputs begin, and how large all of it is."""
+        end = _ALIGNED
+        columns, outputs = dict[str, int](), dict[str, int]()
+        for name, dtype in _COLUMNS.items():
+            columns[name] = end
+            end = _after(end, self.rows * np.dtype(dtype).itemsize)
+        for name, kept in self.outputs.items():
+            outputs[name] = end
+            end = _after(end, self.rows * kept.bytes)
+        return columns, outputs, end
+
+
+def _after(start: int, size: int) -> int:
+    return -(-(start + size) // _ALIGNED) * _ALIGNED
+
+
+class Table:
+    """The table, in one of the processes that share it.
+
+    Args:
+        layout: What it has.
+        handle: The descriptor of the memory; None makes it.
+
+    Attributes:
+        counters: See `SENT`; 64-bit numbers.
+        scheduled, sent, taken, answered: Per row, ns of `time.perf_counter_ns`, which processes share: when the request was due (0 where it
+            is due when it is sent), when it was sent, when the arm's process took it, and when its answer was there.
+        request: Which of the prepared requests it is.
+        priority: 0 is the most urgent.
+        status: See `WAITING`.
+        outputs: By name, an answer per row.
+    """
+
+    def __init__(self, layout: Layout, handle: int | None = None) -> None:
+        self.layout = layout
+        columns, outputs, size = layout.places()
+        self.handle = _memory(size) if handle is None else handle
+        self._map = mmap.mmap(self.handle, size)
+        self.counters = memoryview(self._map)[: _COUNTERS * 8].cast("q")
+        arrays = {name: np.frombuffer(self._map, dtype, layout.rows, columns[name]) for name, dtype in _COLUMNS.items()}
+        self.scheduled, self.sent = arrays["scheduled"], arrays["sent"]
+        self.taken, self.answered = arrays["taken"], arrays["answered"]
+        self.request, self.priority, self.status = arrays["request"], arrays["priority"], arrays["status"]
+        self.outputs: dict[str, NDArray[Any]] = {}
+        for name, kept in layout.outputs.items():
+            dtype, shape = kept.stored
+            part = memoryview(self._map)[outputs[name] : outputs[name] + layout.rows * kept.bytes]
+            self.outputs[name] = np.frombuffer(part, np.uint8).view(dtype).reshape(layout.rows, *shape)
+
+    def clear(self) -> None:
+        """Makes it ready for another run: what the last one has written is forgotten."""
+        used = self.counters[SENT]
+        self.status[:used] = WAITING
+        self.counters[SENT] = self.counters[ANSWERED] = self.counters[OVER] = 0
+
+    def close(self) -> None:
+        """Lets go of the memory. What was read from it must be a copy."""
+        os.close(self.handle)
+
+
+def _memory(size: int) -> int:
+    """A descriptor of memory without a name."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("msplit-load")
+    else:
+        with tempfile.TemporaryFile() as file:  # pragma: no cover
+            handle = os.dup(file.fileno())
+    os.ftruncate(handle, size)
+    return handle

@@ -1,0 +1,79 @@
+"""Pools that are nothing but their behaviour under load."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from msplit.serving.load.bridge import Watch, drive
+from msplit.serving.load.generator import Generator, Sending, Sent
+from msplit.serving.load.prepared import Prepared
+from msplit.serving.load.results import Run, measured
+from msplit.serving.load.table import Kept, Layout, Table
+
+DISTINCT = 16
+KEPT = {"score": Kept("float32", (2,)), "id": Kept("int64", ())}
+FEEDS: Sequence[Mapping[str, Any]] = [{"x": np.full((1, 2), number, np.float32)} for number in range(DISTINCT)]
+ANSWERS: Sequence[Mapping[str, Any]] = [
+    {"score": np.array([number, number + 0.5], np.float32), "id": np.array(number, np.int64)}
+    for number in range(DISTINCT)
+]
+PREPARED = Prepared(FEEDS, ANSWERS, "by hand", ieee=True, computed={})
+
+
+class FakePool:
+    """Answers what `answer` says of the number of a request, `seconds` later, so many at a time. `stall` is (from, to) in seconds since the
+    first request: nothing is answered then."""
+
+    def __init__(
+        self,
+        answer: Callable[[int, int], Any] = lambda number, count: ANSWERS[number],
+        seconds: float = 0.0,
+        stall: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self._answer, self._seconds, self._stall = answer, seconds, stall
+        self._waiting: deque[tuple[float, int, int, Future[Any]]] = deque()
+        self._first: float | None = None
+        self.count = self.most = 0
+
+    def submit(self, feeds: Mapping[str, Any], *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+        future: Future[Any] = Future()
+        now = time.perf_counter()
+        self._first = self._first or now
+        self._waiting.append((now, int(feeds["x"][0, 0]), self.count, future))
+        self.count += 1
+        self.most = max(self.most, len(self._waiting))
+        return future
+
+    def drive(self, seconds: float = 0.0) -> bool:
+        now = time.perf_counter()
+        begin, end = (self._first + one if self._first else 0.0 for one in self._stall)
+        while self._waiting and not begin <= now < end and now - self._waiting[0][0] >= self._seconds:
+            _, number, count, future = self._waiting.popleft()
+            found = self._answer(number, count)
+            if isinstance(found, Exception):
+                future.set_exception(found)
+            else:
+                future.set_result(dict(found))
+        return bool(self._waiting)
+
+
+def table(rows: int = 100_000) -> Table:
+    return Table(Layout(rows, KEPT))
+
+
+def loaded(shared: Table, generator: Generator, pool: Any, asked: Sending) -> tuple[Sent, Mapping[str, int]]:
+    """One run of a pool."""
+    shared.clear()
+    generator.start(asked)
+    problems = drive(shared, pool, FEEDS, Watch(shared, generator.process.alive))
+    return generator.finish(), problems
+
+
+def run_of(shared: Table, sent: Sent, asked: Sending) -> Run:
+    return measured(shared, sent, is_open=asked.level.is_open, checked=0, wrong=0, says="")
