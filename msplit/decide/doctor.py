@@ -189,6 +189,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
     heavy = {
         "bench": (bench, cuda, stock),
         "build": (_needing("build", ("gpu", "pytorch"), lacking),),
+        "load": (replace(bench, subject="load"),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
         "serve": (_serve(bench, findings),),

@@ -196,15 +196,21 @@ def _point(point: Point) -> dict[str, Any]:
         "name": point.name,
         "clients": point.level.clients,
         "rate_per_s": point.level.rate,
-        "throughput_per_s": _spread(point.throughput),
-        "latency": {f"{quantity}_us": _spread(point.latency(quantity)) for quantity in _QUANTITIES},
+        **_spread("throughput", point.throughput, "per_s"),
+        **{
+            key: value
+            for quantity in _QUANTITIES
+            for key, value in _spread(quantity, point.latency(quantity), "us").items()
+        },
         "limited": point.limited or None,
         "runs": [_run(run) for run in point.runs],
     }
 
 
-def _spread(spread: Spread | None) -> dict[str, float] | None:
-    return None if spread is None else {"median": spread.value, "least": spread.low, "most": spread.high}
+def _spread(name: str, spread: Spread | None, unit: str) -> dict[str, float | None]:
+    """The median of the repeats, the least and the most of them."""
+    values = (None, None, None) if spread is None else (spread.value, spread.low, spread.high)
+    return dict(zip((f"{name}_{unit}", f"{name}_least_{unit}", f"{name}_most_{unit}"), values, strict=True))
 
 
 def _latency(run: Run, priority: int | None = None) -> dict[str, float] | None:

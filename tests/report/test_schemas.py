@@ -47,6 +47,9 @@ PLAIN = frozenset(
         "sizes", "sms", "steps", "stream", "streams", "summary", "tensors", "threads", "times", "tolerance", "total", "unassigned",
         "unknown", "unknown_shapes", "unmeasured", "value", "values", "verify_inputs", "versions", "waits", "warning", "was",
         "width", "worst",
+        # of load
+        "answered", "checked", "clients", "failed", "most_in_flight", "priority", "refused", "repeat", "requests", "timed_out",
+        "told_apart", "tolerances", "wrong",
     )
 )  # fmt: skip
 """What is counted, numbers something, or is a ratio: there is no unit to say."""

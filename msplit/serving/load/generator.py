@@ -82,7 +82,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class Sent:
-    """When requests were measured, in ns of `time.perf_counter_ns`, and whether the table was full before its time."""
+    """When requests were measured, in ns of ``time.perf_counter_ns``, and whether the table was full before its time."""
 
     begin: int
     end: int
@@ -137,6 +137,8 @@ def _closed(table: Table, asked: Sending, rng: np.random.Generator, alive: Calla
                 drawn = min(rows, drawn + _CHUNK)
         elif now - heard > _PATIENT:
             time.sleep(_NAP)
+        else:
+            os.sched_yield()  # who answers may have to share this core
         turns += 1
         if not turns % _LOOK and not alive():
             raise _Gone
@@ -168,6 +170,8 @@ def _open(table: Table, asked: Sending, rng: np.random.Generator, alive: Callabl
             counters[SENT] = sent
         elif due[sent] - now > 2 * _EARLY:
             time.sleep(min(due[sent] - now - _EARLY, 100_000_000) / 1e9)
+        else:
+            os.sched_yield()
         turns += 1
         if not turns % _LOOK and not alive():
             raise _Gone

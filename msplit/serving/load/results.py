@@ -34,17 +34,18 @@ class Latency:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm at one level, once. Warm-up is left out of all but `wrong` and `problems`.
+    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong` and `says`.
 
     Attributes:
         seconds: How long was measured.
         requests: Requests that belong to that time: sent in it, or due in it where the load is open.
         answered: How many of them have an answer.
-        refused, timed_out, failed: How many have none, and why.
+        refused, timed_out: How many have none, and why.
+        failed: How many have none for another reason.
         throughput: Answers per second of that time.
         latency: From sending to the answer, of an open load from when a request was due; None where none was answered.
         by_priority: The same by priority, where there are several.
-        checked: Answers that were held against what they should be, warm-up included.
+        checked: Answers that were held against what they should be.
         wrong: How many of them are wrong.
         says: What is wrong with the first one, or why requests failed.
         most_in_flight: Most requests that were sent and not answered.
@@ -88,7 +89,7 @@ def measured(table: Table, sent: Sent, *, is_open: bool, checked: int, wrong: in
         answered=int(done.sum()),
         refused=int((inside & (status == REFUSED)).sum()),
         timed_out=int((inside & (status == TIMED_OUT)).sum()),
-        failed=int((inside & ((status == FAILED) | (status == MISSHAPEN))).sum()),
+        failed=int(((status == FAILED) | (status == MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),
         by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}

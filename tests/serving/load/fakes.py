@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from msplit.serving.load.generator import Generator, Sending, Sent
 from msplit.serving.load.prepared import Prepared
 from msplit.serving.load.results import Run, measured
 from msplit.serving.load.table import Kept, Layout, Table
+from msplit.serving.pool import About, Stats
+from msplit.serving.ports import Port
+from msplit.serving.settings import PoolSettings
 
 DISTINCT = 16
 KEPT = {"score": Kept("float32", (2,)), "id": Kept("int64", ())}
@@ -61,6 +66,40 @@ class FakePool:
             else:
                 future.set_result(dict(found))
         return bool(self._waiting)
+
+
+class FakeModel(FakePool):
+    """A pool with all that `load` asks of one."""
+
+    def __init__(self, *arguments: Any, groups: int = 4, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.settings = PoolSettings(groups=groups)
+        self.about = About("a fake", {}, (), (), {})
+        self.inputs = {"x": Port("float32", (None, 2))}
+        self.polls = True
+        self.closed = False
+
+    def step(self, feeds: Mapping[str, Any], **how: Any) -> Mapping[str, Any]:
+        return ANSWERS[int(feeds["x"][0, 0])]
+
+    def stats(self) -> Stats:
+        return Stats(requests=self.count, steps=self.count, rows=self.count)
+
+    def close(self, finish: bool = True) -> None:
+        self.closed = True
+
+
+@contextmanager
+def instead(pool: Any) -> Iterator[None]:
+    """`load` finds this pool, the prepared requests and their answers, whatever it is asked to load."""
+    with (
+        mock.patch("msplit.serving.making.pool", return_value=pool),
+        mock.patch("msplit.serving.load.prepared.from_model", lambda flat, request, count: FEEDS[:count]),
+        mock.patch("msplit.serving.load.prepared.by_tensorflow", lambda flat, feeds, request: ANSWERS[: len(feeds)]),
+        mock.patch("msplit.serving.load.run.computed_in", return_value={}),
+        mock.patch("msplit.serving.load.run._sees_gpu", return_value=False),
+    ):
+        yield
 
 
 def table(rows: int = 100_000) -> Table:
