@@ -198,6 +198,11 @@ class Spec:
         return 4 if self.settings.groups == AUTO else int(self.settings.groups)
 
     @property
+    def takes_memory(self) -> bool:
+        """Whether its logical devices take a share of the GPU's free memory, used or not."""
+        return self.kind.endswith("devices")
+
+    @property
     def about(self) -> str:
         """What it is, in words."""
         return SESSIONS[self.kind].format(threads=self.threads, groups=self.groups)
@@ -228,8 +233,7 @@ def sessions(spec: Spec) -> Arm:
         tensorflow=options,
         op_libraries=spec.request.op_libraries,
     )
-    several = spec.kind.endswith("devices")
-    count = spec.groups if several else 1
+    count = spec.groups if spec.takes_memory else 1
     TENSORFLOW.prepare(count)
     built: list[Executable] = []
     for device in range(count):

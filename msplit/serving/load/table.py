@@ -105,8 +105,8 @@ class Table:
 
     Attributes:
         counters: See `SENT`; 64-bit numbers.
-        scheduled, sent, taken, answered: Per row, ns of ``time.perf_counter_ns``, which processes share: when the request was due (0 where it
-            is due when it is sent), when it was sent, when the arm's process took it, and when its answer was there.
+        scheduled, sent, taken, answered: Per row, in ns of ``time.perf_counter_ns``, which processes share: when the request was due (0
+            where it is due when it is sent), when it was sent, when the arm's process took it, and when its answer was there.
         request: Which of the prepared requests it is.
         priority: 0 is the most urgent.
         status: See `WAITING`.

@@ -258,7 +258,7 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
 def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None:
     class Fails(RemoteArm):
         def __init__(self, spec: Any) -> None:
-            self.label, self.about, self.echo = "TensorFlow", "one session", "echo, threads"
+            self.label, self.about, self.echo = "TensorFlow", spec.about, "echo, threads"
 
         def ready(self) -> None:
             raise EngineError("TensorFlow can not run this model: no kernel")
