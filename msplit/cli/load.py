@@ -259,7 +259,7 @@ def _settings(load: Loaded, beside: Beside) -> LoadSettings:
     from msplit.serving.load.run import LoadSettings
 
     rates, shares = load.rate
-    clients = load.clients if options.was_given("clients") or not rates else ()
+    clients = load.clients if options.was_given("clients") or shares or not rates else ()
     return LoadSettings(
         clients=clients,
         rates=rates,

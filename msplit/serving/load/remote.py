@@ -9,7 +9,7 @@ from typing import Any
 
 from msplit.errors import EngineError, MsplitError
 from msplit.serving.load.arms import Arm, Problem, Spec, sessions
-from msplit.serving.load.bridge import Watch
+from msplit.serving.load.bridge import Watch, settled
 from msplit.serving.load.process import serve
 from msplit.serving.load.table import Table
 
@@ -31,7 +31,10 @@ def main(arguments: Sequence[str]) -> None:
                 return arm.plain, dict(arm.facts())
             ((arm, table),) = opened
             what, timeout = message
-            return dict(arm.facts()) if what == "facts" else dict(arm.run(table, Watch(table, alive), timeout))
+            if what == "facts":
+                return dict(arm.facts())
+            with settled():
+                return dict(arm.run(table, Watch(table, alive), timeout))
         except MsplitError as problem:
             return Problem(problem.what, problem.where, problem.fix)
         except Exception as problem:  # noqa: BLE001  the other process tells it

@@ -22,7 +22,7 @@ from msplit.measure.verification import computed_in
 from msplit.progress import Progress, phase, silent
 from msplit.serving.load import prepared as requests
 from msplit.serving.load.arms import SESSIONS, Arm, RemoteArm, Spec, echoes, of_pool
-from msplit.serving.load.bridge import Watch
+from msplit.serving.load.bridge import Watch, settled
 from msplit.serving.load.generator import Generator, Level, Sending
 from msplit.serving.load.prepared import Checker, Prepared
 from msplit.serving.load.results import ArmResult, LoadResult, Point, Run, measured
@@ -95,9 +95,9 @@ class LoadSettings:
         for name, time in (("seconds", self.seconds), ("warmup", self.warmup), ("timeout", self.timeout)):
             if time is not None:
                 number(name, time)
-        if not self.clients and not self.rates:
-            fix = "give clients, or rates"
-            raise MsplitError("there is no load: shares of the most need clients that find it", fix=fix)
+        if not self.clients and (self.shares or not self.rates):
+            said = "shares are of the most that clients find" if self.shares else "there is no load"
+            raise MsplitError(said, fix="give clients" if self.shares else "give clients, or rates")
         if not all(0 < one < float("inf") for one in (*self.rates, *self.shares)) or self.seconds <= 0:
             raise MsplitError("rates, shares and seconds are above 0", fix="give numbers above 0")
         if any(share < 0 for share in self.mix.values()) or (self.mix and not sum(self.mix.values()) > 0):
@@ -353,26 +353,25 @@ def _refuse_wrong(arm: Arm, main: Arm, checker: Checker, ready: Prepared) -> Non
 
 
 def _measure(bench: _Bench) -> None:
-    """All levels of all arms in turns, again and again; who goes first changes."""
+    """All levels of all arms in turns, again and again; who goes first changes, and what is sent does not."""
     settings = bench.settings
     labels = list(bench.arms)
     best: dict[str, float] = {}
-    seed = 0
-    with phase("measuring"):
+    with phase("measuring"), settled():
         for repeat in range(settings.repeat):
             turn = labels[repeat % len(labels) :] + labels[: repeat % len(labels)]
             for clients in settings.clients:
                 for label in turn:
-                    bench.measure(label, _key(clients=clients), Level(clients=clients), seed := seed + 1)
+                    bench.measure(label, _key(clients=clients), Level(clients=clients), repeat)
             for rate in settings.rates:
                 for label in turn:
-                    bench.measure(label, _key(rate=rate), Level(rate=rate), seed := seed + 1)
+                    bench.measure(label, _key(rate=rate), Level(rate=rate), repeat)
             best = best or {label: bench.best(label) for label in labels if bench.arms[label].echo}
             for share in settings.shares:
                 for label in turn:
                     rate = share * best.get(label, max(best.values(), default=0.0))
                     if rate > 0:
-                        bench.measure(label, _key(share=share), Level(rate=rate), seed := seed + 1)
+                        bench.measure(label, _key(share=share), Level(rate=rate), repeat)
 
 
 def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:

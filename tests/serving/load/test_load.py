@@ -59,6 +59,20 @@ def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     assert html.read_text().count("<svg") == 4
 
 
+def test_each_arm_is_sent_the_same() -> None:
+    sent: dict[int, list[Any]] = {}
+
+    def measure(bench: Any, label: str, key: str, level: Any, seed: int) -> None:
+        sent.setdefault(seed, []).append((key, label))
+
+    with instead(FakeModel()), mock.patch("msplit.serving.load.run._Bench.measure", measure):
+        fine("load", MMOE, *QUICK[:4], "--repeat", "2", "--distinct", "4", "--rate", "10,20", "--quiet")
+    levels = [("10/s", "20/s")] * 2
+    assert [tuple(dict.fromkeys(key for key, _ in sent[repeat])) for repeat in range(2)] == levels
+    assert [label for _, label in sent[0]] == ["pool", "echo"] * 2
+    assert [label for _, label in sent[1]] == ["echo", "pool"] * 2
+
+
 def test_a_wrong_answer_is_told_first_and_is_exit_code_1() -> None:
     def answer(number: int, count: int) -> Any:
         return ANSWERS[(number + (count == 7)) % DISTINCT]
@@ -105,6 +119,7 @@ def test_a_pool_whose_plain_steps_are_wrong_is_not_loaded() -> None:
         (("--multistream",), "the number of inputs is missing"),
         (("--rate", "50%", "--html", "/nowhere/x.html"), "/nowhere"),
         (("--timeout", "nan"), "timeout"),
+        (("--rate", "50%", "--clients", "x"), "'x' is not a list of numbers"),
     ],
 )
 def test_mistakes_are_told(options: tuple[str, ...], said: str) -> None:
@@ -135,6 +150,23 @@ def test_the_command_and_the_variable_of_nvidia() -> None:
     assert (settings.clients, settings.rows, settings.most, settings.threads) == ((4,), 16, 4000, 4)
     assert settings.config == Path("config_proto")
     assert seen["pool"].groups == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"clients": ()}, "there is no load"),
+        ({"clients": (), "rates": (5.0,), "shares": (0.5,)}, "shares are of the most that clients find"),
+        ({"clients": (0,)}, "clients is 0"),
+        ({"rates": (float("inf"),)}, "rates, shares and seconds are above 0"),
+        ({"seconds": 0.0}, "rates, shares and seconds are above 0"),
+        ({"mix": {0: -1.0, 1: 2.0}}, "are no shares"),
+        ({"beside": ("pytorch",)}, "there is no 'pytorch' to measure"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: Any, said: str) -> None:
+    with pytest.raises(MsplitError, match=said):
+        LoadSettings(**settings)
 
 
 INTERRUPTED = """
