@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.core.arguments import number, whole
-from msplit.decide.environment import environment
+from msplit.decide.environment import environment, gpus
 from msplit.decide.model import opened
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -30,7 +30,7 @@ from msplit.serving.load.table import Layout, Table
 from msplit.serving.settings import PoolSettings
 
 AUTO = "auto"
-"""Of `LoadSettings.beside`: TensorFlow in all ways where the pool runs on a GPU that it sees, too."""
+"""Of `LoadSettings.beside`: TensorFlow in all ways where it sees a GPU."""
 
 _FASTEST = 400_000
 """Requests per second for which there is room, as far as memory goes."""
@@ -198,7 +198,7 @@ def load(
         stack.callback(made.close, finish=False)
         ready = _prepared(flat, model, made, request, settings)
         about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}"
-        main = of_pool("pool", about, made, ready.feeds, on_gpu=_on_gpu(made, request))
+        main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
         notes = [*made.about.notes, *(() if flat is None else own_data(flat))]
         specs = _specs(flat, made, ready, request, (settings, pool_settings))
         layout = Layout(_rows(settings, ready), ready.kept)
@@ -255,12 +255,12 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
             answers = requests.by_steps(pool.step, feeds)
     else:
         answers = requests.by_steps(pool.step, feeds)
-    return Prepared(feeds, answers, source, request.ieee or not _may_round(pool, request), computed)
+    return Prepared(feeds, answers, source, request.ieee or not _may_round(request), computed)
 
 
-def _may_round(pool: Any, request: BenchRequest) -> bool:
-    """Whether a GPU makes products in TF32."""
-    return _on_gpu(pool, request) or (request.device == "cuda" and _sees_gpu())
+def _may_round(request: BenchRequest) -> bool:
+    """Whether there is a GPU that may make products in TF32."""
+    return request.device == "cuda" and bool(gpus())
 
 
 def _rows(settings: LoadSettings, ready: Prepared) -> int:
@@ -281,8 +281,7 @@ def _specs(
     settings, pool_settings = how
     names = list(settings.beside)
     if AUTO in names:
-        on_gpu = flat is not None and _on_gpu(pool, request) and _sees_gpu()
-        names = list(SESSIONS) if on_gpu else []
+        names = list(SESSIONS) if flat is not None and request.device == "cuda" and _sees_gpu() else []
     if names and flat is None:
         raise MsplitError("TensorFlow runs no builds", fix="load the model itself to have it measured beside")
     if flat is None:
@@ -304,11 +303,6 @@ def _specs(
         )
         for name in dict.fromkeys(names)
     ]
-
-
-def _on_gpu(pool: Any, request: BenchRequest) -> bool:
-    """Whether it is a GPU that a pool looks after."""
-    return bool(request.device == "cuda" and pool.polls)
 
 
 def _sees_gpu() -> bool:
