@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msplit.escape import html as text
@@ -66,21 +66,21 @@ def _steps(arm: ArmResult) -> str:
 def _wrong(points: Sequence[Point]) -> list[str]:
     """What is wrong with answers, by point."""
     return [
-        f"{point.arm}, {point.name}: {count(point.total('wrong'))} of {count(point.total('checked'))}; {_says(point.runs, 'wrong')}"
+        f"{point.arm}, {point.name}: {count(wrong)} of {count(point.total('checked'))}; {_first(run.says for run in point.runs)}"
         for point in points
-        if point.total("wrong")
+        if (wrong := point.total("wrong"))
     ]
 
 
-def _says(runs: Sequence[Run], what: str) -> str:
-    return next((run.says for run in runs if getattr(run, what) and run.says), "")
+def _first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")
 
 
 def _warnings(points: Sequence[Point]) -> list[str]:
     return [
-        f"{point.arm}, {point.name}: {count(point.total('failed'))} requests failed: {_says(point.runs, 'failed')}"
+        f"{point.arm}, {point.name}: {plural(failed, 'request')} failed: {_first(run.why for run in point.runs)}"
         for point in points
-        if point.total("failed")
+        if (failed := point.total("failed"))
     ]
 
 
@@ -229,6 +229,7 @@ def _run(run: Run) -> dict[str, Any]:
         "checked": run.checked,
         "wrong": run.wrong,
         "says": run.says or None,
+        "why": run.why or None,
         "throughput_per_s": run.throughput,
         "latency": _latency(run),
         "by_priority": [{"priority": level, "latency": _latency(run, level)} for level in run.by_priority],

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.serving.load.generator import Level, Sent
+from msplit.serving.load.prepared import Verdict
 from msplit.serving.load.table import DONE, FAILED, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
 
 
@@ -34,7 +35,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong` and `says`.
+    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
+    `why`.
 
     Attributes:
         seconds: How long was measured.
@@ -47,7 +49,8 @@ class Run:
         by_priority: The same by priority, where there are several.
         checked: Answers that were held against what they should be.
         wrong: How many of them are wrong.
-        says: What is wrong with the first one, or why requests failed.
+        says: What is wrong with the first one; "" where nothing is.
+        why: Why a request failed; "" where none did.
         most_in_flight: Most requests that were sent and not answered.
         late_us: How long after a request was due the generator sent it, µs: 99 % are no later. 0 of a closed load.
         cut: Whether the table was full before its time.
@@ -65,13 +68,14 @@ class Run:
     checked: int
     wrong: int
     says: str
+    why: str
     most_in_flight: int
     late_us: float
     cut: bool
 
 
-def measured(table: Table, sent: Sent, *, is_open: bool, checked: int, wrong: int, says: str) -> Run:
-    """What a finished run took, out of its table."""
+def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> Run:
+    """What a finished run took, out of its table, and what is wrong with its answers."""
     count = table.counters[SENT]
     status, answered = table.status[:count], table.answered[:count]
     began = table.scheduled[:count] if is_open else table.sent[:count]
@@ -95,9 +99,10 @@ def measured(table: Table, sent: Sent, *, is_open: bool, checked: int, wrong: in
         by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}
         if len(levels) > 1
         else {},
-        checked=checked,
-        wrong=wrong,
-        says=says,
+        checked=verdict.checked,
+        wrong=verdict.wrong,
+        says=verdict.says,
+        why=why,
         most_in_flight=in_flight(table.sent[:count], answered),
         late_us=float(np.percentile(late, 99)) / 1e3 if len(late) else 0.0,
         cut=sent.full,

@@ -142,8 +142,7 @@ class _Bench:
         problems = arm.run(self.table, watch, settings.timeout)
         sent = self.generator.finish()
         verdict = self.checkers[label].check(self.table)
-        says = verdict.says or next(iter(problems), "")
-        run = measured(self.table, sent, is_open=level.is_open, checked=verdict.checked, wrong=verdict.wrong, says=says)
+        run = measured(self.table, sent, verdict, is_open=level.is_open, why=next(iter(problems), ""))
         self.runs.setdefault((label, key), (level, []))[1].append(run)
         self.done += 1
 

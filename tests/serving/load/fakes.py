@@ -14,7 +14,7 @@ import numpy as np
 
 from msplit.serving.load.bridge import Watch, drive
 from msplit.serving.load.generator import Generator, Sending, Sent
-from msplit.serving.load.prepared import Prepared
+from msplit.serving.load.prepared import Prepared, Verdict
 from msplit.serving.load.results import Run, measured
 from msplit.serving.load.table import Kept, Layout, Table
 from msplit.serving.pool import About, Stats
@@ -115,4 +115,4 @@ def loaded(shared: Table, generator: Generator, pool: Any, asked: Sending) -> tu
 
 
 def run_of(shared: Table, sent: Sent, asked: Sending) -> Run:
-    return measured(shared, sent, is_open=asked.level.is_open, checked=0, wrong=0, says="")
+    return measured(shared, sent, Verdict(0, 0, ""), is_open=asked.level.is_open)

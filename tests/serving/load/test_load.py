@@ -93,7 +93,7 @@ def test_requests_that_fail_are_exit_code_1_and_say_why() -> None:
     with instead(FakeModel(answer)):
         done = msplit("load", MMOE, *QUICK, "--clients", "2")
     assert done.code == 1
-    assert "1 requests failed: the\\x1b[31m device is lost" in done.out
+    assert "1 request failed: the\\x1b[31m device is lost" in done.out
 
 
 def test_a_pool_whose_plain_steps_are_wrong_is_not_loaded() -> None:

@@ -30,6 +30,7 @@ def run(throughput: float, p50: float, **more: int) -> Run:
         by_priority=by_priority,
         checked=1200,
         says="request 7: score: 1 of 2 elements differ; score[1] is 3.5, not 2.5; tolerance 0.0002" if more else "",
+        why="the device is lost" if counts["failed"] else "",
         most_in_flight=4,
         late_us=1.0,
         cut=False,
@@ -38,7 +39,7 @@ def run(throughput: float, p50: float, **more: int) -> Run:
 
 
 def points(arm: str, factor: float, *, wrong: int = 0) -> tuple[Point, ...]:
-    lost = {"refused": 40, "timed_out": 3} if wrong else {}
+    lost = {"refused": 40, "timed_out": 3, "failed": 1} if wrong else {}
     return (
         Point(
             arm, Level(clients=1), "1 client", (run(12_000 / factor, 80 * factor), run(12_500 / factor, 79 * factor))

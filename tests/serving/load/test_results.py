@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.serving.load.generator import Level, Sent
+from msplit.serving.load.prepared import Verdict
 from msplit.serving.load.results import Latency, Point, Run, Spread, in_flight, measured
 from msplit.serving.load.run import limit
 from msplit.serving.load.table import DONE, FAILED, MISSHAPEN, REFUSED, SENT, TIMED_OUT
@@ -30,7 +31,7 @@ def test_figures_of_a_run(found: list[tuple[int, int, int, int]], a: int, b: int
         made.status[row] = status
         start = due if is_open else due + late
         requests.append((start, due + late + took, status))
-    run = measured(made, Sent(begin, end, False), is_open=is_open, checked=0, wrong=0, says="")
+    run = measured(made, Sent(begin, end, False), Verdict(0, 0, ""), is_open=is_open)
     inside = [one for one in requests if begin <= one[0] < end]
     latencies = [answered - start for start, answered, status in inside if status == DONE]
     assert run.requests == len(inside)
@@ -60,7 +61,7 @@ def test_most_in_flight(found: list[tuple[int, int]]) -> None:
 
 def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> Run:
     latency = Latency(p50, p50, p50, p50, p50)
-    return Run(1.0, 1, 1, 0, 0, 0, throughput, latency, {}, 1, 0, "", 1, late, cut)
+    return Run(1.0, 1, 1, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
 
 
 def test_repeats_give_a_median_and_its_spread() -> None:
