@@ -152,7 +152,12 @@ def _lost(point: Point) -> str:
     requests = point.total("requests")
     parts = [
         f"{percent(point.total(key), requests)} {said}"
-        for key, said in (("refused", "refused"), ("timed_out", "timed out"), ("failed", "failed"))
+        for key, said in (
+            ("refused", "refused"),
+            ("timed_out", "timed out"),
+            ("given_up", "still waiting a second after the end"),
+            ("failed", "failed"),
+        )
         if point.total(key)
     ]
     return ", ".join(parts)
@@ -225,6 +230,7 @@ def _run(run: Run) -> dict[str, Any]:
         "answered": run.answered,
         "refused": run.refused,
         "timed_out": run.timed_out,
+        "given_up": run.given_up,
         "failed": run.failed,
         "checked": run.checked,
         "wrong": run.wrong,

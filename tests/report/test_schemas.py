@@ -48,8 +48,8 @@ PLAIN = frozenset(
         "unknown", "unknown_shapes", "unmeasured", "value", "values", "verify_inputs", "versions", "waits", "warning", "was",
         "width", "worst",
         # of load
-        "answered", "checked", "clients", "failed", "most_in_flight", "priority", "refused", "repeat", "requests", "timed_out",
-        "told_apart", "tolerances", "wrong",
+        "answered", "checked", "clients", "failed", "given_up", "most_in_flight", "priority", "refused", "repeat", "requests",
+        "timed_out", "told_apart", "tolerances", "wrong",
     )
 )  # fmt: skip
 """What is counted, numbers something, or is a ratio: there is no unit to say."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +22,19 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.load.table import ANSWERED, DONE, FAILED, MISSHAPEN, OVER, REFUSED, SENT, TIMED_OUT, Table, digest
+from msplit.serving.load.table import (
+    ANSWERED,
+    DONE,
+    FAILED,
+    GIVEN_UP,
+    MISSHAPEN,
+    OVER,
+    REFUSED,
+    SENT,
+    TIMED_OUT,
+    Table,
+    digest,
+)
 
 _now = time.perf_counter_ns
 
@@ -34,6 +46,9 @@ _AT_ONCE = 16
 
 _COPIED = 32
 """Answers that are copied at once."""
+
+_GRACE = 1.0
+"""Seconds after the end of a run in which what waits may still be answered. Where more comes than can be answered, it would take long."""
 
 _LOOK = 0.05
 """Seconds between two looks at whether the other process lives and anything moves."""
@@ -92,9 +107,21 @@ class Writer:
         self.problems: dict[str, int] = {}
         self._lock = threading.Lock()
         self._left: list[tuple[int, Mapping[str, Any]]] = []
+        self._waiting: dict[int, Future[Any]] = {}
 
-    def resolved(self, row: int, future: Future[Any]) -> None:
+    def wait(self, row: int, future: Future[Any]) -> None:
+        """A request will have its answer in a future."""
+        self._waiting[row] = future
+        future.add_done_callback(partial(self._resolved, row))
+
+    def give_up(self) -> None:
+        """Has nothing run that still waits to be."""
+        for future in list(self._waiting.values()):
+            future.cancel()
+
+    def _resolved(self, row: int, future: Future[Any]) -> None:
         """A future has what it has."""
+        self._waiting.pop(row, None)
         try:
             outputs = future.result()
         except Exception as problem:  # noqa: BLE001  what it is, is told at the end
@@ -117,6 +144,8 @@ class Writer:
         with self._lock:
             if isinstance(problem, Busy | TimedOut):
                 self._status[row] = REFUSED if isinstance(problem, Busy) else TIMED_OUT
+            elif isinstance(problem, CancelledError):
+                self._status[row] = GIVEN_UP
             else:
                 self._status[row] = FAILED
                 self._tell(problem.what if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}")
@@ -213,6 +242,7 @@ def drive(
     counters, request, priority, taken_at = table.counters, table.request.data, table.priority.data, table.taken.data
     writer = Writer(table)
     taken = answered = 0
+    end = 0.0
     while True:
         over = counters[OVER]  # before what is sent, which is all there is where this is set
         sent = counters[SENT]
@@ -223,13 +253,17 @@ def drive(
             except MsplitError as problem:
                 writer.failed(row, problem)
             else:
-                future.add_done_callback(partial(writer.resolved, row))
+                writer.wait(row, future)
             taken += 1
         target.drive()
         now_answered = counters[ANSWERED]
         if now_answered == answered:
             if over and taken == sent == answered:
                 return writer.finish()
+            if over:
+                end = end or time.monotonic() + _GRACE
+                if time.monotonic() > end:
+                    writer.give_up()
             watch.look()
             if taken == sent:
                 _rest(nap)
@@ -250,26 +284,30 @@ class _Arrivals:
     turn to wait.
 
     Attributes:
+        next: The first row that nobody has taken.
         failed: What ended a thread; then there is nothing more.
     """
 
     def __init__(self, table: Table, watch: Watch) -> None:
         self._counters, self._taken_at, self._watch = table.counters, table.taken.data, watch
-        self._turn, self._next = threading.Lock(), 0
+        self._turn, self._end = threading.Lock(), 0.0
+        self.next = 0
         self.failed: list[BaseException] = []
 
     def take(self) -> int | None:
         """The next one, when it is there; None when there is no more."""
         with self._turn:
-            spins, row = 0, self._next
+            spins, row = 0, self.next
             while not self.failed:
                 over = self._counters[OVER]
+                if over:
+                    self._end = self._end or time.monotonic() + _GRACE
+                    if row == self._counters[SENT] or time.monotonic() > self._end:
+                        return None
                 if row < self._counters[SENT]:
                     self._taken_at[row] = _now()
-                    self._next = row + 1
+                    self.next = row + 1
                     return row
-                if over:
-                    return None
                 spins += 1
                 time.sleep(0 if spins < _SPINS else _NAP)
                 if not spins % _SPINS:
@@ -311,6 +349,8 @@ def call(table: Table, steps: Sequence[Step], feeds: Sequence[Arrays], watch: Wa
         sys.setswitchinterval(before)
     if arrivals.failed:
         raise arrivals.failed[0]
+    for row in range(arrivals.next, table.counters[SENT]):
+        writer.failed(row, CancelledError())
     return writer.finish()
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.serving.load.generator import Level, Sent
 from msplit.serving.load.prepared import Verdict
-from msplit.serving.load.table import DONE, FAILED, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
+from msplit.serving.load.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Run:
         requests: Requests that belong to that time: sent in it, or due in it where the load is open.
         answered: How many of them have an answer.
         refused, timed_out: How many have none, and why.
+        given_up: How many still waited when the run was over for a second: more came than could be answered.
         failed: How many have none for another reason.
         throughput: Answers per second of that time.
         latency: From sending to the answer, of an open load from when a request was due; None where none was answered.
@@ -61,6 +62,7 @@ class Run:
     answered: int
     refused: int
     timed_out: int
+    given_up: int
     failed: int
     throughput: float
     latency: Latency | None
@@ -93,6 +95,7 @@ def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: 
         answered=int(done.sum()),
         refused=int((inside & (status == REFUSED)).sum()),
         timed_out=int((inside & (status == TIMED_OUT)).sum()),
+        given_up=int((inside & (status == GIVEN_UP)).sum()),
         failed=int(((status == FAILED) | (status == MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),

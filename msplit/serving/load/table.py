@@ -24,8 +24,9 @@ SENT, ANSWERED, OVER = 0, 8, 16
 """Counters: rows that the generator has sent; rows that have an answer, whatever it is; whether no more will be sent. Each in a cache line
 of its own."""
 
-WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN = range(6)
-"""What became of a request: the last one gave outputs of other shapes than it must."""
+WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN, GIVEN_UP = range(7)
+"""What became of a request: misshapen is one that gave outputs of other shapes than it must, given up one that still waited when the run
+was over for some time."""
 
 _COUNTERS = 64
 _ALIGNED = 4096

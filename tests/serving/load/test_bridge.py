@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from msplit.errors import Busy, EngineError, TimedOut
 from msplit.serving.load.bridge import Echo, Watch, call, drive
 from msplit.serving.load.generator import Generator, Level, Sending
-from msplit.serving.load.table import ANSWERED, DONE, FAILED, MISSHAPEN, OVER, REFUSED, SENT, TIMED_OUT, Table
+from msplit.serving.load.table import ANSWERED, DONE, FAILED, GIVEN_UP, MISSHAPEN, OVER, REFUSED, SENT, TIMED_OUT, Table
 from tests.serving.load.fakes import ANSWERS, DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 ASKED = Sending(Level(clients=4), 0.1, 0.0, DISTINCT, seed=1)
@@ -141,3 +142,27 @@ def test_echoes_answer_what_was_prepared_and_keep_up() -> None:
     other = waiting(1000)
     call(other, [echo.step] * 4, FEEDS, nobody(other))
     assert (other.outputs["score"] == made.outputs["score"][:1000]).all()
+
+
+def test_what_still_waits_long_after_the_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More came than could be answered: to answer all of it would take many times the run."""
+    monkeypatch.setattr("msplit.serving.load.bridge._GRACE", 0.1)
+    made = waiting(1000)
+    pool = FakePool(seconds=0.0, stall=(0.0, 1e9))
+    started = time.monotonic()
+    assert drive(made, pool, FEEDS, nobody(made)) == {}
+    assert time.monotonic() - started < 10
+    assert (made.status[:1000] == GIVEN_UP).all()
+    other = waiting(1000)
+
+    def step(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        time.sleep(0.01)
+        return ANSWERS[int(feeds["x"][0, 0])]
+
+    assert call(other, [step] * 2, FEEDS, nobody(other)) == {}
+    status = other.status[:1000]
+    done = int((status == DONE).sum())
+    assert 2 <= done < 500
+    assert (status[:done] == DONE).all()
+    assert (status[done:] == GIVEN_UP).all()
+    assert other.counters[ANSWERED] == 1000

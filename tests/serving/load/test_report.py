@@ -22,7 +22,16 @@ GOLDEN = Path(__file__).parent / "report.txt"
 def run(throughput: float, p50: float, **more: int) -> Run:
     latency = Latency(p50, 1.5 * p50, 2.5 * p50, 1.2 * p50, 9 * p50)
     by_priority = {0: latency, 1: Latency(3 * p50, 4 * p50, 5 * p50, 3 * p50, 12 * p50)}
-    counts = {"requests": 1000, "answered": 1000, "refused": 0, "timed_out": 0, "failed": 0, "wrong": 0, **more}
+    counts = {
+        "requests": 1000,
+        "answered": 1000,
+        "refused": 0,
+        "timed_out": 0,
+        "given_up": 0,
+        "failed": 0,
+        "wrong": 0,
+        **more,
+    }
     return Run(
         seconds=2.0,
         throughput=throughput,

@@ -11,12 +11,12 @@ from msplit.serving.load.generator import Level, Sent
 from msplit.serving.load.prepared import Verdict
 from msplit.serving.load.results import Latency, Point, Run, Spread, in_flight, measured
 from msplit.serving.load.run import limit
-from msplit.serving.load.table import DONE, FAILED, MISSHAPEN, REFUSED, SENT, TIMED_OUT
+from msplit.serving.load.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT
 from tests.serving.load.fakes import table
 
 times = st.integers(0, 1000)
 rows = st.lists(
-    st.tuples(times, times, times, st.sampled_from([DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN])), min_size=1
+    st.tuples(times, times, times, st.sampled_from([DONE, REFUSED, TIMED_OUT, GIVEN_UP, FAILED, MISSHAPEN])), min_size=1
 )
 
 
@@ -36,7 +36,8 @@ def test_figures_of_a_run(found: list[tuple[int, int, int, int]], a: int, b: int
     latencies = [answered - start for start, answered, status in inside if status == DONE]
     assert run.requests == len(inside)
     assert run.answered == len(latencies)
-    assert (run.refused, run.timed_out) == tuple(sum(one[2] == kind for one in inside) for kind in (REFUSED, TIMED_OUT))
+    kinds = (REFUSED, TIMED_OUT, GIVEN_UP)
+    assert (run.refused, run.timed_out, run.given_up) == tuple(sum(one[2] == kind for one in inside) for kind in kinds)
     assert run.failed == sum(one[2] in (FAILED, MISSHAPEN) for one in requests)  # warming up is no excuse
     ended = sum(begin <= answered < end and status == DONE for _, answered, status in requests)
     assert run.throughput == pytest.approx(ended / ((end - begin) / 1e9))
@@ -61,7 +62,7 @@ def test_most_in_flight(found: list[tuple[int, int]]) -> None:
 
 def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> Run:
     latency = Latency(p50, p50, p50, p50, p50)
-    return Run(1.0, 1, 1, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
+    return Run(1.0, 1, 1, 0, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
 
 
 def test_repeats_give_a_median_and_its_spread() -> None:
