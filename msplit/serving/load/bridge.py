@@ -260,14 +260,14 @@ def drive(
         if now_answered == answered:
             if over and taken == sent == answered:
                 return writer.finish()
-            if over:
-                end = end or time.monotonic() + _GRACE
-                if time.monotonic() > end:
-                    writer.give_up()
             watch.look()
             if taken == sent:
                 _rest(nap)
         answered = now_answered
+        if over:
+            end = end or time.monotonic() + _GRACE
+            if time.monotonic() > end:
+                writer.give_up()
 
 
 def _rest(nap: float) -> None:
