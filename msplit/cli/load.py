@@ -14,6 +14,7 @@ from msplit.cli import options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
+    from msplit.serving.load.clients import Server
     from msplit.serving.load.run import LoadSettings
     from msplit.serving.settings import PoolSettings
 
@@ -113,6 +114,16 @@ class Beside:
     config: Path | None
 
 
+@dataclass(frozen=True)
+class Serving:
+    """What answers in place of a pool."""
+
+    address: str | None
+    model_name: str | None
+    protocol: str
+    processes: int
+
+
 @click.command()
 @options.model_options
 @click.argument("further", nargs=-1, metavar="[…]")
@@ -199,6 +210,21 @@ class Beside:
 )
 @click.option("--threads", default=16, show_default=True, type=click.IntRange(1, 1024), help="That call TensorFlow.")
 @click.option("--config", type=options.PATH, help="ConfigProto as text, for TensorFlow's sessions.")
+@click.option(
+    "--server",
+    "address",
+    metavar="HOST:PORT",
+    help="Send to a server that runs there, in place of a pool here; MODEL is what it serves.",
+)
+@click.option("--model-name", help="What the server calls it (default: the file's or folder's name).")
+@click.option(
+    "--protocol",
+    type=click.Choice(["tensorflow", "kserve"]),
+    default="tensorflow",
+    show_default=True,
+    help="Of the server: TensorFlow Serving's Predict, or ModelInfer as Triton has it.",
+)
+@click.option("--processes", default=4, show_default=True, type=click.IntRange(1, 32), help="Clients of the server.")
 @click.option("--html", type=options.PATH, help="Write tables and curves as one HTML file.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
@@ -207,7 +233,7 @@ class Beside:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@options.together(run=options.Execution, load=Loaded, pool=Pooled, beside=Beside)
+@options.together(run=options.Execution, load=Loaded, pool=Pooled, beside=Beside, serving=Serving)
 def command(
     model: Path,
     choice: options.Choice,
@@ -215,6 +241,7 @@ def command(
     load: Loaded,
     pool: Pooled,
     beside: Beside,
+    serving: Serving,
     **rest: Any,
 ) -> int:
     """Send requests to a pool of MODEL from another process, check every answer, and measure latency over throughput.
@@ -248,7 +275,8 @@ def command(
         check_target(html, force=rest["force"])
     loaded = model if files.is_build(model) else choice.load(model)
     with telling() as tell:
-        found = measure(loaded, request, settings=settings, pool=_pool(pool), progress=tell)
+        server = _server(serving, model)
+        found = measure(loaded, request, settings=settings, pool=_pool(pool), server=server, progress=tell)
     if html is not None:
         formats.write_bytes_atomic(html, report.page(found).encode(), force=rest["force"])
     options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
@@ -297,6 +325,16 @@ def _as_multistream(
             config=asked.config or settings.config,
         ),
     )
+
+
+def _server(serving: Serving, model: Path) -> Server | None:
+    from msplit.serving.load.clients import Server
+
+    if serving.address is None:
+        return None
+    whole = model.resolve()
+    name = serving.model_name or (whole.stem if whole.is_file() else whole.name)
+    return Server(serving.address, name, serving.protocol, serving.processes)
 
 
 def _pool(pool: Pooled) -> PoolSettings:

@@ -264,7 +264,7 @@ class RemoteArm:
         Raises:
             EngineError: It can not.
         """
-        self.plain, self._known = _told(self._process.receive())
+        self.plain, self._known = told(self._process.receive())
 
     def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
         """See `Arm`."""
@@ -273,20 +273,20 @@ class RemoteArm:
         while not self._process.said(0.01):
             watch.look()
             self._process.alive()
-        found: Mapping[str, int] = _told(self._process.receive())
+        found: Mapping[str, int] = told(self._process.receive())
         return found
 
     def facts(self) -> Mapping[str, Any]:
         """See `Arm`."""
         self._process.send(("facts", None))
-        return {**self._known, **_told(self._process.receive())}
+        return {**self._known, **told(self._process.receive())}
 
     def close(self) -> None:
         """See `Arm`."""
         self._process.close()
 
 
-def _told(reply: Any) -> Any:
+def told(reply: Any) -> Any:
     """What a process answers.
 
     Raises:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from msplit.serving.load.table import (
     DONE,
     FAILED,
     GIVEN_UP,
+    LINE,
     MISSHAPEN,
     OVER,
     REFUSED,
@@ -64,6 +66,17 @@ _SWITCH = 5e-5
 Step = Callable[[Arrays], Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which rows of a table a process answers: one of so many in turn."""
+
+    number: int
+    of: int
+
+
+WHOLE = Part(0, 1)
+
+
 @contextmanager
 def settled() -> Iterator[None]:
     """Sets apart what is there, as a service does once it is ready: to look through a million objects of TensorFlow takes half a second."""
@@ -99,8 +112,8 @@ class Writer:
         problems: What went wrong, each text once, with how often.
     """
 
-    def __init__(self, table: Table) -> None:
-        self._counters = table.counters
+    def __init__(self, table: Table, number: int = 0) -> None:
+        self._counters, self._counter = table.counters, ANSWERED + LINE * number
         self._at, self._status = table.answered.data, table.status.data
         self._outputs = table.outputs
         self._kept = table.layout.outputs
@@ -121,22 +134,23 @@ class Writer:
 
     def _resolved(self, row: int, future: Future[Any]) -> None:
         """A future has what it has."""
+        now = _now()
         self._waiting.pop(row, None)
         try:
             outputs = future.result()
         except Exception as problem:  # noqa: BLE001  what it is, is told at the end
             self.failed(row, problem)
         else:
-            self.done(row, outputs)
+            self.done(row, outputs, now)
 
-    def done(self, row: int, outputs: Mapping[str, Any]) -> None:
-        """A request has its answer."""
-        self._at[row] = _now()
+    def done(self, row: int, outputs: Mapping[str, Any], when: int | None = None) -> None:
+        """A request has its answer, and had it at that time, if it is given."""
+        self._at[row] = _now() if when is None else when
         with self._lock:
             self._left.append((row, outputs))
             if len(self._left) >= _COPIED:
                 self._copy()
-            self._counters[ANSWERED] += 1
+            self._counters[self._counter] += 1
 
     def failed(self, row: int, problem: BaseException) -> None:
         """A request has none."""
@@ -149,7 +163,7 @@ class Writer:
             else:
                 self._status[row] = FAILED
                 self._tell(problem.what if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}")
-            self._counters[ANSWERED] += 1
+            self._counters[self._counter] += 1
 
     def finish(self) -> Mapping[str, int]:
         """Copies what is left. What went wrong, with how often."""
@@ -198,7 +212,7 @@ class Watch:
     """
 
     def __init__(self, table: Table, alive: Callable[[], None]) -> None:
-        self._counters, self._alive = table.counters, alive
+        self._table, self._counters, self._alive = table, table.counters, alive
         self._next = time.monotonic() + _LOOK
         self._answered, self._since = -1, time.monotonic()
 
@@ -209,7 +223,7 @@ class Watch:
             return
         self._next = now + _LOOK
         self._alive()
-        answered = self._counters[ANSWERED]
+        answered = self._table.answers
         if answered != self._answered or answered == self._counters[SENT]:
             self._answered, self._since = answered, now
         elif now - self._since > _STUCK:
@@ -228,6 +242,7 @@ def drive(
     *,
     timeout: float | None = None,
     nap: float = 0.0,
+    part: Part = WHOLE,
 ) -> Mapping[str, int]:
     """Answers a run by one thread that takes arrivals, submits them, and drives the pool.
 
@@ -235,18 +250,19 @@ def drive(
         feeds: The prepared requests.
         timeout: Seconds that a request may wait.
         nap: Seconds to sleep when nothing happens; for what is answered by other threads.
+        part: Which rows are answered here.
 
     Returns:
         What went wrong, with how often.
     """
     counters, request, priority, taken_at = table.counters, table.request.data, table.priority.data, table.taken.data
-    writer = Writer(table)
-    taken = answered = 0
+    writer, mine = Writer(table, part.number), ANSWERED + LINE * part.number
+    taken, answered = part.number, 0
     end = 0.0
     while True:
         over = counters[OVER]  # before what is sent, which is all there is where this is set
         sent = counters[SENT]
-        for row in range(taken, min(sent, taken + _AT_ONCE)):
+        for row in range(taken, min(sent, taken + _AT_ONCE * part.of), part.of):
             taken_at[row] = _now()
             try:
                 future = target.submit(feeds[request[row]], priority=priority[row], timeout=timeout)
@@ -254,14 +270,14 @@ def drive(
                 writer.failed(row, problem)
             else:
                 writer.wait(row, future)
-            taken += 1
+            taken += part.of
         target.drive()
-        now_answered = counters[ANSWERED]
+        now_answered = counters[mine]
         if now_answered == answered:
-            if over and taken == sent == answered:
+            if over and taken >= sent and answered == taken // part.of:
                 return writer.finish()
             watch.look()
-            if taken == sent:
+            if taken >= sent:
                 _rest(nap)
         answered = now_answered
         if over:

@@ -69,6 +69,7 @@ class Sending:
         distinct: Prepared requests to draw from.
         mix: Share of requests by priority; none where there is one priority.
         most: Requests after warming up, after which it ends; 0: no limit.
+        parts: Processes that answer.
     """
 
     level: Level
@@ -78,6 +79,7 @@ class Sending:
     seed: int
     mix: tuple[tuple[int, float], ...] = ()
     most: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _closed(table: Table, asked: Sending, rng: np.random.Generator, alive: Calla
         if not warm and now >= begin:
             warm, begin = True, now
             limit = min(rows, sent + asked.most) if asked.most else rows
-        free = clients - sent + counters[ANSWERED]
+        free = clients - sent + (counters[ANSWERED] if asked.parts == 1 else table.answers)
         if free:
             for _ in range(min(free, limit - sent)):
                 sent_at[sent] = _now()

@@ -23,6 +23,7 @@ from msplit.progress import Progress, phase, silent
 from msplit.serving.load import prepared as requests
 from msplit.serving.load.arms import SESSIONS, Arm, RemoteArm, Spec, echoes, of_pool
 from msplit.serving.load.bridge import Watch, settled
+from msplit.serving.load.clients import Server, ServerArm
 from msplit.serving.load.generator import Generator, Level, Sending
 from msplit.serving.load.prepared import Checker, Prepared
 from msplit.serving.load.results import ArmResult, LoadResult, Point, Run, measured
@@ -117,6 +118,7 @@ class _Bench:
     generator: Generator
     settings: LoadSettings
     tell: Progress
+    parts: int = 1
     arms: dict[str, Arm] = field(default_factory=dict)
     checkers: dict[str, Checker] = field(default_factory=dict)
     runs: dict[tuple[str, str], tuple[Level, list[Run]]] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class _Bench:
             seed=seed,
             mix=tuple(settings.mix.items()),
             most=settings.most,
+            parts=self.parts,
         )
         self.table.clear()
         self.generator.start(asked)
@@ -167,6 +170,7 @@ def load(
     *,
     settings: LoadSettings | None = None,
     pool: PoolSettings | None = None,
+    server: Server | None = None,
     progress: Progress | None = None,
 ) -> LoadResult:
     """Sends many requests to a pool of a model or a build from another process, checks every answer, and measures.
@@ -178,6 +182,7 @@ def load(
         request: As for `msplit.prepare`.
         settings: How it is loaded.
         pool: How the pool answers.
+        server: What answers in place of a pool; the model says inputs and right answers.
         progress: Told what is being done and how much of it is done.
 
     Raises:
@@ -192,22 +197,37 @@ def load(
         pool_settings = replace(pool_settings, priorities=max(settings.mix) + 1)
     is_build = not isinstance(model, FlatGraph) and files.is_build(model)
     flat = None if is_build else opened(model)
+    if server is not None and flat is None:
+        raise MsplitError("a build says nothing of what a server should answer", fix="give the model itself")
+    if server is not None:
+        settings = replace(settings, beside=[name for name in settings.beside if name != AUTO])
     with ExitStack() as stack:
-        made = make_pool(model if flat is None else flat, request, settings=pool_settings, progress=progress)
-        stack.callback(made.close, finish=False)
+        made: Any = None
+        notes: list[str] = []
+        if server is None:
+            made = make_pool(model if flat is None else flat, request, settings=pool_settings, progress=progress)
+            stack.callback(made.close, finish=False)
+            notes += made.about.notes
+        notes += () if flat is None else own_data(flat)
         ready = _prepared(flat, model, made, request, settings)
-        about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}"
-        main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
-        notes = [*made.about.notes, *(() if flat is None else own_data(flat))]
-        specs = _specs(flat, made, ready, request, (settings, pool_settings))
         layout = Layout(_rows(settings, ready), ready.kept)
         table = Table(layout)
         stack.callback(table.close)
+        main: Arm
+        if server is None:
+            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}"
+            main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
+            pool_settings = replace(pool_settings, groups=made.settings.groups)
+        else:
+            main = client = ServerArm(server, ready.feeds, table)
+            stack.callback(client.close)
+            client.ready()
+        specs = _specs(flat, ready, request, settings, pool_settings)
         others, skipped = _beside(stack, [replace(spec, layout=layout, handle=table.handle) for spec in specs])
         threads = settings.threads if any(arm.echo != main.echo for arm in others) else 0
         generator = Generator(table)
         stack.callback(generator.close)
-        bench = _Bench(table, generator, settings, progress or silent)
+        bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
         for arm in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
             checker = Checker(ready, arm.plain)
             if checker.wrong:
@@ -251,6 +271,8 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
             answers = requests.by_tensorflow(flat, feeds, request)
             source = "TensorFlow on the CPU, one request at a time"
         except EngineError:
+            if pool is None:
+                raise
             answers = requests.by_steps(pool.step, feeds)
     else:
         answers = requests.by_steps(pool.step, feeds)
@@ -274,10 +296,9 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
 
 
 def _specs(
-    flat: FlatGraph | None, pool: Any, ready: Prepared, request: BenchRequest, how: tuple[LoadSettings, PoolSettings]
+    flat: FlatGraph | None, ready: Prepared, request: BenchRequest, settings: LoadSettings, pool_settings: PoolSettings
 ) -> list[Spec]:
     """What of TensorFlow is measured beside the pool."""
-    settings, pool_settings = how
     names = list(settings.beside)
     if AUTO in names:
         names = list(SESSIONS) if flat is not None and request.device == "cuda" and _sees_gpu() else []
@@ -285,7 +306,6 @@ def _specs(
         raise MsplitError("TensorFlow runs no builds", fix="load the model itself to have it measured beside")
     if flat is None:
         return []
-    pool_settings = replace(pool_settings, groups=pool.settings.groups)
     nowhere = Layout(0, {})
     return [
         Spec(
@@ -340,7 +360,7 @@ def _refuse_wrong(arm: Arm, main: Arm, checker: Checker, ready: Prepared) -> Non
     """
     if arm is main:
         raise EngineError(
-            f"plain steps give other outputs than {ready.source}: {checker.wrong}",
+            f"{'the server gives' if arm.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
             fix="see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers",
         )
 

@@ -20,15 +20,19 @@ from numpy.typing import NDArray
 
 from msplit.formats.tensors import numpy_dtype
 
-SENT, ANSWERED, OVER = 0, 8, 16
-"""Counters: rows that the generator has sent; rows that have an answer, whatever it is; whether no more will be sent. Each in a cache line
-of its own."""
+SENT, OVER, ANSWERED = 0, 8, 16
+"""Counters: rows that the generator has sent; whether no more will be sent; rows that have an answer, whatever it is. Each in a cache line
+of its own. Where several processes answer, each has a counter of its own, `LINE` further on."""
+
+LINE = 8
+MOST_PARTS = 32
+"""Processes that may answer."""
 
 WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN, GIVEN_UP = range(7)
 """What became of a request: misshapen is one that gave outputs of other shapes than it must, given up one that still waited when the run
 was over for some time."""
 
-_COUNTERS = 64
+_COUNTERS = ANSWERED + LINE * MOST_PARTS
 _ALIGNED = 4096
 
 _COLUMNS = {
@@ -130,11 +134,17 @@ class Table:
             part = memoryview(self._map)[outputs[name] : outputs[name] + layout.rows * kept.bytes]
             self.outputs[name] = np.frombuffer(part, np.uint8).view(dtype).reshape(layout.rows, *shape)
 
+    @property
+    def answers(self) -> int:
+        """Rows that have an answer, from whatever process."""
+        return sum(self.counters[ANSWERED::LINE])
+
     def clear(self) -> None:
         """Makes it ready for another run: what the last one has written is forgotten."""
         used = self.counters[SENT]
         self.status[:used] = WAITING
-        self.counters[SENT] = self.counters[ANSWERED] = self.counters[OVER] = 0
+        for place in range(0, _COUNTERS, LINE):
+            self.counters[place] = 0
 
     def close(self) -> None:
         """Lets go of the memory. What was read from it must be a copy."""

@@ -134,7 +134,7 @@ def test_the_command_and_the_variable_of_nvidia() -> None:
     """1,000 iterations of 4 threads are 4,000 requests of 16 rows each."""
     seen: dict[str, Any] = {}
 
-    def run(model: Any, request: Any, *, settings: Any, pool: Any, progress: Any) -> Any:
+    def run(model: Any, request: Any, *, settings: Any, pool: Any, **rest: Any) -> Any:
         seen.update(settings=settings, pool=pool)
         raise MsplitError("enough")
 
