@@ -37,21 +37,16 @@ _SAMPLE = 4096
 
 
 def from_model(flat: FlatGraph, request: BenchRequest, count: int) -> list[Arrays]:
-    """Inputs made up for a model, each set from another seed; where files give some of them, their rows are drawn anew."""
+    """Inputs made up for a model, each set from another seed; those that files give are varied, see `from_rows`."""
     with phase("making inputs"):
         made: list[Arrays] = [feeds_for(flat, request.workload, seed=request.seed + number) for number in range(count)]
-        if not request.inputs:
-            return made
-        drawn = from_rows(made[0], {name: value.shape for name, value in made[0].items()}, count, request.seed)
-        given = {
-            name
-            for name, value in made[0].items()
-            if all(one[name] is value or _same(one[name], value) for one in made)
-        }
-    return [
-        {name: new[name] if name in given else value for name, value in own.items()}
-        for own, new in zip(made, drawn, strict=True)
-    ]
+    if not request.inputs:
+        return made
+    given = {name: value for name, value in made[0].items() if all(_same(one[name], value) for one in made)}
+    shapes = {name: value.shape for name, value in given.items()}
+    rows = [name for name, shape in shapes.items() if shape[:1] == (request.batch or 1,)]
+    drawn = from_rows(given, shapes, rows, count, request.seed)
+    return [{**own, **new} for own, new in zip(made, drawn, strict=True)]
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -63,21 +58,27 @@ def of_build(folder: Path) -> Arrays:
     return load_reference(folder / files.read(folder).rungs[-1].reference).feeds
 
 
-def rows_of(ports: Mapping[str, Port], rows: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs of a request with so many rows."""
-    return {name: tuple(rows if size is None else size for size in port.shape) for name, port in ports.items()}
+def of_ports(base: Arrays, ports: Mapping[str, Port], rows: int, count: int, seed: int) -> list[Arrays]:
+    """Inputs of a pool, of so many rows, out of some that are known to be legal; see `from_rows`."""
+    shapes = {name: tuple(rows if size is None else size for size in port.shape) for name, port in ports.items()}
+    return from_rows(base, shapes, [name for name, port in ports.items() if port.shape[:1] == (None,)], count, seed)
 
 
-def from_rows(base: Arrays, shapes: Mapping[str, tuple[int, ...]], count: int, seed: int) -> list[Arrays]:
-    """Inputs of given shapes whose rows are drawn from some that are known to be legal; numbers with a fraction are varied besides."""
+def from_rows(
+    base: Arrays, shapes: Mapping[str, tuple[int, ...]], rows: Sequence[str], count: int, seed: int
+) -> list[Arrays]:
+    """Inputs out of some that are known to be legal. Rows are drawn, the same of all inputs that have `rows`, since what stands in a row
+    belongs together; numbers with a fraction are made smaller besides, so that no two requests are the same."""
     rng = np.random.default_rng(seed)
+    there = min((len(base[name]) for name in rows), default=0)
     made: list[Arrays] = []
     for _ in range(count):
         feeds = {}
-        for name, shape in shapes.items():
+        chosen = rng.integers(0, there, shapes[rows[0]][0]) if there else None
+        for name in shapes:
             value = np.asarray(base[name])
-            if value.ndim and len(value):
-                value = value[rng.integers(0, len(value), shape[0])]
+            if chosen is not None and name in rows:
+                value = value[chosen]
             if value.dtype.kind == "f":
                 value = (value * rng.uniform(0.5, 1.0, value.shape)).astype(value.dtype)
             feeds[name] = value.copy()

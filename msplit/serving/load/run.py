@@ -261,8 +261,8 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
         if flat is not None:
             feeds = requests.from_model(flat, request, settings.distinct)
         else:
-            shapes = requests.rows_of(pool.inputs, settings.rows)
-            feeds = requests.from_rows(requests.of_build(Path(model)), shapes, settings.distinct, request.seed)
+            base = requests.of_build(Path(model))
+            feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
     computed: Mapping[str, str] = {}
     source = "plain steps, one request at a time"
     if flat is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import msplit
 from msplit.errors import MsplitError
+from msplit.measure.request import BenchRequest
 from msplit.measure.verification import compare
-from msplit.serving.load.prepared import Checker, Prepared, from_rows, rows_of
+from msplit.serving.load.prepared import Checker, Prepared, from_model, of_ports
 from msplit.serving.load.table import DONE, FAILED, SENT, Layout, Table, digest
 from msplit.serving.ports import Port
+from tests.cli.runner import SAMPLES
 from tests.serving.load.fakes import ANSWERS, FEEDS, PREPARED, table
 
 
@@ -158,14 +162,39 @@ def test_outputs_whose_shape_depends_on_values_are_refused() -> None:
         _ = Prepared([{}, {}], answers, "by hand", ieee=True, computed={}).kept
 
 
-def test_rows_are_drawn_from_legal_ones() -> None:
-    base = {"id": np.array([3, 5, 9]), "x": np.ones((3, 2), np.float32), "flag": np.array(True)}
-    ports = {"id": Port("int64", (None,)), "x": Port("float32", (None, 2)), "flag": Port("bool", ())}
-    made = from_rows(base, rows_of(ports, 7), 20, seed=1)
+def test_rows_are_drawn_from_legal_ones_and_stay_together() -> None:
+    base = {
+        "id": np.array([3, 5, 9]),
+        "word": np.array([b"three", b"five", b"nine"], object),
+        "x": np.ones((3, 2), np.float32),
+        "splits": np.array([0, 1, 1, 2]),
+        "flag": np.array(True),
+    }
+    ports = {
+        "id": Port("int64", (None,)),
+        "word": Port("object", (None,)),
+        "x": Port("float32", (None, 2)),
+        "splits": Port("int64", (4,)),
+        "flag": Port("bool", ()),
+    }
+    made = of_ports(base, ports, 7, 20, seed=1)
+    words = {3: b"three", 5: b"five", 9: b"nine"}
     assert all(one["id"].shape == (7,) and set(one["id"]) <= {3, 5, 9} for one in made)
+    assert all([words[number] for number in one["id"]] == one["word"].tolist() for one in made)
     assert all(one["x"].shape == (7, 2) and one["x"].dtype == np.float32 for one in made)
     assert len({one["x"].tobytes() for one in made}) == 20
-    assert all(one["flag"].shape == () and one["flag"] for one in made)
+    assert all(one["splits"].tolist() == [0, 1, 1, 2] and one["flag"].shape == () and one["flag"] for one in made)
+
+
+def test_a_model_has_other_inputs_for_each_request_also_where_a_file_gives_some(tmp_path: Path) -> None:
+    flat = msplit.load(SAMPLES / "mmoe_small.pb")
+    (name,) = [tensor.name for tensor in flat.inputs]
+    made = from_model(flat, BenchRequest(batch=3), 5)
+    assert len({one[name].tobytes() for one in made}) == 5
+    np.save(tmp_path / "x.npy", made[0][name])
+    varied = from_model(flat, BenchRequest(batch=3, inputs={name: tmp_path / "x.npy"}), 5)
+    assert len({one[name].tobytes() for one in varied}) == 5
+    assert all((np.abs(one[name]) <= np.abs(made[0][name]).max()).all() for one in varied)
 
 
 def test_a_hundred_thousand_answers_take_less_than_a_second() -> None:
