@@ -1,9 +1,10 @@
-"""What a server adds to a step: `msplit serve` asked by clients in processes of their own, beside the pool asked from Python.
+"""What a server adds to a step: `msplit serve` asked by clients in processes of their own, beside a step of the pool from Python, and
+beside a gRPC server that sends back what it gets.
 
-    python benchmarks/serving.py model.pb --rows 1 --front-ends 0,2,4 --serve '--batch 1,16,64 --groups 8'
+    python benchmarks/serving.py model.build --rows 1 --front-ends 0,2,4 --serve '--groups 8'
 
-Prints, for each number of front ends, p50 and p99 of one client, and requests per second of many; answers are checked. Everything after
---serve goes to `msplit serve`, and what it says of batches and groups to the pool beside it.
+Prints p50 and p99 of one client, and requests per second of many, for the echo and for each number of front ends. Only the length of
+answers is looked at: `msplit load --server` checks their values. Everything after --serve goes to `msplit serve`.
 """
 
 from __future__ import annotations
@@ -89,25 +90,67 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def measure(arguments: argparse.Namespace, front_ends: int) -> None:
+async def echo(port: int) -> None:
+    """Sends back what comes, until it is ended."""
+
+    async def back(data: bytes, context: Any) -> bytes:
+        return data
+
+    method = grpc.unary_unary_rpc_method_handler(back)
+    server = grpc.aio.server()
+    service, name = PREDICT[1:].split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    print("ready:", flush=True)
+    await server.wait_for_termination()
+
+
+def a_step(arguments: argparse.Namespace) -> None:
+    """A step of the same from Python, in this process."""
+    import msplit
+
+    with msplit.pool(arguments.model, groups=1) as pool:
+        generator = np.random.default_rng(0)
+        feeds = {
+            name: generator.standard_normal([arguments.rows if size is None else size for size in port.shape]).astype(
+                port.dtype
+            )
+            for name, port in pool.inputs.items()
+        }
+        taken = []
+        for _ in range(3000):
+            start = time.perf_counter()
+            pool.step(feeds)
+            taken.append(time.perf_counter() - start)
+    print(f"a step of the pool from Python: p50 {np.median(taken) * 1e6:.0f} µs", flush=True)
+
+
+def measure(arguments: argparse.Namespace, front_ends: int | None) -> None:
+    """A server with so many front ends; None: the echo."""
     port, rest = free_port(), free_port()
     options = [*shlex.split(arguments.serve), "--front-ends", str(front_ends)]
     where = ["--port", str(port), "--rest-api-port", str(rest), "--model", f"m={arguments.model}"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "msplit", "serve", *where, *options], stdout=subprocess.PIPE, text=True
-    )
+    command = ["-m", "msplit", "serve", *where, *options]
+    if front_ends is None:
+        command = [__file__, str(arguments.model), "--echo", str(port)]
+    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    about = "echo" if front_ends is None else f"front ends {front_ends}"
     try:
         for line in server.stdout or ():
             print(f"  {line}", end="")
             if line.startswith("ready:"):
                 break
-        with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
-            signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
-        data = request_of("m", next(iter(signatures.values())), arguments.rows)
+        if front_ends is None:
+            data = bytes(arguments.rows * 512)
+        else:
+            with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
+                signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
+            data = request_of("m", next(iter(signatures.values())), arguments.rows)
         taken = sorted(one(port, data, arguments.seconds))
         p50, p99 = (taken[len(taken) * part // 100] * 1e6 for part in (50, 99))
         print(
-            f"front ends {front_ends}: one client p50 {p50:.0f} µs, p99 {p99:.0f} µs, {len(taken) / arguments.seconds:.0f}/s",
+            f"{about}: one client p50 {p50:.0f} µs, p99 {p99:.0f} µs, {len(taken) / arguments.seconds:.0f}/s",
             flush=True,
         )
         command = [sys.executable, __file__, str(arguments.model), "--seconds", str(arguments.seconds)]
@@ -130,9 +173,11 @@ def measure(arguments: argparse.Namespace, front_ends: int) -> None:
             worker.wait()
         rate = sum(counts) / arguments.seconds
         print(
-            f"front ends {front_ends}: {arguments.clients} processes × {arguments.in_flight} in flight {rate:.0f}/s",
+            f"{about}: {arguments.clients} processes × {arguments.in_flight} in flight {rate:.0f}/s",
             flush=True,
         )
+        if front_ends is None:
+            return
         with urllib.request.urlopen(f"http://127.0.0.1:{rest}/metrics") as answer:
             stats = [
                 line
@@ -154,11 +199,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--in-flight", type=int, default=8)
+    parser.add_argument("--echo", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
         print(many(arguments.client, sys.stdin.buffer.read(), arguments.seconds, arguments.in_flight))
         return
+    if arguments.echo:
+        asyncio.run(echo(arguments.echo))
+        return
+    a_step(arguments)
+    measure(arguments, None)
     for front_ends in map(int, arguments.front_ends.split(",")):
         measure(arguments, front_ends)
 

@@ -183,7 +183,9 @@ class Attendance:
     def attend(self) -> None:
         """See `Worker`."""
         self._eager = True
-        self._wake.set()
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
 
     def _keep(self) -> None:
         """The pool's own thread: looks after what nobody looks after, and after what is due or too late."""
@@ -202,9 +204,10 @@ class Attendance:
                 continue
             idle_since = now
             if self._eager and self._polls and now - self._driven > _LINGER and self._leading.acquire(blocking=False):
+                driven = self._driven
                 try:
                     self._leader = get_ident()
-                    self._lead(lambda: not self._flights.busy)
+                    self._lead(lambda driven=driven: not self._flights.busy or self._driven != driven)  # type: ignore[misc]
                 finally:
                     self._leader = None
                     self._leading.release()

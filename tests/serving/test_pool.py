@@ -460,6 +460,32 @@ def test_an_event_loop_does_the_work_itself() -> None:
         assert pool.drive() is False
 
 
+def test_the_pools_own_thread_makes_way_for_one_that_drives() -> None:
+    """Two that look again and again would take the interpreter's lock from each other, 5 ms at a time."""
+    with opened(Script(seconds=(1e-3,))) as (pool, _):
+        by: list[str] = []
+
+        def put() -> None:
+            pool.submit(feeds(1.0)).add_done_callback(lambda future: by.append(threading.current_thread().name))
+
+        put()
+        time.sleep(0.05)  # nobody drives: the pool's own thread does
+        assert by == ["msplit-pool"]
+        for _ in range(3):
+            put()
+        time.sleep(0.02)
+        put()  # always something to do from here on
+        end = time.perf_counter() + 0.2
+        while time.perf_counter() < end:
+            if len(by) > 10:
+                del by[:-5]
+            put()
+            pool.drive(1e-3)
+        assert set(by[-5:]) == {threading.current_thread().name}
+        while pool.drive():
+            pass
+
+
 @BOTH
 def test_what_is_cancelled_in_time_is_not_run(threads: int) -> None:
     with opened(Script(held=threading.Event()), threads=threads, groups=1) as (pool, script):
