@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 
 from msplit import escape
-from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
+from msplit.errors import Busy, Closed, DeviceLost, EngineError, MsplitError, TimedOut
 
 
 class Code(Enum):
@@ -82,6 +82,7 @@ _CODES: tuple[tuple[type[EngineError], Code], ...] = (
     (Busy, Code.RESOURCE_EXHAUSTED),
     (TimedOut, Code.DEADLINE_EXCEEDED),
     (Closed, Code.UNAVAILABLE),
+    (DeviceLost, Code.UNAVAILABLE),
 )
 
 

@@ -93,6 +93,9 @@ def run(
 ) -> None:
     """Answers requests until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
 
+    Raises:
+        DeviceLost: The GPU has failed.
+
     Args:
         models: That are ready.
         where: It listens.
@@ -100,8 +103,11 @@ def run(
         ready: Called when it listens.
         log: Told what goes wrong inside.
     """
+    service = Service(models, Metrics(models), where.as_content, where.timeout, log)
     with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:
-        runner.run(_run(Service(models, Metrics(models), where.as_content, where.timeout, log), where, ports, ready))
+        runner.run(_run(service, where, ports, ready))
+    if service.lost:
+        raise service.lost[0]
 
 
 async def _run(service: Service, where: Listening, ports: dict[int, socket.socket], ready: Callable[[], None]) -> None:

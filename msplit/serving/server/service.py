@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from msplit._version import __version__
+from msplit.errors import DeviceLost
 from msplit.serving.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.metrics import Metrics
@@ -34,6 +35,7 @@ class Service:
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
         log: Told what went wrong inside.
         stopping: Set when the server takes no more requests.
+        lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
     """
 
     models: Models
@@ -42,6 +44,7 @@ class Service:
     timeout: float | None = None
     log: Callable[[str], None] = lambda text: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: list[DeviceLost] = field(default_factory=list)
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """See `Models.find`.
@@ -293,6 +296,9 @@ async def answer(service: Service, path: str, data: bytes, left: float | None) -
 def told(service: Service, problem: BaseException) -> Refusal:
     """What to say to a client; the log gets what is no business of its."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
+    if isinstance(cause, DeviceLost):
+        service.lost.append(cause)
+        service.stopping.set()
     if is_internal(cause):
         service.log("".join(traceback.format_exception(cause)))
     return refusal(problem)

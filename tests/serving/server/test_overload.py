@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 
 from msplit.serving.server import messages, tensors  # noqa: E402
 from tests.serving.server.running import Server, start_trivial  # noqa: E402
-from tests.serving.server.trivial import BROKEN, MOST, SLOW, WIDTH  # noqa: E402
+from tests.serving.server.trivial import BROKEN, LOST, MOST, SLOW, WIDTH  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "front ends"])
@@ -117,6 +117,24 @@ def test_faults_inside_are_logged_and_not_told(channel: Any, server: Server) -> 
     status, answer = server.http("/v1/models/double:predict", {"instances": row(BROKEN).tolist()})
     assert (status, answer) == (500, {"error": "internal error; the server's log has more"})
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_a_server_whose_gpu_fails_says_so_and_ends(front_ends: int) -> None:
+    """Whoever watches it starts another one: this process can not go on."""
+    running = start_trivial(front_ends)
+    try:
+        with grpc.insecure_channel(running.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+            np.testing.assert_array_equal(ask(own, 1.0), 2 * row(1.0))
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(own, LOST)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the GPU failed" in caught.value.details()
+        said, _ = running.process.communicate(timeout=20)
+        assert running.process.returncode == 2
+        assert "the GPU failed" in said
+    finally:
+        running.process.kill()
 
 
 def test_overload_over_http(server: Server) -> None:

@@ -1,6 +1,7 @@
 """A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST FRONT_ENDS`.
 
-Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does.
+Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does; at one that begins
+with 3000 the GPU fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.errors import DeviceLost
 from msplit.serving.arenas import SimulatedArena, StepArena
 from msplit.serving.pool import About, Pool
 from msplit.serving.ports import Port, Ports
@@ -20,13 +22,15 @@ from msplit.serving.settings import PoolSettings
 
 BATCHES = (1, 4)
 WIDTH = 8
-SLOW, BROKEN = 1000.0, 2000.0
+SLOW, BROKEN, LOST = 1000.0, 2000.0, 3000.0
 MOST = 6
 """Requests that may wait."""
 
 
 def step(feeds: Any) -> Any:
     x = feeds["x"]
+    if (x[:, 0] == LOST).any():
+        raise DeviceLost("the GPU failed: an illegal memory access was encountered", fix="restart the process")
     if (x[:, 0] == BROKEN).any():
         raise RuntimeError("the key is under /home/mat")
     if (x[:, 0] == SLOW).any():
@@ -53,7 +57,11 @@ def main() -> None:
     with pool() as made, run.held(where) as ports:
         only = signature_of(made, None)
         models = Models({"double": {1: Version("double", 1, {only.name: only})}})
-        run.run(models, where, ports, ready=lambda: say("ready:"), log=say)
+        try:
+            run.run(models, where, ports, ready=lambda: say("ready:"), log=say)
+        except DeviceLost as problem:
+            say(str(problem))
+            sys.exit(2)
 
 
 if __name__ == "__main__":
