@@ -12,8 +12,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, as_completed, wait
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,21 @@ from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
 from msplit.serving.pool import Pool
 from tests.campaign import examples
 from tests.serving.scripted import Script, Scripted, feeds, is_right, ports, scripted
+
+
+def in_a_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs it in a thread of its own: a browser's tests leave a loop running in theirs."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, coroutine).result(60)
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Processes of pytest-xdist do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 BOTH = pytest.mark.parametrize("threads", [0, 2], ids=["polled", "threads"])
 SOON = 20.0
@@ -438,7 +453,7 @@ def test_an_event_loop_waits_for_answers(threads: int) -> None:
             assert all(await asyncio.wait_for(asyncio.gather(*[client(number) for number in range(20)]), SOON))
             await asyncio.wait_for(given_up(), SOON)
 
-        asyncio.run(main())
+        in_a_loop(main())
 
 
 def test_an_event_loop_does_the_work_itself() -> None:
@@ -456,7 +471,7 @@ def test_an_event_loop_does_the_work_itself() -> None:
             await asyncio.wait_for(done.wait(), SOON)
             assert all(future.done() for future in futures)
 
-        asyncio.run(main())
+        in_a_loop(main())
         assert pool.drive() is False
 
 
@@ -696,6 +711,7 @@ def interrupt(after: float) -> None:
     threading.Thread(target=send, daemon=True).start()
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 @BOTH
 @pytest.mark.parametrize("how", ["step", "result", "follow", "close"])
 def test_who_is_interrupted_leaves_all_in_order(threads: int, how: str) -> None:
@@ -750,6 +766,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def ours() -> int:
+    """Objects of msplit's and of these tests that are alive."""
+    return sum(type(one).__module__.startswith(("msplit", "tests")) for one in gc.get_objects())
+
+
 def test_a_thousand_opens_and_closes_leave_nothing() -> None:
     def turn(number: int) -> None:
         with scripted(threads=number % 2) as pool:
@@ -762,13 +783,12 @@ def test_a_thousand_opens_and_closes_leave_nothing() -> None:
     for number in range(50):
         turn(number)
     gc.collect()
-    before = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(gc.get_objects()), resident())
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")), ours(), resident())
     for number in range(examples(300, 1000)):
         turn(number)
     gc.collect()
-    after = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(gc.get_objects()), resident())
-    assert after[:2] == before[:2]
-    assert after[2] - before[2] < 500
+    after = (threading.active_count(), len(os.listdir("/proc/self/fd")), ours(), resident())
+    assert after[:3] == before[:3]
     assert after[3] - before[3] < 8 << 20
 
 

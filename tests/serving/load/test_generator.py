@@ -172,8 +172,13 @@ generator.finish()
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_generator_ends_with_the_process_that_it_sends_to(how: signal.Signals) -> None:
-    command = [sys.executable, "-c", SENDS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True) as sending:
+    def hear() -> None:  # processes of pytest-xdist, and so their children, do not
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    command, nowhere = [sys.executable, "-c", SENDS], subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=nowhere, cwd=ROOT, text=True, preexec_fn=hear
+    ) as sending:
         assert sending.stdout is not None
         pid = int(sending.stdout.readline())
         os.kill(pid, 0)

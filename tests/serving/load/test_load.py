@@ -197,6 +197,9 @@ def test_control_c_ends_both_processes_and_leaves_nothing_behind() -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
+    end = time.monotonic() + 10
+    while any(map(_runs, children)) and time.monotonic() < end:
+        time.sleep(0.05)
     assert not any(map(_runs, children))
     assert not before or set(os.listdir("/dev/shm")) <= before
 
