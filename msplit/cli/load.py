@@ -16,7 +16,6 @@ from msplit.progress import telling
 if TYPE_CHECKING:
     from msplit.serving.load.clients import Server
     from msplit.serving.load.run import LoadSettings
-    from msplit.serving.settings import PoolSettings
 
 
 class Rates(options.Parameter):
@@ -60,19 +59,6 @@ class Mix(options.Parameter):
         return mix
 
 
-class Groups(options.Parameter):
-    """A number, or ``auto``."""
-
-    name = "n|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
-        if value == "auto":
-            return value
-        number: Any = str(value).partition(",")[0]
-        return click.IntRange(1).convert(number, param, ctx)
-
-
 @dataclass(frozen=True)
 class Loaded:
     """How much is asked, and how it is measured."""
@@ -90,15 +76,10 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """How the pool answers."""
+class Engine:
+    """What the pool runs on."""
 
-    groups: int | str
     streams: int
-    batches: tuple[int, ...] | None
-    max_batch: int | None
-    max_delay_us: float
-    max_queue: int
     ruleset: str | None
     engine: str | None
     effort: str
@@ -156,28 +137,9 @@ class Serving:
 )
 @click.option("--mix", type=Mix(), help="Share of requests by priority, such as 0:0.1,1:0.9.")
 @click.option("--timeout", type=click.FloatRange(0), help="Seconds that a request may wait to be started.")
-@click.option(
-    "--groups",
-    type=Groups(),
-    default="4",
-    show_default=True,
-    envvar="TF_GPU_STREAM_GROUP_COUNT",
-    help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT).",
-)
+@options.pool_options
 @click.option(
     "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams of a step."
-)
-@click.option(
-    "--batches",
-    type=options.Numbers(click.IntRange(1)),
-    help="Rows of the steps to make ready (default: 1, 4, 16 … up to --max-batch).",
-)
-@click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step; 1 joins no requests.")
-@click.option(
-    "--max-delay-us", default=0.0, type=click.FloatRange(0), help="µs that a step waits for more rows (default: 0)."
-)
-@click.option(
-    "--max-queue", default=0, type=click.IntRange(0), help="Most requests that may wait (default: any number)."
 )
 @options.rules_option
 @click.option(
@@ -233,13 +195,14 @@ class Serving:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@options.together(run=options.Execution, load=Loaded, pool=Pooled, beside=Beside, serving=Serving)
+@options.together(run=options.Execution, load=Loaded, engine=Engine, beside=Beside, serving=Serving)
 def command(
     model: Path,
     choice: options.Choice,
     run: options.Execution,
     load: Loaded,
-    pool: Pooled,
+    engine: Engine,
+    pooling: options.Pooling,
     beside: Beside,
     serving: Serving,
     **rest: Any,
@@ -261,11 +224,11 @@ def command(
     elif rest["further"]:
         raise click.UsageError(f"{rest['further'][0]!r} is too much: --multistream takes arguments behind MODEL.")
     request = BenchRequest(
-        streams=(pool.streams,),
-        ruleset=pool.ruleset,
-        engine=pool.engine,
-        effort=pool.effort,
-        device=pool.device,
+        streams=(engine.streams,),
+        ruleset=engine.ruleset,
+        engine=engine.engine,
+        effort=engine.effort,
+        device=engine.device,
         shapes=dict(rest["shapes"]),
         command=("msplit", *sys.argv[1:]),
         **run.arguments(),
@@ -276,7 +239,7 @@ def command(
     loaded = model if files.is_build(model) else choice.load(model)
     with telling() as tell:
         server = _server(serving, model)
-        found = measure(loaded, request, settings=settings, pool=_pool(pool), server=server, progress=tell)
+        found = measure(loaded, request, settings=settings, pool=pooling.settings(), server=server, progress=tell)
     if html is not None:
         formats.write_bytes_atomic(html, report.page(found).encode(), force=rest["force"])
     options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
@@ -335,15 +298,3 @@ def _server(serving: Serving, model: Path) -> Server | None:
     whole = model.resolve()
     name = serving.model_name or (whole.stem if whole.is_file() else whole.name)
     return Server(serving.address, name, serving.protocol, serving.processes)
-
-
-def _pool(pool: Pooled) -> PoolSettings:
-    from msplit.serving.settings import PoolSettings
-
-    return PoolSettings(
-        groups=pool.groups,
-        max_batch=pool.max_batch,
-        batches=pool.batches,
-        max_delay_us=pool.max_delay_us,
-        max_queue=pool.max_queue,
-    )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from msplit.serving.server.run import Listening
     from msplit.serving.settings import PoolSettings
 
-_GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Served:
@@ -98,38 +96,19 @@ class Engine(options.Execution):
 
 
 @dataclass(frozen=True)
-class Pools:
-    """How requests share the device."""
+class Batching:
+    """What TensorFlow Serving says of it."""
 
-    groups: str
-    max_batch: int | None
-    batches: tuple[int, ...] | None
-    max_delay_us: float
-    priorities: int
-    max_queue: int
-    max_memory: float | None
-    host_threads: int | None
     enable_batching: bool
     batching_parameters_file: Path | None
 
-    def settings(self) -> PoolSettings:
-        """Of every pool."""
+    def settings(self, given: PoolSettings) -> PoolSettings:
+        """Of every pool, given what other options say."""
         from msplit.serving.server.config import read_batching
-        from msplit.serving.settings import PoolSettings
 
         if not self.enable_batching:
             fix = "leave the option out, or serve steps of one size with --batch"
             raise click.UsageError(f"Requests share steps where a model's rows are independent: {fix}.")
-        given = PoolSettings(
-            groups=int(self.groups) if self.groups.isdecimal() else self.groups,
-            max_batch=self.max_batch,
-            batches=self.batches,
-            max_delay_us=self.max_delay_us,
-            priorities=self.priorities,
-            max_queue=self.max_queue,
-            max_memory=None if self.max_memory is None else int(self.max_memory * _GIB),
-            host_threads=self.host_threads,
-        )
         return given if self.batching_parameters_file is None else read_batching(self.batching_parameters_file, given)
 
 
@@ -215,33 +194,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
 @click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
-@click.option(
-    "--groups",
-    default="4",
-    show_default=True,
-    metavar="N|auto",
-    help="Steps in flight at once, per model; auto: as many as measure best.",
-)
-@click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64).")
-@click.option(
-    "--batch",
-    "batches",
-    type=options.Numbers(click.IntRange(1)),
-    help="Rows of the steps to have ready, such as 1,8,32.",
-)
-@click.option(
-    "--max-delay-us",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="How long a step that is not full waits for more rows.",
-)
-@click.option("--priorities", default=1, show_default=True, type=click.IntRange(1), help="Levels of priority.")
-@click.option(
-    "--max-queue", default=0, show_default=True, type=click.IntRange(0), help="Most requests that wait; 0: any number."
-)
-@click.option("--max-memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Most memory of the device.")
-@click.option("--host-threads", type=click.IntRange(1), help="Threads for what runs on the host.")
+@options.pool_options
 @click.option(
     "--enable-batching", default=True, help="As in TensorFlow Serving; true is all that it can be.", **_SWITCH
 )
@@ -294,8 +247,8 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @options.kernel_options
 @options.reference_option
 @options.shape_option
-@options.together(served=Served, engine=Engine, pools=Pools, doors=Doors)
-def command(served: Served, engine: Engine, pools: Pools, doors: Doors) -> None:
+@options.together(served=Served, engine=Engine, batching=Batching, doors=Doors)
+def command(served: Served, engine: Engine, pooling: options.Pooling, batching: Batching, doors: Doors) -> None:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 
@@ -305,7 +258,7 @@ def command(served: Served, engine: Engine, pools: Pools, doors: Doors) -> None:
     from msplit.serving.server import making, run
 
     where = doors.listening()
-    configs, settings, request = served.configs(), pools.settings(), engine.request()
+    configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
             ready = making.ready(
