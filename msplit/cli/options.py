@@ -348,8 +348,10 @@ class Groups(Parameter):
         """Of NVIDIA's variable, which may have a number for each GPU, the first."""
         if value == "auto":
             return value
-        number: Any = str(value).partition(",")[0]
-        return click.IntRange(1).convert(number, param, ctx)
+        number = str(value).partition(",")[0].strip()
+        if not (number.isascii() and number.isdigit() and int(number)):
+            self.fail(f"{value!r} is neither a number of one or more nor auto", param, ctx)
+        return int(number)
 
 
 @dataclass(frozen=True)

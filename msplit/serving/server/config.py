@@ -67,7 +67,7 @@ def _numbered(path: Path) -> dict[int, Path]:
     """The folders of a path whose names are numbers; the path itself as version 1 where it is a model or a build."""
     if not path.exists():
         raise LoadError("there is no such file or folder", where=str(path), fix="check the path")
-    if path.is_file() or is_build(path) or any((path / f"saved_model.{end}").exists() for end in ("pb", "pbtxt")):
+    if not path.is_dir() or is_build(path) or any((path / f"saved_model.{end}").exists() for end in ("pb", "pbtxt")):
         return {1: path}
     try:
         names = [entry.name for entry in os.scandir(path) if entry.is_dir()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
         ModelConfig("m", tmp_path).folders()
     with pytest.raises(LoadError, match="no such file or folder"):
         ModelConfig("m", tmp_path / "nothing").folders()
+
+
+def test_a_pipe_is_no_model(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    os.mkfifo(tmp_path / "pipe")
+    done = msplit("serve", tmp_path / "pipe", "--port", "0", "--rest-api-port", "18501")
+    assert (done.code, done.out) == (2, "")
+    assert "is not a regular file" in done.err
 
 
 def test_two_models_of_one_name() -> None:
@@ -147,7 +156,7 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
         ([SAMPLES / "mmoe_small.pb", "--port", "0", "--rest_api_port", "0"], "Both ports are 0"),
         ([SAMPLES / "mmoe_small.pb", "--port", "9", "--rest_api_port", "9"], "both to be on port 9"),
         ([SAMPLES / "mmoe_small.pb", "--enable_batching=false"], "Requests share steps"),
-        ([SAMPLES / "mmoe_small.pb", "--groups", "few"], "there are no 'few' groups"),
+        ([SAMPLES / "mmoe_small.pb", "--groups", "few"], "'few' is neither a number of one or more nor auto"),
         ([SAMPLES / "mmoe_small.pb", "--host", "nowhere.invalid"], "can not listen on port 8500 of nowhere.invalid"),
         (
             ["--model", f"m={SAMPLES / 'mmoe_small.pb'}", "--model", f"m={SAMPLES / 'while_v1.pb'}"],
