@@ -113,7 +113,7 @@ def test_a_pool_whose_plain_steps_are_wrong_is_not_loaded() -> None:
         (("--rate", "-5"), "'-5' is not a list of rates"),
         (("--mix", "0:1:2"), "'0:1:2' is not a share for each priority"),
         (("--mix", "0:0"), "are no shares"),
-        (("--groups", "many"), "'many' is not a valid integer"),
+        (("--groups", "many"), "'many' is neither a number of one or more nor auto"),
         (("--beside", "onnx"), "there is no 'onnx' to measure"),
         (("2", "x"), "'2' is too much"),
         (("--multistream",), "the number of inputs is missing"),
