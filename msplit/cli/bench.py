@@ -94,11 +94,7 @@ class Asked:
     help="Numbers of streams to compare.",
 )
 @options.rules_option
-@click.option(
-    "--engine",
-    type=click.Choice(["cuda", "tensorflow"]),
-    help="What runs it (default: cuda where it can, else tensorflow).",
-)
+@options.engine_option
 @options.run_options
 @click.option(
     "--duration", default=3.0, show_default=True, type=click.FloatRange(0), help="Seconds of measuring, in all."

@@ -41,13 +41,7 @@ class Kernels:
 @options.reference_option
 @click.option("--plan", type=options.PATH, help="Run the plan that `msplit bench --plan-out` wrote.")
 @options.tune_options
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
+@options.device_option
 @click.option(
     "--batch",
     "batches",

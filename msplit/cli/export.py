@@ -8,6 +8,7 @@ import click
 
 from msplit.cli import options
 from msplit.cli.output import say
+from msplit.cli.pooling import Pooling, pool_options
 
 
 @click.command()
@@ -16,16 +17,10 @@ from msplit.cli.output import say
     "--triton", type=options.PATH, required=True, help="Triton's model repository; it is made where there is none."
 )
 @click.option("--name", help="Of the model there (default: that of its file or folder).")
-@options.pool_options
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
+@pool_options
+@options.device_option
 @click.option("--force", is_flag=True, help="Replace a model of this name.")
-def command(model: Path, triton: Path, name: str | None, pooling: options.Pooling, device: str, force: bool) -> None:
+def command(model: Path, triton: Path, name: str | None, pooling: Pooling, device: str, force: bool) -> None:
     """Write MODEL, a build or a model, into a repository that Triton Inference Server serves with its Python backend.
 
     The folder holds a copy of MODEL, so that it can be moved. Nothing is executed.

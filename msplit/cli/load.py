@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
+from msplit.cli.pooling import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -76,17 +76,6 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """What the pool runs on."""
-
-    streams: int
-    ruleset: str | None
-    engine: str | None
-    effort: str
-    device: str
-
-
-@dataclass(frozen=True)
 class Beside:
     """What TensorFlow is measured as."""
 
@@ -137,32 +126,8 @@ class Serving:
 )
 @click.option("--mix", type=Mix(), help="Share of requests by priority, such as 0:0.1,1:0.9.")
 @click.option("--timeout", type=click.FloatRange(0), help="Seconds that a request may wait to be started.")
-@options.pool_options
-@click.option(
-    "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams of a step."
-)
-@options.rules_option
-@click.option(
-    "--engine",
-    type=click.Choice(["cuda", "tensorflow"]),
-    help="What the pool runs on (default: cuda where it can, else tensorflow).",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
-@click.option(
-    "--effort",
-    type=click.Choice(["full", "fast"]),
-    default="full",
-    show_default=True,
-    help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
-)
-@options.run_options
-@options.shape_option
+@pool_options
+@engine_options
 @click.option(
     "--beside",
     type=options.Names(),
@@ -195,14 +160,13 @@ class Serving:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@options.together(run=options.Execution, load=Loaded, engine=Engine, beside=Beside, serving=Serving)
+@options.together(load=Loaded, beside=Beside, serving=Serving)
 def command(
     model: Path,
     choice: options.Choice,
-    run: options.Execution,
     load: Loaded,
     engine: Engine,
-    pooling: options.Pooling,
+    pooling: Pooling,
     beside: Beside,
     serving: Serving,
     **rest: Any,
@@ -214,7 +178,6 @@ def command(
     from msplit import formats
     from msplit.formats import build as files
     from msplit.formats.atomic import check_target
-    from msplit.measure.request import BenchRequest
     from msplit.report import load as report
     from msplit.serving.load.run import load as measure
 
@@ -223,23 +186,15 @@ def command(
         choice, settings = _as_multistream(choice, settings, rest["further"])
     elif rest["further"]:
         raise click.UsageError(f"{rest['further'][0]!r} is too much: --multistream takes arguments behind MODEL.")
-    request = BenchRequest(
-        streams=(engine.streams,),
-        ruleset=engine.ruleset,
-        engine=engine.engine,
-        effort=engine.effort,
-        device=engine.device,
-        shapes=dict(rest["shapes"]),
-        command=("msplit", *sys.argv[1:]),
-        **run.arguments(),
-    )
     html: Path | None = rest["html"]
     if html is not None:
         check_target(html, force=rest["force"])
     loaded = model if files.is_build(model) else choice.load(model)
     with telling() as tell:
         server = _server(serving, model)
-        found = measure(loaded, request, settings=settings, pool=pooling.settings(), server=server, progress=tell)
+        found = measure(
+            loaded, engine.request(), settings=settings, pool=pooling.settings(), server=server, progress=tell
+        )
     if html is not None:
         formats.write_bytes_atomic(html, report.page(found).encode(), force=rest["force"])
     options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))

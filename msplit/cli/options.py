@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 Decorated = Callable[..., Any]
 
 if TYPE_CHECKING:
-    from msplit.serving.settings import PoolSettings
-
     Parameter = click.ParamType[Any]
 else:
     Parameter = click.ParamType  # generic from click 8.2 on only
@@ -339,80 +337,19 @@ tune_options = together(
 )
 
 
-class Groups(Parameter):
-    """A number of arenas, or ``auto``."""
-
-    name = "n|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
-        if value == "auto":
-            return value
-        number = str(value).partition(",")[0].strip()
-        if not (number.isascii() and number.isdigit() and int(number)):
-            self.fail(f"{value!r} is neither a number of one or more nor auto", param, ctx)
-        return int(number)
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """How a pool answers requests."""
-
-    groups: int | str
-    max_batch: int | None
-    batches: tuple[int, ...] | None
-    max_delay_us: float
-    priorities: int
-    max_queue: int
-    max_memory: float | None
-    host_threads: int | None
-
-    def settings(self) -> PoolSettings:
-        """The same for `msplit.pool`."""
-        from msplit.serving.settings import PoolSettings
-
-        memory = None if self.max_memory is None else int(self.max_memory * (1 << 30))
-        return PoolSettings(**{**dataclasses.asdict(self), "max_memory": memory})
-
-
-pool_options = together(
-    click.option(
-        "--groups",
-        type=Groups(),
-        default="4",
-        show_default=True,
-        envvar="TF_GPU_STREAM_GROUP_COUNT",
-        help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
-    ),
-    click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."),
-    click.option(
-        "--batch",
-        "batches",
-        type=Numbers(click.IntRange(1)),
-        help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
-    ),
-    click.option(
-        "--max-delay-us",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="How long a step that is not full waits for more rows.",
-    ),
-    click.option("--priorities", default=1, show_default=True, type=click.IntRange(1), help="Levels of priority."),
-    click.option(
-        "--max-queue",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0),
-        help="Most requests that wait; 0: any number.",
-    ),
-    click.option(
-        "--max-memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Most memory of the device."
-    ),
-    click.option("--host-threads", type=click.IntRange(1), help="Threads for what runs on the host."),
-    pooling=Pooling,
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
 )
-"""How a pool answers requests."""
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["cuda", "tensorflow"]),
+    help="What runs it (default: cuda where it can, else tensorflow).",
+)
+
 
 profile_option = click.option(
     "--profile",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
+from msplit.cli.pooling import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
-    from msplit.measure.request import BenchRequest
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening
@@ -58,41 +57,6 @@ def _name(path: Path) -> str:
     """What a model is called that nobody gave a name."""
     whole = path.resolve()
     return (whole.stem if whole.is_file() else whole.name) or "model"
-
-
-@dataclass(frozen=True)
-class Engine(options.Execution):
-    """What runs them."""
-
-    streams: int
-    ruleset: str | None
-    engine: str | None
-    device: str
-    effort: str
-    no_capture: bool
-    no_fuse: bool
-    no_group: bool
-    reference: Path | None
-    shapes: Sequence[tuple[str, tuple[int, ...]]]
-
-    def request(self) -> BenchRequest:
-        """What they are run with."""
-        from msplit.measure.request import BenchRequest
-
-        return BenchRequest(
-            streams=(self.streams,),
-            ruleset=self.ruleset,
-            engine=self.engine or ("cuda" if self.device == "cpu" else None),
-            device=self.device,
-            effort=self.effort,
-            capture=not self.no_capture,
-            fuse=not self.no_fuse,
-            group=not self.no_group,
-            reference=self.reference,
-            shapes=dict(self.shapes),
-            command=("msplit", *sys.argv[1:]),
-            **self.arguments(),
-        )
 
 
 @dataclass(frozen=True)
@@ -194,7 +158,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
 @click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
-@options.pool_options
+@pool_options
 @click.option(
     "--enable-batching", default=True, help="As in TensorFlow Serving; true is all that it can be.", **_SWITCH
 )
@@ -229,26 +193,9 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
     type=click.IntRange(0, 64),
     help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
 )
-@click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
-@options.rules_option
-@click.option(
-    "--engine",
-    type=click.Choice(["cuda", "tensorflow"]),
-    help="What runs it (default: cuda where it can, else tensorflow).",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
-@options.run_options
-@options.kernel_options
-@options.reference_option
-@options.shape_option
-@options.together(served=Served, engine=Engine, batching=Batching, doors=Doors)
-def command(served: Served, engine: Engine, pooling: options.Pooling, batching: Batching, doors: Doors) -> None:
+@engine_options
+@options.together(served=Served, batching=Batching, doors=Doors)
+def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> None:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 

@@ -47,9 +47,14 @@ def pool(
             fix=f"give {settings.priorities} groups or more",
         )
     recipe = recipe_of(model, request, settings, progress)
-    if settings.groups == AUTO:
-        return _chosen(recipe, settings, tell)
-    return _whole(recipe, settings, int(settings.groups), tell)
+    try:
+        if settings.groups == AUTO:
+            return _chosen(recipe, settings, tell)
+        return _whole(recipe, settings, int(settings.groups), tell)
+    except BaseException:
+        for one in recipe.owned:
+            one.close()
+        raise
 
 
 def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, one_stream: bool = False) -> Pool:

@@ -114,11 +114,7 @@ def batches_of(
                 fix="leave max_batch and batches out",
             )
         return (), ()
-    if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {mixes}",
-            fix="leave max_batch out: each request is a step",
-        )
+    _refuse_to_join(rows, settings, mixes)
     if settings.batches:
         if settings.max_batch is not None and settings.max_batch != max(settings.batches):
             raise MsplitError(
@@ -133,6 +129,15 @@ def batches_of(
     while ladder[-1] * _STEP < largest:
         ladder.append(ladder[-1] * _STEP)
     return tuple(dict.fromkeys([*ladder, largest])), ()
+
+
+def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> None:
+    """Refuses what asks for requests that share steps, where rows are not independent."""
+    if rows is None and (settings.max_batch or 1) > 1:
+        raise MsplitError(
+            f"requests can not share a step of {settings.max_batch} rows: {mixes}",
+            fix="leave max_batch out: each request is a step",
+        )
 
 
 def _in_memory(made: Made) -> Loaded:
@@ -161,11 +166,7 @@ def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
     if settings.max_batch is not None and settings.max_batch not in (1, largest):
         said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
-    if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {manifest.mixes}",
-            fix="leave max_batch out: each request is a step",
-        )
+    _refuse_to_join(rows, settings, manifest.mixes)
     references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
     restored = {batch: loaded.restored[rung.program] for batch, rung in rungs.items()}
     shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
@@ -243,9 +244,8 @@ def _of_session(
     ports = Ports({name: value.dtype for name, value in feeds.items()}, shapes, rows, proof[1], pads=False)
 
     def step(given: Feeds) -> Answer:
-        return {
-            name: np.array(value) for name, value in runner.executable.step(given).items()
-        }  # it hands out its very constants
+        outputs = runner.executable.step(given)
+        return {name: np.array(value) for name, value in outputs.items()}  # it hands out its very constants
 
     return Recipe(
         ports,

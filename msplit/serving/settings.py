@@ -20,7 +20,8 @@ class PoolSettings:
     """How a pool answers requests.
 
     Attributes:
-        groups: Arenas: how many steps are in flight at once; ``auto`` measures.
+        groups: Arenas: how many steps are in flight at once; ``auto`` measures, with
+            requests of the smallest batch.
         max_batch: Most rows of a step. Requests that wait are joined up to it, where rows are independent. 1 joins none. None: the
             largest batch of a build, and 64 for a model, where its rows are shown to be independent.
         batches: Numbers of rows to capture graphs for, filled up to the next larger one; None: 1, 4, 16, 64 … up to `max_batch`; of a

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from msplit.errors import EngineError
@@ -182,3 +183,55 @@ def is_right(answer: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
         and np.array_equal(answer["y"], 3 * given["x"] + given["k"])
         and np.array_equal(answer["twice"], 2 * given["k"])
     )
+
+
+BOTH = pytest.mark.parametrize("threads", [0, 2], ids=["polled", "threads"])
+SOON = 20.0
+"""Seconds after which something hangs."""
+
+
+@contextmanager
+def opened(script: Script | None = None, **more: Any) -> Iterator[tuple[Pool, Script]]:
+    """A pool, and the script of its arenas. In the end everything is closed once, nobody waits, and all adds up."""
+    script = script or Script()
+    before = set(threading.enumerate())
+    pool = scripted(script, **more)
+    try:
+        yield pool, script
+    finally:
+        if script.held is not None:
+            script.held.set()
+        pool.close()
+    stats = pool.stats()
+    assert script.faults == []
+    assert script.closed == pool.settings.groups
+    assert (stats.waiting, stats.in_flight) == (0, 0)
+    assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
+    assert (stats.steps, stats.rows) == (len(script.steps), sum(script.steps))
+    assert {one.name for one in set(threading.enumerate()) - before if one.name.startswith("msplit")} == set()
+
+
+def together(*work: Callable[[], object]) -> list[BaseException]:
+    """Runs all of it at once, each in a thread of its own. What it raised."""
+    problems: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=run, args=(one,), daemon=True) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in threads), "something hangs"
+    return problems
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.perf_counter() + SOON
+    while not true():
+        assert time.perf_counter() < end, "it never came"
+        time.sleep(1e-4)

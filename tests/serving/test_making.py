@@ -332,3 +332,20 @@ def test_opens_and_closes_leave_nothing(build: Path) -> None:
     for _ in range(5):
         turn()
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_where_there_is_no_room_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    from msplit.engines.tensorflow.session import SessionExecutable
+
+    began, ended = list[int](), list[int]()
+    begin, end = SessionExecutable.__init__, SessionExecutable.close
+    monkeypatch.setattr(
+        SessionExecutable,
+        "__init__",
+        lambda self, *given, **more: (began.append(id(self)), begin(self, *given, **more))[1],
+    )
+    monkeypatch.setattr(SessionExecutable, "close", lambda self: (ended.append(id(self)), end(self))[1])
+    with pytest.raises(MsplitError, match="do not fit"):
+        msplit.pool(SAMPLES / "mmoe_small.pb", msplit.BenchRequest(engine="tensorflow"), max_memory=1)
+    assert began
+    assert set(began) <= set(ended)

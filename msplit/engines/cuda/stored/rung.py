@@ -183,10 +183,18 @@ class Opened:
         streams = device.streams.lease(max(max(plan.streams, 1) for plan in plans.values()), -urgency)
         shared = Shared(torch.cuda.graph_pool_handle(), streams)
         executables = dict[int, CudaExecutable]()
-        for batch in sorted(rungs, reverse=True):  # the largest is captured first: the others find room in its memory
-            one = executable_for(rungs[batch].compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
-            assert isinstance(one, CudaExecutable)
-            executables[batch] = one
+        try:
+            for batch in sorted(
+                rungs, reverse=True
+            ):  # the largest is captured first: the others find room in its memory
+                one = executable_for(rungs[batch].compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
+                assert isinstance(one, CudaExecutable)
+                executables[batch] = one
+        except BaseException:
+            for one in executables.values():
+                one.close()
+            device.streams.give_back(streams)
+            raise
         return CudaArena(executables, entries, device, streams, self._steps)
 
 
