@@ -217,7 +217,7 @@ _Retval: forwards, parameter, silent
 AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors FakeQueue HashTable
   LookupTableExport LookupTableSize MutableDenseHashTable MutableDenseHashTableV2 MutableHashTable MutableHashTableOfTensors
   MutableHashTableOfTensorsV2: no effect
-Assign AssignVariableOp: assigns
+Assign AssignVariableOp: assigns, writes 0
 DestroyResourceOp Iterator IteratorV2 TFRA>CuckooHashTableOfTensors TFRA>HkvHashTableOfTensors: free
 HashTableV2 MutableHashTableV2: no effect, free
 InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2: fills a table from constants
@@ -499,13 +499,29 @@ StringFormat: free
 StringJoin: hands on file names, per element
 StringSplit StringSplitV2: splits strings, values_out 1
 
-# Training
-ApplyAdagrad ResourceApplyAdagrad: flops 5
-ApplyAdam ResourceApplyAdam: flops 10
-ApplyGradientDescent ResourceApplyGradientDescent: flops 2
-ApplyMomentum ResourceApplyKerasMomentum ResourceApplyMomentum: flops 4
-ApplyRMSProp ResourceApplyRMSProp: flops 8
-ResourceApplyFtrl ResourceApplyFtrlV2: flops 12
+# Training: what changes variables
+ApplyAdadelta ResourceApplyAdadelta ResourceSparseApplyAdadelta SparseApplyAdadelta: writes 0 1 2, flops 10
+ApplyAdagrad ApplyAdagradV2 ResourceApplyAdagrad ResourceApplyAdagradV2 ResourceSparseApplyAdagrad ResourceSparseApplyAdagradV2
+  SparseApplyAdagrad SparseApplyAdagradV2: writes 0 1, flops 5
+ApplyAdagradDA ResourceApplyAdagradDA ResourceSparseApplyAdagradDA SparseApplyAdagradDA: writes 0 1 2, flops 8
+ApplyAdaMax ApplyAdam ResourceApplyAdaMax ResourceApplyAdam: writes 0 1 2, flops 10
+ApplyAddSign ApplyPowerSign ResourceApplyAddSign ResourceApplyPowerSign: writes 0 1, flops 8
+ApplyCenteredRMSProp ResourceApplyCenteredRMSProp ResourceSparseApplyCenteredRMSProp SparseApplyCenteredRMSProp: writes 0 1 2 3, flops 10
+ApplyFtrl ApplyFtrlV2 ResourceApplyFtrl ResourceApplyFtrlV2 ResourceSparseApplyFtrl ResourceSparseApplyFtrlV2 SparseApplyFtrl
+  SparseApplyFtrlV2: writes 0 1 2, flops 12
+ApplyGradientDescent ApplyProximalGradientDescent ResourceApplyGradientDescent ResourceApplyProximalGradientDescent
+  ResourceSparseApplyProximalGradientDescent SparseApplyProximalGradientDescent: writes 0, flops 2
+ApplyMomentum ResourceApplyKerasMomentum ResourceApplyMomentum ResourceSparseApplyKerasMomentum ResourceSparseApplyMomentum
+  SparseApplyMomentum: writes 0 1, flops 4
+ApplyProximalAdagrad ResourceApplyProximalAdagrad ResourceSparseApplyProximalAdagrad SparseApplyProximalAdagrad: writes 0 1, flops 8
+ApplyRMSProp ResourceApplyRMSProp ResourceSparseApplyRMSProp SparseApplyRMSProp: writes 0 1 2, flops 8
+AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp: writes 0
+CountUpTo ResourceCountUpTo ResourceStridedSliceAssign RngReadAndSkip RngSkip StridedSliceAssign: writes 0
+ResourceApplyAdamWithAmsgrad: writes 0 1 2 3, flops 12
+ResourceScatterAdd ResourceScatterDiv ResourceScatterMax ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd
+  ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub
+  ResourceScatterUpdate ScatterAdd ScatterDiv ScatterMax ScatterMin ScatterMul ScatterNdAdd ScatterNdMax ScatterNdMin
+  ScatterNdSub ScatterNdUpdate ScatterSub ScatterUpdate: writes 0
 
 # Shapes, and what only writes
 BroadcastArgs ConcatOffset: free
@@ -541,6 +557,7 @@ class Traits:
         values_in: Input slot of the values that it passes on.
         values_out: Output port where they go out.
         scalars: Input slots that take nothing but one value.
+        writes: Input slots of the variables that it changes.
     """
 
     words: frozenset[str] = frozenset()
@@ -555,6 +572,7 @@ class Traits:
     values_in: int = 0
     values_out: int = 0
     scalars: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
@@ -597,7 +615,7 @@ def _read() -> dict[str, Traits]:
                 words |= _IMPLIED[item]
             else:
                 name, *numbers = item.split()
-                fields[name] = tuple(map(int, numbers)) if name == "scalars" else int(*numbers)
+                fields[name] = tuple(map(int, numbers)) if name in ("scalars", "writes") else int(*numbers)
         row = Traits(frozenset(words), **fields)  # type: ignore[arg-type]
         for op in ops.split():
             if op in table:

@@ -21,7 +21,9 @@ Rules that every lowering keeps:
   device of its inputs, never synchronizes with the device and never reads a tensor's values, so that it can be captured.
   An op whose output shape depends on values is marked `dynamic=True`: it runs eagerly only. Where an attribute pads
   the output to a fixed shape, `unless` names it.
-* It never writes to an input. It may return a view of one.
+* It never writes to an input. It may return a view of one. Only what changes a variable writes: it *mutates* inputs in place, and
+  returns them as its first outputs, in their order. It is registered under the name of TensorFlow's op on references
+  (`AssignAdd` for `AssignAddVariableOp`, see `opset.state`), and takes a variable's value in place of its handle.
 * It is pure: no global state, no random numbers but those that its inputs determine.
 * What it can not do raises `Unsupported` with the reason, in words that a user understands.
 """
@@ -61,6 +63,7 @@ class Lowering:
         function: Takes the node and its data inputs.
         static: Positions of the inputs that come as NumPy arrays, known before the run.
         dynamic: The output's shape depends on values: eager only, never captured.
+        mutates: Positions of the inputs that it changes in place: output 0 is the first of them, afterwards, and so on.
         unless: Attribute that, where it is true, makes the shape of a dynamic op independent of values.
         shape_only: The result depends only on its input's shape and dtype, so that it is known before the run (Shape, Size, Rank).
         own: The engine makes this op of several nodes: no file has it.
@@ -75,6 +78,7 @@ class Lowering:
     own: bool = False
     file: str = ""
     unless: str = ""
+    mutates: tuple[int, ...] = ()
 
     def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
         """Whether it is dynamic for a node with these attributes."""
@@ -96,6 +100,7 @@ def lowering(
     unless: str = "",
     shape_only: bool = False,
     own: bool = False,
+    mutates: tuple[int, ...] = (),
 ) -> Callable[[LoweringFunction], LoweringFunction]:
     """Registers the function as the lowering of the named ops. Registering an op twice is an error."""
 
@@ -112,7 +117,7 @@ def lowering(
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
-            _TABLE[op] = Lowering(op, lowered, static, dynamic, shape_only, own, function.__module__, unless)
+            _TABLE[op] = Lowering(op, lowered, static, dynamic, shape_only, own, function.__module__, unless, mutates)
         return lowered
 
     return register
