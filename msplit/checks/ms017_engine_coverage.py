@@ -27,7 +27,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     for op, names in sorted(covered.missing.items()):
         yield _finding(f"has no kernel for {op}: ", names)
     if covered.effects:
-        yield _finding("runs inference only, and these are run for their effect: ", covered.effects)
+        yield _finding("does not have the effect that these are run for: ", covered.effects)
     for why, names in covered.refused.items():
         yield _finding("refuses ", names, f": {why}")
     for op, names in sorted(covered.stuck.items()):

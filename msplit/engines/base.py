@@ -53,6 +53,7 @@ class Job:
         tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
+        state: Variable -> its value before the first step, of a graph that writes variables; those that are not there are the model's own.
     """
 
     flat: FlatGraph
@@ -64,6 +65,7 @@ class Job:
     tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
+    state: Arrays = field(default_factory=dict)
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -189,6 +191,17 @@ class HasTimeline(Protocol):
         Raises:
             EngineError: That does not work here; the message says what does.
         """
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An executable whose steps may change variables."""
+
+    def save_state(self) -> Arrays:
+        """The values of its variables, by name; see `variables.variable_names`."""
+
+    def load_state(self, state: Arrays) -> None:
+        """Gives variables values. What is none of its own is passed over."""
 
 
 @runtime_checkable

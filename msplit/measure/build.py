@@ -17,7 +17,7 @@ from msplit import formats
 from msplit.analysis.rows import independent_rows
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, HasState
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError, MsplitError
@@ -29,7 +29,6 @@ from msplit.measure.execution import Ready, make_ready
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.runner import Runner
 from msplit.measure.verification import computed_in
-from msplit.measure.verified import HasState
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.shapes.inputs import stated_shapes
 

@@ -19,13 +19,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable
+from msplit.engines.base import Arrays, Executable, HasState
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.measure.results import Check, Settings
 from msplit.measure.runner import FairLock, Improvement, Runner
 from msplit.measure.verification import compare
-from msplit.measure.verified import HasState
 from msplit.progress import listening
 
 TIMED_STEPS = 9

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from numpy.typing import NDArray
-
-from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
+from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
@@ -41,19 +39,6 @@ class Variant:
     over: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
     used: int | None = None
-
-
-@runtime_checkable
-class HasState(Protocol):
-    """An executable whose steps change variables."""
-
-    def save_state(self) -> Mapping[str, NDArray[Any]]:
-        """The values of its variables."""
-        ...
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Gives its variables values."""
-        ...
 
 
 @runtime_checkable

@@ -669,6 +669,10 @@ DRAWS = ops_with("draws")
 ENTER = ops_with("enter")
 EPILOGUE_STEPS = ops_with("epilogue step")
 EXIT = ops_with("exit")
+FREE_OF_EFFECTS = (
+    ops_with("no effect") | ops_with("reads state") | ops_with("repeatable") | ops_with("handle") | ops_with("variable")
+)
+"""Stateful ops that nobody misses when nobody uses what they give."""
 GATHERS = ops_with("gather")
 IF = ops_with("if")
 IMAGE_CONVOLUTIONS = ops_with("image convolution")

@@ -27,7 +27,7 @@ from msplit.analysis.rows.states import (
 from msplit.analysis.rows.view import RULES, Arrays, View
 from msplit.core.graph import CONTROL, Function, Graph
 from msplit.opset import schema
-from msplit.opset.traits import ENTER, EXIT, MERGE, NEXT, SWITCH, ops_with
+from msplit.opset.traits import ENTER, EXIT, FREE_OF_EFFECTS, MERGE, NEXT, SWITCH, ops_with
 from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.registry import Shape, Value
 from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Result, key_of
@@ -42,9 +42,6 @@ Tensor = tuple[int, int]
 
 _FEEDS = ops_with("fed")
 _DRAWS = ops_with("draws")
-_HARMLESS = (
-    ops_with("no effect") | ops_with("reads state") | ops_with("repeatable") | ops_with("handle") | ops_with("variable")
-)
 _HANDS_ON = ops_with("hands on a handle") | ops_with("forwards") | ops_with("fills a table")
 _CONDITIONAL = MERGE | SWITCH
 _ROUNDS = ENTER | EXIT | NEXT
@@ -310,7 +307,7 @@ def _fate(op: str, functions: Mapping[str, Function]) -> tuple[bool, str]:
     if op in _DRAWS:
         return False, "draws other random numbers for each place in the batch"
     info = schema.lookup(op)
-    known = op in _HARMLESS or (info is not None and not info.stateful) or op in RULES
+    known = op in FREE_OF_EFFECTS or (info is not None and not info.stateful) or op in RULES
     if known:
         return True, ""
     return False, "is an op that msplit does not know" if info is None else "gives what does not follow from its inputs"
@@ -321,7 +318,7 @@ def writer(graph: Graph, setting: Setting, results: Container[int]) -> Refusal |
 
     Of an op that is not known nobody knows: it counts if it takes a handle, or if nothing reads what it gives and it is no result.
     """
-    harmless = _HARMLESS | _DRAWS | _HANDS_ON | FUNCTIONAL.keys() | RULES.keys() | setting.functions.keys()
+    harmless = FREE_OF_EFFECTS | _DRAWS | _HANDS_ON | FUNCTIONAL.keys() | RULES.keys() | setting.functions.keys()
     writes = {op: _writes(op) for op in dict.fromkeys(graph.ops) if op not in harmless}
     for node, op in enumerate(graph.ops):
         if op not in writes or writes[op] is False:

@@ -86,7 +86,9 @@ def _optimized(job: Job, device: Device) -> Optimized:
     groups = job.options.mode.groups
     cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups)
     if key not in cache:
-        cache[key] = optimize(job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups)
+        cache[key] = optimize(
+            job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups, state=job.state
+        )
     found: Optimized = cache[key]
     return found
 
@@ -194,6 +196,7 @@ def optimize(
     op_libraries: Sequence[Path] = (),
     simplify: bool = True,
     group: bool = False,
+    state: Arrays | None = None,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
@@ -202,6 +205,7 @@ def optimize(
         op_libraries: Shared objects with custom TensorFlow ops, for the host part.
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
+        state: See `Job`.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -222,7 +226,7 @@ def optimize(
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
     with phase("importing the graph"):
-        graph = build(flat, fed)
+        graph = build(flat, fed, state=state)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())

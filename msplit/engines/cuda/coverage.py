@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
-from msplit.engines.cuda.frontend.partition import Partition, by_op, effects_of, missing_by_op, partition_graph, wanted
+from msplit.engines.cuda.frontend.partition import (
+    Partition,
+    by_op,
+    missing_by_op,
+    partition_graph,
+    unknown_effects,
+    wanted,
+)
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
@@ -40,7 +47,7 @@ class Coverage:
         host: Op -> names of its nodes, for nodes that run before the device part, through TensorFlow on the CPU.
         behind: Op -> names of its nodes, for nodes that run there behind the device part.
         stuck: Op -> names of its nodes, for host nodes between work for the device.
-        effects: Names of nodes that are run for their effect.
+        effects: Names of nodes that are run for an effect that the engine does not have.
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
     """
@@ -61,7 +68,7 @@ class Coverage:
         found = []
         if self.effects:
             found.append(
-                f"it has steps that are run for their effect ({', '.join(self.effects[:3])}), and the engine runs inference only"
+                f"it has steps that are run for an effect that the engine does not have ({', '.join(self.effects[:3])})"
             )
         if self.missing:
             found.append(f"there is no lowering for {_some(self.missing)}")
@@ -95,7 +102,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     raised = raise_control(flat)
     flat = raised.flat
     partition = partition_graph(flat, raised.bodies)
-    effects = effects_of(flat, partition)
+    effects = unknown_effects(flat, partition)
     controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in partition.device)
     refused: dict[str, list[str]] = {}
     unbuilt = ""

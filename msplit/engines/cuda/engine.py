@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.engines.base import Arrays, Executable, Feeds, Job
+from msplit.engines.base import Arrays, Executable, Feeds, HasState, Job
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
@@ -121,7 +121,10 @@ class CudaEngine:
             from msplit.engines.cuda.runtime.executables import executable_of
 
         compiled = self.compile(job)
-        return executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
+        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
+        if job.state and isinstance(executable, HasState):  # the graph may have been compiled with other values
+            executable.load_state(job.state)
+        return executable
 
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""

@@ -17,6 +17,7 @@ import numpy as np
 from msplit.core.graph import CONTROL, Edges, Ints
 from msplit.core.union_find import DisjointSets
 from msplit.engines.seeds import seeds
+from msplit.engines.variables import storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import dtype_name
@@ -28,9 +29,6 @@ CLONE_LIMIT = 1 << 20
 
 HOST = -1
 """The place of a host node; every other place is a stream."""
-
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-"""The shared name by which TensorFlow marks a resource that nobody else can name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,11 +227,11 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
     tied = handles | {v for _, v in bound}
     for u, v in bound:
         together.join(u, v)
-    storage: dict[Any, int] = {}
+    stored: dict[Any, int] = {}
     for v in sorted(handles):
-        shared = _storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
+        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
         if shared is not None:
-            together.join(storage.setdefault(shared, v), v)
+            together.join(stored.setdefault(shared, v), v)
     first: dict[int, int] = {}
     in_regions = np.flatnonzero((flat.region >= 0) & ~flat.host).tolist()
     for v in in_regions:
@@ -251,20 +249,12 @@ def _places(flat: FlatGraph, ids: Ints) -> Ints:
     return places
 
 
-def _storage(op: str, name: str, attrs: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """What a handle refers to: two handles with the same one are the same resource."""
-    shared = attrs.get("shared_name")
-    if not isinstance(shared, str) or shared == _ANONYMOUS:
-        return None
-    return (op, str(attrs.get("container") or ""), shared or name)
-
-
 def _variables(flat: FlatGraph) -> tuple[str, ...]:
     found: dict[Any, str] = {}
     for v, op in enumerate(flat.graph.ops):
         if op in VARIABLES and flat.origin_function[v] < 0:
             name = flat.model.graph_def.node[int(flat.origin_node[v])].name
-            found.setdefault(_storage(op, name, flat.graph.attrs[v]) or name, name)
+            found.setdefault(storage(op, name, flat.graph.attrs[v]) or name, name)
     return tuple(found.values())
 
 
@@ -275,14 +265,14 @@ def _release(graph_def: Any, flat: FlatGraph, nodes: Sequence[Any]) -> None:
     """
     devices: dict[Any, str] = {}
     for v, node in enumerate(nodes):
-        storage = _storage(flat.graph.ops[v], node.name, flat.graph.attrs[v])
-        if storage is not None:
-            devices.setdefault(storage, node.device)
+        held = storage(flat.graph.ops[v], node.name, flat.graph.attrs[v])
+        if held is not None:
+            devices.setdefault(held, node.device)
     inside = set(flat.origin_node[flat.origin_function < 0].tolist())
     for index, attrs in enumerate(flat.model.graph.attrs):
         if index not in inside:
             node = graph_def.node[index]
-            node.device = devices.get(_storage(node.op, node.name, attrs), "")
+            node.device = devices.get(storage(node.op, node.name, attrs), "")
 
 
 def _home_constants(flat: FlatGraph, nodes: Sequence[Any], edges: Edges, places: Ints) -> None:

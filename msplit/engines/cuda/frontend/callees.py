@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.state import written
 from msplit.opset.traits import CONDS
 
 
@@ -26,9 +26,9 @@ class Within:
     missing: Mapping[str, list[str]] = field(default_factory=dict)
     names: Mapping[str, list[str]] = field(default_factory=dict)
 
-    def named(self, pattern: re.Pattern[str]) -> list[str]:
-        """Nodes whose op has a name of this form."""
-        return [name for op, names in self.names.items() if pattern.fullmatch(op) for name in names]
+    def writes(self) -> list[str]:
+        """Nodes that write variables."""
+        return [name for op, names in self.names.items() if written(op) for name in names]
 
 
 NOTHING = Within()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from msplit import formats
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
@@ -22,6 +23,7 @@ from msplit.engines.seeds import seeds_of
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
+from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
 
 _HANDS_ON = (identity, identity_n, check_numerics)
@@ -31,13 +33,19 @@ LARGEST_READ = 1 << 16
 """Bytes: larger constants of floats, which decide no shapes, are not read where only shapes are asked for."""
 
 
-def build(flat: FlatGraph, fed: Mapping[str, Key], stand_ins: dict[Key, StandIn] | None = None) -> OpGraph:
-    """The ops that the outputs need.
+def build(
+    flat: FlatGraph,
+    fed: Mapping[str, Key],
+    stand_ins: dict[Key, StandIn] | None = None,
+    state: Mapping[str, NDArray[Any]] | None = None,
+) -> OpGraph:
+    """The ops that the outputs need, and those that write variables.
 
     Args:
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
             outputs need must have a lowering: see `partition.refuse`.
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
+        state: Values of variables before the first step; those that are not there are the model's own.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
@@ -45,17 +53,25 @@ def build(flat: FlatGraph, fed: Mapping[str, Key], stand_ins: dict[Key, StandIn]
     """
     graph = OpGraph(ops={}, constants={}, feeds={}, fetches={}, numbers=len(flat))
     names: dict[Key, Key] = {}
+    effects = effects_of(flat)
+    variables = Variables(flat, graph, names, written=bool(effects.writes))
     for name, key in fed.items():
         # A number of its own: the node may be needed too, for another output or because it is fed with a default.
         graph.feeds[name] = names[key] = (graph.fresh(), 0)
-    variables: list[int] = []
-    for node in reachable(flat.graph, partition.wanted(flat), set(fed.values())):
+    frozen: list[int] = []
+    roots = [*partition.wanted(flat), *((node, 0) for node in effects.writes)]
+    needed = reachable(flat.graph, roots, set(fed.values()))
+    among = set(needed)
+    for node in effects.nodes if effects.writes else needed:
         op = flat.graph.ops[node]
-        inputs = [names.get(key, key) for key in flat.graph.inputs(node)]
+        variables.visit(node)
+        if node not in among or variables.takes(node):
+            continue
+        inputs = variables.inputs(node)
         if stand_ins is not None and (found := _stand_in(op, flat.graph.attrs[node])):
             stand_ins[node, 0] = found
         elif op in VARIABLES:
-            variables.append(node)
+            frozen.append(node)
         elif op == "Const":
             graph.constants[node, 0] = _constant(flat, node)
         elif op in DRAWN_ON_DEVICE:
@@ -69,22 +85,39 @@ def build(flat: FlatGraph, fed: Mapping[str, Key], stand_ins: dict[Key, StandIn]
             attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
             graph.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
     for tensor in flat.outputs:
+        if schema.output_count(flat.graph.ops[tensor.node], flat.graph.attrs[tensor.node]) == 0:
+            continue  # a train step: it runs, and gives nothing
         graph.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
-    if variables:
-        values = formats.variables(flat.model, [flat.graph.names[node] for node in variables])
-        graph.constants |= {(node, 0): values[flat.graph.names[node]] for node in variables}
+    if frozen:
+        values = formats.variables(flat.model, [flat.graph.names[node] for node in frozen])
+        graph.constants |= {(node, 0): values[flat.graph.names[node]] for node in frozen}
+    variables.finish()
     if stand_ins is None:
+        graph.initial = initial_values(flat, graph.state, state or {})
         fold(graph)
+    else:
+        attrs = {name: flat.graph.attrs[node] for node, name in variables.nodes.items()}
+        stand_ins |= {key: _of_variable(attrs[name]) for name, key in graph.state.items()}
     graph.prune()
+    keep_overwritten(graph)
     return graph
+
+
+def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What variables are before the first step: as given, or as the model's checkpoint has them.
+
+    Raises:
+        LoadError: A variable has no value.
+    """
+    missing = [name for name in names if name not in given]
+    stored = formats.variables(flat.model, missing) if missing else {}
+    return {name: np.asarray(given[name] if name in given else stored[name]) for name in names}
 
 
 def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
     """What is known of a variable or a large constant without reading it; None for all else."""
     if op in VARIABLES:
-        shape, dtype = attrs.get("shape"), attrs.get("dtype")
-        full = tuple(shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else None
-        return StandIn(full, dtype if isinstance(dtype, str) else "float32")
+        return _of_variable(attrs)
     value = attrs.get("value") if op == "Const" else None
     if isinstance(value, TensorValue) and value.dtype.startswith(("float", "bfloat", "complex", "half", "double")):
         try:
@@ -94,6 +127,12 @@ def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
         if size > LARGEST_READ:
             return StandIn(value.shape, value.dtype)
     return None
+
+
+def _of_variable(attrs: Mapping[str, Any]) -> StandIn:
+    shape, dtype = attrs.get("shape"), attrs.get("dtype")
+    full = tuple(shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else None
+    return StandIn(full, dtype if isinstance(dtype, str) else "float32")
 
 
 def _steps(graph: OpGraph) -> Key:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.callees import Inside
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset import schema
+from msplit.opset.state import on_values
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, VARIABLES, ops_with
 
 READS_A_VARIABLE = ("ReadVariableOp",)
@@ -32,10 +34,6 @@ BY_THE_ENGINE = frozenset(
 _NO_TENSOR = ("string", "variant", "resource")
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
 """Work for the device: what depends on it is in the middle of the model, not in front of it."""
-_WRITES = re.compile(
-    r"Assign\w*|Resource(Sparse)?Apply\w+|(Sparse)?Apply\w+|Resource\w*Scatter\w+|Scatter(?!Nd$)\w+|\w*CountUpTo"
-)
-"""Ops that change a variable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +51,7 @@ class Partition:
         missing: Nodes that nobody can run.
         unplaceable: Host nodes that depend on the device, and that work for the device depends on.
         inside: What loops, conds and calls run.
+        effects: What a step does beside giving outputs.
     """
 
     device: tuple[int, ...]
@@ -65,6 +64,7 @@ class Partition:
     missing: tuple[int, ...]
     unplaceable: tuple[int, ...]
     inside: Inside
+    effects: Effects
 
     def handed_outputs(self) -> tuple[Tensor, ...]:
         """What the device is to hand back, as outputs."""
@@ -82,7 +82,9 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     Without `bodies` the functions are those of the model.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
-    nodes = reachable(flat.graph, wanted(flat), outside)
+    effects = effects_of(flat)
+    written = [(node, 0) for node in effects.writes]
+    nodes = reachable(flat.graph, wanted(flat) + written, outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
     kinds = _Kinds(flat, inputs, inside, outside)
@@ -91,7 +93,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
-    roots = [key for name, key in outputs.items() if name not in host_outputs] + list(handed)
+    roots = [key for name, key in outputs.items() if name not in host_outputs] + list(handed) + written
     nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
@@ -127,6 +129,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
         missing=tuple(missing),
         unplaceable=() if post_nodes else tuple(kinds.in_the_way()),
         inside=inside,
+        effects=effects,
     )
 
 
@@ -162,7 +165,7 @@ class _Kinds:
     def visit(self, node: int) -> None:
         """Says of a node what it is."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
-        covered = (op in BY_THE_ENGINE or op in self._listed) and not within.missing
+        covered = (op in BY_THE_ENGINE or on_values(op) in self._listed) and not within.missing
         heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.names))
         made = [key for key in self._inputs[node] if key not in self._outside]
         late = any(key[0] in self._after_work for key in made)
@@ -228,11 +231,16 @@ def _dtype(flat: FlatGraph, key: Key) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def effects_of(flat: FlatGraph, partition: Partition) -> list[str]:
-    """Nodes that are run for what they do: targets, and what writes variables."""
-    found = [flat.graph.names[node] for node in flat.targets]
-    found += [flat.graph.names[node] for node, op in enumerate(flat.graph.ops) if _WRITES.fullmatch(op)]
-    return found + [name for node in partition.device for name in partition.inside.of(node).named(_WRITES)]
+def unknown_effects(flat: FlatGraph, partition: Partition) -> list[str]:
+    """Nodes that are run for an effect that the engine does not have.
+
+    Nobody knows the effect, or they write variables inside of loops, conds and calls, or on the host.
+    """
+    needed = {*partition.device, *partition.host, *partition.post_nodes}
+    names, inputs = flat.graph.names, flat.graph.inputs
+    found = [names[node] for node in partition.effects.stateful if node not in needed]
+    found += [names[node] for node in partition.effects.writes if node not in partition.device or not inputs(node)]
+    return found + [name for node in partition.device for name in partition.inside.of(node).writes()]
 
 
 def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
@@ -262,11 +270,11 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
     Raises:
         EngineError: Ops without a lowering, all of them; host nodes in the middle of the model; or effects.
     """
-    running = effects_of(flat, partition)
+    running = unknown_effects(flat, partition)
     if running:
         names = ", ".join(running[:3])
         raise EngineError(
-            f"the graph has steps that are run for their effect ({names}): the cuda engine runs inference only",
+            f"the graph has steps that are run for an effect that the cuda engine does not have ({names})",
             fix="use --engine tensorflow, or name the tensors to compute with --outputs",
         )
     lines = []

@@ -5,18 +5,41 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.opset.state import written
+from msplit.opset.traits import ops_with
+
 Key = tuple[int, int]
 """A value: (op, output port)."""
 
 STEPS = "(steps before this one)"
 """The input, an int64 scalar, that random ops with a state draw by; no input of the model has such a name."""
+
+
+_ALIASES = (
+    ops_with("view") | ops_with("hands on data") | ops_with("identity") | ops_with("unchanged by shape") | {"AddN"}
+)
+"""Ops whose results may lie in the memory of their first input."""
+
+
+def mutated(op: Op) -> tuple[int, ...]:
+    """Input slots that an op writes in place: its first outputs are these, afterwards."""
+    own: tuple[int, ...] | None = op.attrs.get("_mutates")
+    return written(op.op) if own is None else own
+
+
+def _place_of(names: Sequence[str], within: Sequence[str]) -> int | None:
+    """Where some names stand within others in one piece; None where they do not."""
+    if names[0] not in within:
+        return None
+    start = within.index(names[0])
+    return start if tuple(within[start : start + len(names)]) == tuple(names) else None
 
 
 def final(names: Mapping[Key, Key], key: Key) -> Key:
@@ -102,6 +125,11 @@ class OpGraph:
         streamless: Flat nodes that have no stream: TensorFlow computes with integers on the host, and the engine on the device.
         merges: What horizontal fusion did, in the order in which it runs.
         facts: What pointwise fusion did, for the report of a run.
+        state: Variable -> its value when a step begins, in memory of its own that outlives the step; empty but in a training graph.
+        final: Variable -> its value when the step is over, for those that are written. Ops that write them do so in place: see `hazards`.
+        initial: Variable -> its value before the first step, for those of `state`.
+        stacks: Values that are several variables side by side, as they are when a step begins: with one more axis in front.
+        arenas: Variables that are to lie one behind the other in memory.
     """
 
     ops: dict[int, Op]
@@ -115,6 +143,11 @@ class OpGraph:
     streamless: frozenset[int] = frozenset()
     merges: list[Merge] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Key] = field(default_factory=dict)
+    final: dict[str, Key] = field(default_factory=dict)
+    initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    stacks: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+    arenas: list[tuple[str, ...]] = field(default_factory=list)
 
     def signature(self) -> str:
         """A hash of what its time depends on: ops with their attributes, what they read, and shapes; not names, and no values."""
@@ -129,9 +162,10 @@ class OpGraph:
             for number, op in self.ops.items()
         }
         tables: dict[str, Any] = {
-            name: dict(getattr(self, name)) for name in ("constants", "feeds", "fetches", "shapes", "dtypes", "facts")
+            name: dict(getattr(self, name))
+            for name in (*("constants", "feeds", "fetches", "shapes", "dtypes", "facts", "state", "final", "stacks"),)
         }
-        return replace(self, ops=ops, merges=list(self.merges), **tables)
+        return replace(self, ops=ops, merges=list(self.merges), arenas=list(self.arenas), **tables)
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -173,8 +207,12 @@ class OpGraph:
         return readers
 
     def read(self) -> set[Key]:
-        """Values that an op reads or that are fetched."""
-        return {key for op in self.ops.values() for key in op.inputs} | set(self.fetches.values())
+        """Values that an op reads, or that are wanted when the step is over."""
+        return {key for op in self.ops.values() for key in op.inputs} | self.kept()
+
+    def kept(self) -> set[Key]:
+        """Values that are wanted when the step is over: what is fetched, and what variables become."""
+        return {*self.fetches.values(), *self.final.values()}
 
     def rename(self, names: Mapping[Key, Key]) -> None:
         """Lets everything that reads a value read another in its place, over several steps where the other is renamed too."""
@@ -183,11 +221,12 @@ class OpGraph:
         for op in self.ops.values():
             op.inputs = [final(names, key) for key in op.inputs]
         self.fetches = {name: final(names, key) for name, key in self.fetches.items()}
+        self.final = {name: final(names, key) for name, key in self.final.items()}
 
     def prune(self) -> None:
-        """Drops ops that no fetch needs, and inputs that nothing reads."""
+        """Drops ops that nothing needs in the end, and inputs and variables that nothing reads."""
         needed: set[int] = set()
-        stack = [key[0] for key in self.fetches.values()]
+        stack = [key[0] for key in self.kept()]
         while stack:
             number = stack.pop()
             if number not in needed and number in self.ops:
@@ -196,19 +235,125 @@ class OpGraph:
         self.ops = {number: op for number, op in self.ops.items() if number in needed}
         read = self.read()
         self.feeds = {name: key for name, key in self.feeds.items() if key in read}
+        self.stacks = {key: names for key, names in self.stacks.items() if key in read}
+        held = {name for names in self.stacks.values() for name in names}
+        self.state = {name: key for name, key in self.state.items() if key in read or name in held}
 
     def forget_constants(self) -> None:
         """Lets go of constants that nothing reads any more: what was made of them would otherwise be held beside them."""
         read = self.read()
         self.constants = {key: value for key, value in self.constants.items() if key in read}
 
+    def aliases(self) -> Callable[[Key], tuple[Key, ...]]:
+        """Tells in the memory of which variables' values a value lies: itself, where it is one, and what views and stacks are made of."""
+        state = set(self.state.values())
+
+        def lies_in(key: Key) -> tuple[Key, ...]:
+            while key not in state:
+                if key in self.stacks:
+                    return tuple(self.state[name] for name in self.stacks[key])
+                op = self.ops.get(key[0])
+                if op is None:
+                    return ()
+                if key[1] < len(mutated(op)):
+                    break
+                if op.op not in _ALIASES or not op.inputs:
+                    return ()
+                key = op.inputs[0]
+            return (key,)
+
+        return lies_in
+
+    def hazards(self) -> dict[int, list[int]]:
+        """Per op that writes variables in place the ops that must have run before: those that read what it overwrites, views included."""
+        if not self.state:
+            return {}
+        lies_in = self.aliases()
+        readers: dict[Key, dict[int, None]] = {}
+        overwritten: list[tuple[int, Key]] = []
+        for number, op in self.ops.items():
+            slots = mutated(op)
+            for slot, key in enumerate(op.inputs):
+                for value in lies_in(key):
+                    readers.setdefault(value, {})[number] = None
+                    if slot in slots:
+                        overwritten.append((number, value))
+        found: dict[int, list[int]] = {}
+        for number, value in overwritten:
+            others = [reader for reader in readers[value] if reader != number]
+            if others:
+                found.setdefault(number, []).extend(others)
+        return found
+
+    def adjoin(self, names: Sequence[str]) -> bool:
+        """Lets variables lie one behind the other in memory, in this order. False, and nothing changes, where that can not be: they are of
+        several types, or one lies between others already."""
+        names = tuple(names)
+        if len(set(names)) != len(names) or len({self.initial[name].dtype for name in names}) != 1:
+            return False
+        mine = set(names)
+        parts = [arena for arena in self.arenas if not mine.isdisjoint(arena)]
+        for arena in parts:
+            if _place_of(names, arena) is not None:
+                return True
+            if _place_of(arena, names) is None:
+                return False
+        self.arenas = [arena for arena in self.arenas if arena not in parts] + [names]
+        return True
+
+    def _circle(self) -> tuple[int, int] | None:
+        """An op that reads what another overwrites, and that needs what that one, or one behind it, makes; None where there are none."""
+        hazards = self.hazards()
+        left = self.ops.keys() - self._ordered(hazards).keys()
+        before = {
+            number: {*(key[0] for key in self.ops[number].inputs), *hazards.get(number, ())} & left for number in left
+        }
+        for writer in left:
+            for reader in hazards.get(writer, ()):
+                seen, stack = {reader}, [reader]
+                while stack:
+                    for producer in before.get(stack.pop(), ()):
+                        if producer == writer:
+                            return reader, writer
+                        if producer not in seen:
+                            seen.add(producer)
+                            stack.append(producer)
+        return None
+
     def sort(self) -> None:
-        """Puts the ops in topological order again, as near to their present order as that allows (Kahn's algorithm)."""
+        """Puts the ops in topological order again, as near to their present order as that allows.
+
+        Whatever reads a variable's value comes before what overwrites it. What can not, since it needs what that makes, gets a copy.
+        """
+        ordered = self._ordered(self.hazards())
+        while len(ordered) != len(self.ops):
+            found = self._circle()
+            if found is None:
+                raise ValueError("internal error: a pass made a cycle")
+            reader, writer = (self.ops[number] for number in found)
+            lies_in = self.aliases()
+            key = next(key for key in reader.inputs if not set(lies_in(key)).isdisjoint(writer.inputs))
+            copy = self.set_aside(key, writer)
+            reader.inputs = [copy if one == key else one for one in reader.inputs]
+            ordered = self._ordered(self.hazards())
+        self.ops = ordered
+
+    def set_aside(self, key: Key, writer: Op) -> Key:
+        """A copy of a variable's value, for what wants it after an op has overwritten it. `sort` afterwards."""
+        number = self.fresh()
+        self.ops[number] = Op(number, writer.name, "_Copy", {}, [key], [writer.source_nodes[0]])
+        for table in (self.shapes, self.dtypes):
+            if key in table:
+                table[number, 0] = table[key]  # type: ignore[index]
+        return number, 0
+
+    def _ordered(self, before: Mapping[int, list[int]]) -> dict[int, Op]:
+        """As many ops as can be put in order (Kahn's algorithm), some of which have further ones to come before them."""
         place = {number: position for position, number in enumerate(self.ops)}
         readers: dict[int, list[int]] = {}
         waiting = dict.fromkeys(self.ops, 0)
         for number, op in self.ops.items():
-            for producer, _ in op.inputs:
+            for producer in (*(key[0] for key in op.inputs), *before.get(number, ())):
                 if producer in self.ops:
                     readers.setdefault(producer, []).append(number)
                     waiting[number] += 1
@@ -221,6 +366,4 @@ class OpGraph:
                 waiting[reader] -= 1
                 if not waiting[reader]:
                     heapq.heappush(heap, (place[reader], reader))
-        if len(ordered) != len(self.ops):
-            raise ValueError("internal error: a pass made a cycle")
-        self.ops = ordered
+        return ordered

@@ -15,6 +15,7 @@ from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program
+from msplit.engines.cuda.ir.state import StateMemory
 from msplit.errors import EngineError
 
 LARGEST_FOLDED = 1 << 28
@@ -97,6 +98,7 @@ def walk(
 ) -> Iterator[tuple[KernelCall, list[torch.Tensor], Callable[[], tuple[Any, ...]]]]:
     """Runs a program step by step. Before each step runs, it is given out with its inputs and the call that will run."""
     values = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()}
+    values |= StateMemory(program.state, device).values()
     last = {key: number for number, step in enumerate(program.steps) for key in step.inputs}
     with torch.no_grad():
         for number, step in enumerate(program.steps):

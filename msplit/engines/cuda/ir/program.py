@@ -14,6 +14,7 @@ from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.state import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,8 @@ class KernelCall:
         bound: Input slot -> value, of the inputs that `call` has bound already.
         traffic: Bytes of its inputs, each once, and of its outputs; 0 where nobody looked.
         scattered: How many of its inputs do not lie in one piece in row-major order.
+        reads: Variables in whose memory it reads, by address.
+        writes: Those that it changes in place.
     """
 
     op: Op
@@ -45,6 +48,8 @@ class KernelCall:
     bound: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     traffic: int = 0
     scattered: int = 0
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,7 @@ class Program:
         dynamic: Steps whose output shapes depend on values, or that read a value on the host: such a program can not be captured.
         fed: Input name -> shape and dtype name that the program was traced with.
         unrolled, streamless: See `OpGraph`.
+        state: Variables, of a training graph.
     """
 
     steps: tuple[KernelCall, ...]
@@ -73,6 +79,27 @@ class Program:
     fed: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     streamless: frozenset[int] = frozenset()
+    state: State = field(default_factory=State)
+
+    def conflicts(self) -> Dag:
+        """Steps that must not run at the same time since one writes memory of a variable that the other reads or writes, in the order of
+        `steps`. It is known by addresses, not from the graph: `dag` has to have each of these edges, or a path."""
+        readers: dict[str, list[int]] = {}
+        writer: dict[str, int] = {}
+        edges: list[tuple[int, int]] = []
+        for number, step in enumerate(self.steps):
+            if not step.launches:
+                continue
+            for name in step.writes:
+                edges += [(reader, number) for reader in readers.pop(name, ())]
+            for name in {*step.reads, *step.writes}:
+                if name in writer:
+                    edges.append((writer[name], number))
+            for name in step.reads:
+                if name not in step.writes:
+                    readers.setdefault(name, []).append(number)
+            writer |= dict.fromkeys(step.writes, number)
+        return Dag.of(len(self.steps), [first for first, _ in edges], [second for _, second in edges])
 
     def producers(self) -> dict[Key, int]:
         """Step that makes each value."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from msplit.core.graph import FunctionRef
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.opset import schema
@@ -63,7 +63,8 @@ def fingerprint(graph: OpGraph) -> tuple[Any, ...]:
         (number, op.op, tuple(op.inputs), tuple(op.source_nodes), op.batch, tuple(sorted(op.attrs)))
         for number, op in graph.ops.items()
     )
-    return ops, tuple(sorted(graph.fetches.items())), tuple(sorted(graph.feeds.items()))
+    ends = (graph.fetches, graph.feeds, graph.state, graph.final)
+    return ops, *(tuple(sorted(end.items())) for end in ends)
 
 
 def _numbered(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
@@ -77,24 +78,51 @@ def _numbered(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
 
 def _one_maker(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """A value is fed, known or made, and two inputs are two values."""
-    for name, key in graph.feeds.items():
-        if key in graph.constants or key[0] in graph.ops:
-            yield f"input {name} is fed, and known or made as well"
-    if len(set(graph.feeds.values())) != len(graph.feeds):
+    for what, given in (("input", graph.feeds), ("variable", graph.state)):
+        for name, key in given.items():
+            if key in graph.constants or key[0] in graph.ops:
+                yield f"{what} {name} is fed, and known or made as well"
+    if len({*graph.feeds.values(), *graph.state.values()}) != len(graph.feeds) + len(graph.state):
         yield "two inputs are one value"
 
 
 def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every value that is read is fed, known, or made by an op in front that has such an output."""
-    fed, made = set(graph.feeds.values()), set[int]()
+    fed, made = {*graph.feeds.values(), *graph.state.values(), *graph.stacks}, set[int]()
     for number, op in graph.ops.items():
         for slot, key in enumerate(op.inputs):
             if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
                 yield f"input {slot} of {_said(op)}, {key}, is not there when it is read"
         made.add(number)
-    for name, key in graph.fetches.items():
+    for name, key in (*graph.fetches.items(), *graph.final.items()):
         if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
             yield f"output {name} is {key}, which nothing makes"
+
+
+def _written_once(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
+    """What is written in place is a variable's value as a step begins or as another write leaves it, it is overwritten once and read before."""
+    values = set(graph.state.values())
+    place = {number: position for position, number in enumerate(graph.ops)}
+    overwritten: set[Key] = set()
+    for number, op in graph.ops.items():
+        slots = mutated(op)
+        for slot in slots:
+            key = op.inputs[slot]
+            if key not in values:
+                yield f"input {slot} of {_said(op)}, {key}, is no variable that it could write"
+            elif key in overwritten:
+                yield f"{_said(op)} overwrites {key} a second time"
+            overwritten.add(key)
+        values |= {(number, port) for port in range(len(slots))}
+    for name, key in graph.final.items():
+        if name not in graph.state:
+            yield f"the variable {name} is written and has no value before"
+        elif key not in values or key in overwritten:
+            yield f"the variable {name} becomes {key}, which does not stay in its memory"
+    for writer, readers in graph.hazards().items():
+        for reader in readers:
+            if place[reader] > place[writer]:
+                yield f"{_said(graph.ops[writer])} overwrites what {_said(graph.ops[reader])} reads behind it"
 
 
 def _has_output(graph: OpGraph, key: Key, made: set[int]) -> bool:
@@ -102,7 +130,7 @@ def _has_output(graph: OpGraph, key: Key, made: set[int]) -> bool:
         return False
     op = graph.ops[key[0]]
     count = schema.output_count(op.op, op.attrs)
-    return key[1] >= 0 and (count is None or key[1] < count)
+    return key[1] >= 0 and (count is None or key[1] < count + len(mutated(op)))
 
 
 def _wanted(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
@@ -160,7 +188,7 @@ def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
             yield f"the constant {key} has the shape {value.shape} and not {graph.shapes[key]}"
     if stage is Stage.IMPORTED:
         return
-    lowerings, fed = table(), set(graph.feeds.values())
+    lowerings, fed = table(), {*graph.feeds.values(), *graph.state.values(), *graph.stacks}
     for key in fed:
         if key not in graph.shapes:
             yield f"an input, {key}, has no shape"
@@ -182,6 +210,7 @@ RULES: tuple[Rule, ...] = (
     _numbered,
     _one_maker,
     _made_before_read,
+    _written_once,
     _wanted,
     _from_the_model,
     _runs,

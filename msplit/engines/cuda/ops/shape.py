@@ -222,3 +222,10 @@ def identity_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 def no_op(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Nothing: the node only orders others; or asserts a condition, which on the device can not stop the run."""
     return ()
+
+
+@lowering("_Copy", own=True)
+def copy(node: Node, tensor: Tensor) -> Tensor:
+    """The same values in other memory: what a variable is, wanted after it is overwritten."""
+    del node
+    return tensor.clone()

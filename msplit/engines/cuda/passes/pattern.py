@@ -23,11 +23,11 @@ class Readers:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.fetched = frozenset(graph.fetches.values())
+        self.fetched = frozenset(graph.kept())
         self.of = graph.consumers()
 
     def only(self, key: Key) -> Op | None:
-        """The op that reads a value, if it is the only one, reads it once, and the value is no output of the model."""
+        """The op that reads a value, if it is the only one, reads it once, and nobody wants the value when the step is over."""
         users = self.of.get(key, [])
         return self.graph.ops.get(users[0]) if len(users) == 1 and key not in self.fetched else None
 

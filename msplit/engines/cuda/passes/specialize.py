@@ -7,6 +7,7 @@ doubles as the warm-up that a capture needs (library handles, algorithm choice).
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -20,11 +21,12 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
+from msplit.engines.cuda.ir.state import State, StateMemory
 from msplit.engines.cuda.ir.windows import keeps_channels_last
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.embedding.densify import prove
@@ -72,6 +74,11 @@ class Tracer:
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
+        self.state: StateMemory | None = None  # variables, which this run may change
+        self._written: Counter[str] = Counter()  # how often a variable was
+        self._stamps: dict[
+            Key, dict[str, int]
+        ] = {}  # of values in their memory: how often they had been when the value was made
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
@@ -83,6 +90,30 @@ class Tracer:
                 raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
             self.values[key] = to_torch(np.array(feeds[name]), self.device)
             self.shapes[key] = feeds[name].shape
+        if self.graph.state:
+            self.state = StateMemory(variables_of(self.graph), self.device)
+            for key, tensor in self.state.values().items():
+                self.values[key], self.shapes[key] = tensor, tuple(tensor.shape)
+                self._stamp(key, tensor)
+
+    def _stamp(self, key: Key, tensor: torch.Tensor) -> None:
+        if self.state is not None and (names := self.state.lies_in(tensor)):
+            self._stamps[key] = {name: self._written[name] for name in names}
+
+    def _touched(
+        self, op: Op, keys: tuple[Key, ...], arguments: list[torch.Tensor]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The variables that an op is about to read and to write, by address."""
+        if self.state is None:
+            return (), ()
+        for key in keys:
+            if any(self._written[name] != count for name, count in self._stamps.get(key, {}).items()):
+                raise EngineError(f"internal error: {op.name} reads a variable that was overwritten")
+        lies = [self.state.lies_in(tensor) for tensor in arguments]
+        places = dict(zip(keys, lies, strict=True))
+        writes = dict.fromkeys(name for slot in mutated(op) for name in places.get(op.inputs[slot], ()))
+        self._written.update(writes.keys())
+        return tuple(dict.fromkeys(name for names in lies for name in names)), tuple(writes)
 
     def skips(self, op: Op) -> bool:
         """Whether an op, with all that it becomes, is to be left out. None is."""
@@ -153,6 +184,7 @@ class Tracer:
         if self.measures and not unknown:
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
         function = lowered(op)
+        reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
         number = len(self.steps)
         dynamic = lowering.dynamic_with(op.attrs)
@@ -162,18 +194,31 @@ class Tracer:
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
-        launches = size > 0 or varying
+        launches = size > 0 or varying or bool(writes)
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
         scattered = sum(not tensor.is_contiguous() for tensor in read)
         self.steps.append(
             KernelCall(
-                op, function, keys, len(results), launches, size, tuple(bases), varying, bound, traffic, scattered
+                op,
+                function,
+                keys,
+                len(results),
+                launches,
+                size,
+                tuple(bases),
+                varying,
+                bound,
+                traffic,
+                scattered,
+                reads,
+                writes,
             )
         )
         for port, (result, base) in enumerate(zip(results, bases, strict=True)):
             key = (op.node, port)
             self.values[key], self.base[key], self.made_by[key] = result, base, number
+            self._stamp(key, result)
             if varying:
                 self.varying.add(key)
             else:
@@ -237,6 +282,11 @@ class Tracer:
                 fresh[storage.data_ptr()] = storage.nbytes()
                 bases.append(number)
         return bases, sum(fresh.values())
+
+
+def variables_of(graph: OpGraph) -> State:
+    """What a graph says of its variables."""
+    return State(graph.state, graph.final, graph.stacks, tuple(graph.arenas), graph.initial)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -405,12 +455,20 @@ def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int], kept_alive: Set
 
 
 def _last_uses(graph: OpGraph) -> dict[Key, int]:
-    fetched = set(graph.fetches.values())
-    return {key: number for number, op in graph.ops.items() for key in op.inputs if key not in fetched}
+    kept = graph.kept()
+    return {key: number for number, op in graph.ops.items() for key in op.inputs if key not in kept}
 
 
 def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
-    reads = [(key, number) for number, step in enumerate(tracer.steps) for key in step.inputs if key in tracer.made_by]
+    reads = [
+        (tracer.made_by[key], number)
+        for number, step in enumerate(tracer.steps)
+        for key in step.inputs
+        if key in tracer.made_by
+    ]
+    step_of = {step.op.node: number for number, step in enumerate(tracer.steps)}
+    for writer, readers in tracer.graph.hazards().items():
+        reads += [(step_of[reader], step_of[writer]) for reader in readers if reader in step_of]
     fetches = {name: key for name, key in tracer.graph.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
     return Program(
@@ -419,9 +477,10 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         tracer.graph.feeds,
         fetches,
         known,
-        Dag.of(len(tracer.steps), [tracer.made_by[key] for key, _ in reads], [number for _, number in reads]),
+        Dag.of(len(tracer.steps), [first for first, _ in reads], [second for _, second in reads]),
         tuple(tracer.dynamic),
         fed,
         tracer.graph.unrolled,
         tracer.graph.streamless,
+        variables_of(tracer.graph),
     )

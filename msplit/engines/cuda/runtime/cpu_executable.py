@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Feeds, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
@@ -29,6 +30,7 @@ class SimulatedExecutable:
         self.program, self.stream_program = program, stream_program
         self._facts, self._seed = dict(facts), seed
         self._feeds: Feeds = {}
+        self.state = StateMemory(program.state, torch.device("cpu"))
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step."""
@@ -45,6 +47,7 @@ class SimulatedExecutable:
         self._feeds = feeds
         self._seed += 1
         values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}
+        values |= self.state.values()
         with torch.no_grad():
             simulate(self.program, self.stream_program, values, self._seed, tap)
         return self.program.results(values)
@@ -59,9 +62,18 @@ class SimulatedExecutable:
     def timeline(self) -> Timeline:
         """One step by the host's clock: one kernel at a time, streams taking turns at random."""
         tap = HostTap()
-        self._run(self._feeds, tap)
+        with self.state.kept():
+            self._run(self._feeds, tap)
         clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
         return timeline(self.program, self.stream_program, tap.times_us(), clock)
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """The values of variables."""
+        return self.state.save()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives variables other values."""
+        self.state.load(state)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

@@ -23,6 +23,7 @@ from msplit.engines.cuda.device.pools import check, holding, runtime
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.input_staging import Inputs
@@ -159,6 +160,7 @@ class CudaExecutable:
         self._capture = capture
         self._timing_only = timing_only
         self._root = torch.zeros(1, dtype=torch.int32, device=device.place)
+        self.state = StateMemory(program.state, device.place)
         with noting() as self.kernels:
             self._make_ready(feeds)
         Store.of(device.place).save(self.kernels)
@@ -168,7 +170,8 @@ class CudaExecutable:
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
-            results = self._record()
+            with self.state.kept():
+                results = self._record()
             if not self._timing_only:
                 self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
         synchronize(self.device.place)
@@ -198,6 +201,7 @@ class CudaExecutable:
         """Issues every instruction on its stream. The current stream is the origin."""
         tap = None if make_tap is None else make_tap()
         values = {key: self._inputs.on_device[name] for name, key in self.program.feeds.items()}
+        values |= self.state.values()
         events: dict[int, torch.cuda.Event] = {}
         start = None
         if self.stream_program.fork:
@@ -384,7 +388,7 @@ class CudaExecutable:
             taps.append(EventTap(self._streams, captured=self._capture))
             return taps[-1]
 
-        with self._on_origin():
+        with self._on_origin(), self.state.kept():
             if self._capture:
                 with self._capturing() as graph:
                     results = self._record(tap)
@@ -405,6 +409,16 @@ class CudaExecutable:
         how = "the captured CUDA graph, replayed" if self._capture else launched
         clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
         return timeline(self.program, self.stream_program, times, clock)
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """The values of variables."""
+        synchronize(self.device.place)
+        return self.state.save()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives variables other values."""
+        self.state.load(state)
+        synchronize(self.device.place)
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""

@@ -198,7 +198,7 @@ def prove(plan: Plan, program: Program) -> Plan:
     Raises:
         EngineError: It has, which is a bug in msplit.
     """
-    violations = check(plan, program.dag)
+    violations = check(plan, program.dag) or check(plan, program.conflicts())
     if violations:
         raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
     return plan
@@ -219,4 +219,5 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
         "peak_bytes": peak_bytes,
         "peak_bytes_one_stream": arrange(program, one).peak_bytes,
         "weight_bytes": sum(memory.values()),
+        **({"state_bytes": program.state.bytes} if program.state.keys else {}),
     }

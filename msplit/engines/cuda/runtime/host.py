@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, Feeds, HasBuffers, HasTimeline, StaysOnDevice, Timeline, is_array
+from msplit.engines.base import (
+    Arrays,
+    Executable,
+    Feeds,
+    HasBuffers,
+    HasState,
+    HasTimeline,
+    StaysOnDevice,
+    Timeline,
+    is_array,
+)
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import STEPS, Key
@@ -121,12 +131,12 @@ class Wrapped:
         return self.device.step_on_device(feeds)
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
-        """What steps change: see `Counting`."""
-        return self.device.save_state() if isinstance(self.device, Wrapped) else {}
+        """What steps change: variables, and see `Counting`."""
+        return self.device.save_state() if isinstance(self.device, HasState) else {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Goes on from what `save_state` of another one of the same model gave."""
-        if isinstance(self.device, Wrapped):
+        if isinstance(self.device, HasState):
             self.device.load_state(state)
 
     def buffers(self) -> Arrays:
@@ -183,11 +193,12 @@ class Counting(Wrapped):
         return step({**feeds, STEPS: np.asarray(next(self._steps), np.int64)})
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
-        """How many steps there were."""
-        return {STEPS: np.asarray(self._steps.count, np.int64)}
+        """How many steps there were, and what variables are."""
+        return {**super().save_state(), STEPS: np.asarray(self._steps.count, np.int64)}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Goes on counting from there; from the first step, where nothing is said."""
+        super().load_state(state)
         self._steps.count = int(state.get(STEPS, 0))
 
 

@@ -321,5 +321,5 @@ def test_a_loop_that_writes_a_variable_is_refused(tmp_path):
 
     tf.saved_model.save(Counts(), tmp_path / "m")
     flat = flatten(read(tmp_path / "m"))
-    with pytest.raises(EngineError, match=r"(?s)run for their effect"):
+    with pytest.raises(EngineError, match="run for an effect"):
         run(flat, {flat.inputs[0].name: np.ones(2, np.float32)})

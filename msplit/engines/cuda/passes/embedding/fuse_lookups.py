@@ -170,7 +170,7 @@ class _Parts:
         """Parts that something else reads, be it a part of a later stage."""
         made = {key[0] for key in self.of}
         read = [key for op in self._graph.ops.values() if op.node not in made for key in op.inputs]
-        found = [key for key in dict.fromkeys([*read, *self._graph.fetches.values()]) if key in self.of]
+        found = [key for key in dict.fromkeys([*read, *self._graph.kept()]) if key in self.of]
         known = set(found)
         for key in found:  # grows
             more = [inner for inner in self.of[key].inputs if inner in self.of and inner not in known]

@@ -59,8 +59,9 @@ class Batcher:
         """Visits all."""
         readers: dict[int, list[int]] = {}
         waiting: dict[int, int] = {}
+        hazards = self.graph.hazards()
         for number, op in self.graph.ops.items():
-            producers = {key[0] for key in op.inputs if key[0] in self.graph.ops}
+            producers = {key[0] for key in op.inputs if key[0] in self.graph.ops} | {*hazards.get(number, ())}
             waiting[number] = len(producers)
             for producer in producers:
                 readers.setdefault(producer, []).append(number)

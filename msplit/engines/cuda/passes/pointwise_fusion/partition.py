@@ -98,6 +98,7 @@ class _Finder:
         self.parent: list[int] = []
         self.made_in: dict[Key, int] = {}  # value -> unit
         self.views: dict[Key, Key] = {}  # value of a view in no group -> what it is a view of
+        self.hazards = graph.hazards()
 
     def run(self) -> list[FusionGroup]:
         place = {number: position for position, number in enumerate(self.graph.ops)}
@@ -228,6 +229,9 @@ class _Finder:
         self.parent.append(index)
         unit = _Unit(first=place, last=place, open=self._readers(op))
         self.units.append(unit)
+        for reader in self.hazards.get(op.node, ()):
+            if (before := self._unit_of((reader, 0))) is not None:
+                unit.reads[before] += 1
         for key in keys:
             made = self._unit_of(key)
             if made in joined:

@@ -1,0 +1,181 @@
+"""Which value of a variable each node of a training graph sees, and what a step does beside giving outputs.
+
+TensorFlow orders reads and writes of variables by data and control edges. A read sees the last write that is ordered before it, and where
+there is none the value that the variable has when the step begins: with a read and a write that nothing orders, TensorFlow may give
+either value, and the engine always gives the old one. Writes that nothing orders come one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from msplit.core.graph import Graph
+from msplit.engines.cuda.ir.functions import plain
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.variables import variable_names
+from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
+from msplit.opset.state import on_values, own_outputs, written
+from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS
+
+_MOST_OUTPUTS = 4
+"""Outputs of its own that an op may have that writes variables."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a step does.
+
+    Attributes:
+        nodes: All that it runs, in topological order: what outputs and targets need by data and by control edges.
+        writes: Those that write variables.
+        stateful: Those that may do something else.
+    """
+
+    nodes: tuple[int, ...]
+    writes: tuple[int, ...]
+    stateful: tuple[int, ...]
+
+
+def effects_of(flat: FlatGraph) -> Effects:
+    """What a graph's step does. What functions do that were not inlined is looked for elsewhere."""
+    ops = flat.graph.ops
+    nodes = _ancestors(flat.graph, [*(tensor.node for tensor in flat.outputs), *flat.targets], flat)
+    writes = tuple(node for node in nodes if written(ops[node]))
+    others = (node for node in nodes if flat.stateful[node] and not written(ops[node]))
+    return Effects(nodes, writes, tuple(node for node in others if ops[node] not in FREE_OF_EFFECTS | DRAWS))
+
+
+def _ancestors(graph: Graph, roots: Iterable[int], flat: FlatGraph) -> tuple[int, ...]:
+    """Nodes and all that they need, by data and control; the walk stops at inputs."""
+    seen = np.zeros(len(graph), dtype=bool)
+    fed = {tensor.node for tensor in flat.inputs}
+    stack = list(roots)
+    seen[stack] = True
+    start, src = graph.in_start.tolist(), graph.edges.src
+    while stack:
+        node = stack.pop()
+        if node in fed:
+            continue
+        for producer in src[start[node] : start[node + 1]].tolist():
+            if not seen[producer]:
+                seen[producer] = True
+                stack.append(producer)
+    return tuple(graph.topological[seen[graph.topological]].tolist())
+
+
+class Variables:
+    """The values that variables take in one step, as values of the engine's graph. Ask it of each node in topological order.
+
+    Where none is `written`, a variable has one value, and reading it is the value: nothing is left to be told.
+
+    Attributes:
+        nodes: Flat nodes that refer to variables -> the variable.
+    """
+
+    def __init__(self, flat: FlatGraph, graph: OpGraph, names: dict[Key, Key], *, written: bool) -> None:
+        self.nodes = variable_names(flat) if written else {}
+        self._written = written
+        self._flat, self._graph, self._names = flat, graph, names
+        self._start, self._src = flat.graph.in_start.tolist(), flat.graph.edges.src
+        self._seen: dict[
+            int, Mapping[str, int]
+        ] = {}  # node -> variable -> number of the value it sees, where that is not 0
+        self._values: dict[str, list[Key]] = {}
+        self._refers: dict[Key, str] = {}  # handles and references -> variable
+
+    def visit(self, node: int) -> None:
+        """Learns from the nodes in front of a node which values it sees."""
+        if not self._written:
+            return
+        found: Mapping[str, int] = {}
+        for producer in self._src[self._start[node] : self._start[node + 1]].tolist():
+            other = self._seen.get(producer)
+            if other is None or other is found:
+                continue
+            found = (
+                {name: max(found.get(name, 0), other.get(name, 0)) for name in {**found, **other}} if found else other
+            )
+        if found:
+            self._seen[node] = found
+
+    def takes(self, node: int) -> bool:
+        """Whether a node is a variable, hands a handle on, or writes variables; then there is nothing left to do for it."""
+        if not self._written:
+            return False
+        graph = self._flat.graph
+        op, attrs = graph.ops[node], graph.attrs[node]
+        if node in self.nodes:
+            self._refers[node, 0] = self.nodes[node]
+            return True
+        inputs = graph.inputs(node)
+        if (op == "RefIdentity" or (op == "Identity" and attrs.get("T") == "resource")) and inputs[0] in self._refers:
+            self._refers[node, 0] = self._refers[inputs[0]]
+            return True
+        if not (slots := written(op)):
+            return False
+        for slot in slots:
+            if slot >= len(inputs) or inputs[slot] not in self._refers:
+                raise EngineError(
+                    f"{op} writes what is no variable of the model",
+                    where=f"node {graph.names[node]}",
+                    fix="use --engine tensorflow for this model",
+                )
+        variables = [self._refers[inputs[slot]] for slot in slots]
+        taken = self.inputs(node)
+        for slot, variable in zip(slots, variables, strict=True):
+            taken[slot] = self._latest(variable)
+        self._graph.ops[node] = Op(node, graph.names[node], on_values(op), plain(attrs), taken, [node])
+        for port, variable in enumerate(variables):
+            values = self._values[variable]
+            values.append((node, port))
+            self._seen[node] = {**self._seen.get(node, {}), variable: len(values) - 1}
+        own = own_outputs(op)
+        if own:
+            self._names |= {(node, port): (node, port + own) for port in range(_MOST_OUTPUTS)}
+        else:
+            self._refers[node, 0] = variables[0]
+        return True
+
+    def inputs(self, node: int) -> list[Key]:
+        """What a node reads: in place of handles and references the values that it sees."""
+        return [
+            self._read(node, self._refers[key]) if key in self._refers else self._names.get(key, key)
+            for key in self._flat.graph.inputs(node)
+        ]
+
+    def _read(self, node: int, variable: str) -> Key:
+        return self._all(variable)[self._seen.get(node, {}).get(variable, 0)]
+
+    def _latest(self, variable: str) -> Key:
+        return self._all(variable)[-1]
+
+    def _all(self, variable: str) -> list[Key]:
+        if variable not in self._values:
+            key = self._graph.state[variable] = (self._graph.fresh(), 0)
+            self._values[variable] = [key]
+        return self._values[variable]
+
+    def finish(self) -> None:
+        """Notes what variables are in the end. An output that is a variable gives this."""
+        self._graph.final = {name: keys[-1] for name, keys in self._values.items() if len(keys) > 1}
+        for tensor in self._flat.outputs:
+            variable = self._refers.get((tensor.node, tensor.port))
+            if variable is not None:
+                self._graph.fetches[tensor.name] = self._latest(variable)
+
+
+def keep_overwritten(graph: OpGraph) -> None:
+    """Puts a graph that writes variables in an order in which it can do so in place. Outputs that are overwritten become copies."""
+    if not graph.final:
+        return
+    lies_in, last = graph.aliases(), set(graph.final.values())
+    overwritten = {op.inputs[slot]: op for op in graph.ops.values() for slot in mutated(op)}
+    for name, key in graph.fetches.items():
+        writers = [overwritten[value] for value in lies_in(key) if value in overwritten and value not in last]
+        if writers:
+            graph.fetches[name] = graph.set_aside(key, writers[0])
+    graph.sort()

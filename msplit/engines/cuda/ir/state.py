@@ -1,0 +1,142 @@
+"""The variables of a training graph: what a program says of them, and their memory on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.graph import Key
+from msplit.errors import EngineError
+
+ALIGNED = 16
+"""Bytes: every variable begins at a multiple of it, since kernels of products and pointwise ops read 16 bytes at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a program says of its variables.
+
+    Attributes:
+        keys: Variable -> its value when a step begins.
+        final: Variable -> its value when the step is over, for those that are written.
+        stacks: Values that are several variables of one shape side by side.
+        arenas: Variables of one type that lie one behind the other in memory.
+        initial: Variable -> its value before the first step.
+    """
+
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    final: Mapping[str, Key] = field(default_factory=dict)
+    stacks: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    arenas: Sequence[tuple[str, ...]] = ()
+    initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Of all variables."""
+        return sum(self.initial[name].nbytes for name in self.keys)
+
+
+class StateMemory:
+    """The variables of a program on a device, where they stay: kernels and captured graphs know their addresses.
+
+    Attributes:
+        tensors: By variable.
+    """
+
+    def __init__(self, state: State, device: torch.device) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._state = state
+        self._ranges: list[tuple[int, int, str]] = []  # first byte's address, one behind the last, variable
+        self._memory: dict[int, list[tuple[int, int, str]]] = {}  # the same by storage
+        placed = {name for names in state.arenas for name in names}
+        for names in (*state.arenas, *((name,) for name in state.keys if name not in placed)):
+            self._allocate([name for name in names if name in state.keys], device)
+        self.load(state.initial)
+
+    def _allocate(self, names: Sequence[str], device: torch.device) -> None:
+        if not names:
+            return
+        like = [to_torch(np.zeros((), self._state.initial[name].dtype)) for name in names]
+        sizes = [-(-self._state.initial[name].nbytes // ALIGNED) * ALIGNED for name in names]
+        # Zeros between variables, and behind the last one, stay harmless where an update runs over all of them.
+        memory = torch.zeros(max(sum(sizes), ALIGNED), dtype=torch.uint8, device=device)
+        found = self._memory.setdefault(memory.untyped_storage().data_ptr(), [])
+        start = 0
+        for name, one, size in zip(names, like, sizes, strict=True):
+            shape = self._state.initial[name].shape
+            count = math.prod(shape) * one.element_size()
+            self.tensors[name] = memory[start : start + count].view(one.dtype).view(shape)
+            found.append((memory.data_ptr() + start, memory.data_ptr() + start + count, name))
+            start += size
+
+    def values(self) -> dict[Key, torch.Tensor]:
+        """What a step reads: each variable, and stacks of them."""
+        found = {key: self.tensors[name] for name, key in self._state.keys.items()}
+        return found | {key: self._stack(names) for key, names in self._state.stacks.items()}
+
+    def _stack(self, names: Sequence[str]) -> torch.Tensor:
+        first = self.tensors[names[0]]
+        step = (self.tensors[names[1]].data_ptr() - first.data_ptr()) // first.element_size() if len(names) > 1 else 0
+        for place, name in enumerate(names):
+            if self.tensors[name].data_ptr() != first.data_ptr() + place * step * first.element_size():
+                raise EngineError(f"internal error: the variable {name} does not lie in its stack")
+        return torch.as_strided(first, (len(names), *first.shape), (step, *first.stride()))
+
+    def lies_in(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        """The variables in whose memory a tensor's elements lie, by address."""
+        found = self._memory.get(tensor.untyped_storage().data_ptr())
+        if not found or not tensor.numel():
+            return ()
+        extent = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        first, last = tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+        return tuple(name for begin, end, name in found if begin < last and first < end)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Gives variables other values. What is none of the program's is passed over.
+
+        Raises:
+            EngineError: A value has another shape or type.
+        """
+        known = {name: value for name, value in values.items() if name in self.tensors}
+        for name, value in known.items():
+            tensor, array = self.tensors[name], np.asarray(value)
+            if tuple(array.shape) != tuple(tensor.shape) or array.dtype.name != dtype_name(tensor.dtype):
+                raise EngineError(
+                    f"variable {name} is {dtype_name(tensor.dtype)} {tuple(tensor.shape)}, not {array.dtype} {array.shape}",
+                    fix="give values of the same model",
+                )
+        with torch.no_grad():
+            for name, value in known.items():
+                self.tensors[name].copy_(to_torch(np.asarray(value)))
+
+    def save(self) -> dict[str, NDArray[Any]]:
+        """The values, in memory of their own."""
+        return {name: to_numpy(tensor.detach().clone().cpu()) for name, tensor in self.tensors.items()}
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block after which variables are what they were before: what is run to warm up, to tune or to time does not train."""
+        written = [self.tensors[name] for name in self._state.final]
+        with torch.no_grad():
+            saved = [tensor.clone() if _fits(tensor) else tensor.cpu() for tensor in written]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(written, saved, strict=True):
+                    tensor.copy_(value)
+            if written and written[0].is_cuda:
+                torch.cuda.synchronize(written[0].device)
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Whether a copy on the device leaves room there; otherwise it is put aside on the host."""
+    return not tensor.is_cuda or tensor.nbytes < torch.cuda.mem_get_info(tensor.device)[0] // 4
