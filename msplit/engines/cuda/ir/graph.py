@@ -342,9 +342,10 @@ class OpGraph:
         """A copy of a variable's value, for what wants it after an op has overwritten it. `sort` afterwards."""
         number = self.fresh()
         self.ops[number] = Op(number, writer.name, "_Copy", {}, [key], [writer.source_nodes[0]])
-        for table in (self.shapes, self.dtypes):
-            if key in table:
-                table[number, 0] = table[key]  # type: ignore[index]
+        if key in self.shapes:
+            self.shapes[number, 0] = self.shapes[key]
+        if key in self.dtypes:
+            self.dtypes[number, 0] = self.dtypes[key]
         return number, 0
 
     def _ordered(self, before: Mapping[int, list[int]]) -> dict[int, Op]:

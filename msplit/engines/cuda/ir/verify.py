@@ -100,7 +100,7 @@ def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]
 
 
 def _written_once(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
-    """What is written in place is a variable's value as a step begins or as another write leaves it, it is overwritten once and read before."""
+    """What is written in place is a variable's value, as a step begins or as a write left it; it is overwritten once, and read before."""
     values = set(graph.state.values())
     place = {number: position for position, number in enumerate(graph.ops)}
     overwritten: set[Key] = set()
