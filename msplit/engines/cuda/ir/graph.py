@@ -148,6 +148,7 @@ class OpGraph:
     initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stacks: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     arenas: list[tuple[str, ...]] = field(default_factory=list)
+    _variables: dict[Key, str] = field(default_factory=dict, repr=False)
 
     def signature(self) -> str:
         """A hash of what its time depends on: ops with their attributes, what they read, and shapes; not names, and no values."""
@@ -243,6 +244,12 @@ class OpGraph:
         """Lets go of constants that nothing reads any more: what was made of them would otherwise be held beside them."""
         read = self.read()
         self.constants = {key: value for key, value in self.constants.items() if key in read}
+
+    def variable(self, key: Key) -> str | None:
+        """The variable whose value as the step begins this is; None for any other value."""
+        if len(self._variables) != len(self.state):
+            self._variables = {value: name for name, value in self.state.items()}
+        return self._variables.get(key)
 
     def aliases(self) -> Callable[[Key], tuple[Key, ...]]:
         """Tells in the memory of which variables' values a value lies: itself, where it is one, and what views and stacks are made of."""

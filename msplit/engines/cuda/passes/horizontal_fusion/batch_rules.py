@@ -38,9 +38,13 @@ class BatchRule:
 
 
 def weight_slot(graph: OpGraph, op: Op) -> int | None:
-    """The slot of an op's weights where they are constant."""
-    slot = BATCH_RULES[op.op].weights if op.op in BATCH_RULES else None
-    return slot if slot is not None and len(op.inputs) > slot and op.inputs[slot] in graph.constants else None
+    """The slot of an op's weights where they are constant, or a variable that is not looked up in."""
+    rule = BATCH_RULES.get(op.op)
+    if rule is None or rule.weights is None or len(op.inputs) <= rule.weights:
+        return None
+    key = op.inputs[rule.weights]
+    held = key in graph.constants or (not rule.lookup and graph.variable(key) is not None)
+    return rule.weights if held else None
 
 
 def pointwise(m: Batch) -> list[Key] | None:
@@ -75,6 +79,14 @@ def reduction(m: Batch) -> list[Key] | None:
 def reshape(m: Batch) -> list[Key] | None:
     """A reshape of all."""
     return [m.reshape(m.stacked(0), m.stacked_shape(0))]
+
+
+def bias_gradient(m: Batch) -> list[Key] | None:
+    """A sum over all axes but that of the channels, which are last."""
+    rank = len(m.shape(0))
+    if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
+        return None
+    return m.outputs("Sum", {"T": m.type_of(0)}, [m.stacked(0), m.constant(np.arange(1, rank, dtype=np.int32))])
 
 
 def transpose(m: Batch) -> list[Key] | None:
@@ -141,15 +153,16 @@ def product(m: Batch) -> list[Key] | None:
     simple = not steps or (
         steps[0] == "BiasAdd" and (len(steps) == 1 or steps[1] not in EPILOGUE_STEPS) and len(steps) <= 2
     )
-    if attrs.get("transpose_a") or not simple or m.slots != 2 + bool(steps):
+    turned = bool(attrs.get("transpose_a"))
+    if not simple or m.slots != 2 + bool(steps) or (turned and steps):
         return None
-    if m.shared(1):
+    if m.shared(1) and not turned:
         return _tall_product(m)
-    if m.constants(1):
+    if (m.constants(1) or m.variables(1)) and not turned:
         return _weighted_product(m, steps)
     if steps:
         return None
-    batched = {"T": m.type_of(0), "adj_x": False, "adj_y": bool(attrs.get("transpose_b"))}
+    batched = {"T": m.type_of(0), "adj_x": turned, "adj_y": bool(attrs.get("transpose_b"))}
     return m.outputs("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)])
 
 
@@ -210,6 +223,8 @@ _LARGE_VALUE = 1 << 22
 BATCH_RULES: dict[str, BatchRule] = {
     **dict.fromkeys(sorted(ops_with("stacks")), BatchRule(pointwise)),
     "BiasAdd": BatchRule(bias_add),
+    "BiasAddGrad": BatchRule(bias_gradient, 1.0),
+    **dict.fromkeys(sorted(ops_with("operands agree")), BatchRule(stacked)),
     "AddN": BatchRule(stacked, 1.0),
     **dict.fromkeys(sorted(ops_with("softmax")), BatchRule(stacked, 1.0)),
     **dict.fromkeys(sorted(ops_with("reduction")), BatchRule(reduction, 1.0)),

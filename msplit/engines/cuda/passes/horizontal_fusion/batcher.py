@@ -166,7 +166,8 @@ class Batcher:
         if BATCH_RULES[ops[0].op].weights is None:
             return set()
         read = (key for op in ops for slot, key in enumerate(op.inputs) if slot not in self._static[op.node])
-        return {key for key, times in Counter(read).items() if times > 1 and key in self.graph.constants}
+        held = self.graph.constants
+        return {key for key, times in Counter(read).items() if times > 1 and (key in held or self.graph.variable(key))}
 
     def _tokens(self, op: Op, repeated: set[Key]) -> tuple[Token, ...]:
         """What must be equal for operands to be stacked without a copy."""
@@ -175,7 +176,7 @@ class Batcher:
             place = self.builder.places.get(key)
             if key in repeated:
                 tokens.append(("weights", key))
-            elif slot in self._static[op.node] or key in self.graph.constants:
+            elif slot in self._static[op.node] or key in self.graph.constants or self.builder.is_free(key):
                 tokens.append(())
             else:
                 tokens.append(("stack", place.stack) if place is not None else ("value", key))

@@ -83,7 +83,7 @@ class Builder:
     def plain(self, key: Key, like: Op) -> Key:
         """A value for an op that is not merged: a view of the stack that it lies in, if it lies in one."""
         place = self.places.get(key)
-        if place is None:
+        if place is None or self.graph.variable(key) is not None:
             return key
         made = ("plain", key)
         if made not in self._cache:
@@ -108,6 +108,7 @@ class Builder:
         """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
         if all(key in self.graph.constants for key in keys):
             return self.weights.copy(keys)
+        self.side_by_side(keys)
         ranges = self.ranges(keys)
         if len(ranges) == 1 and ranges[0].start >= 0:
             return self.range(ranges[0], like)
@@ -125,6 +126,24 @@ class Builder:
                 ]
                 self._cache[made] = self.helper(like, "ConcatV2", [*inputs, axis], shape)
         return self._cache[made]
+
+    def side_by_side(self, keys: Sequence[Key]) -> StackSlot | None:
+        """Where variables of one shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
+        names = [name for key in keys if (name := self.graph.variable(key)) is not None]
+        if len(names) != len(keys):
+            return None
+        first = self.places.get(keys[0])
+        if first is not None:
+            neighbours = [StackSlot(first.stack, first.index + place) for place in range(len(keys))]
+            return first if [self.places.get(key) for key in keys] == neighbours else None
+        if any(key in self.places for key in keys) or not self.graph.adjoin(names):
+            return None
+        stack = (self.graph.fresh(), 0)
+        self.graph.stacks[stack] = tuple(names)
+        self.graph.shapes[stack] = (len(keys), *self.graph.shapes[keys[0]])
+        self.types[stack] = self.types[keys[0]]
+        self.places |= {key: StackSlot(stack, place) for place, key in enumerate(keys)}
+        return StackSlot(stack, 0)
 
     def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
         """The same elements in another shape."""
@@ -153,8 +172,14 @@ class Builder:
         """Whether stacking these values takes a kernel."""
         if len(set(keys)) == 1 or all(key in self.graph.constants for key in keys):
             return False
+        if len(set(keys)) == len(keys) and all(self.is_free(key) for key in keys):
+            return False
         ranges = self.ranges(keys)
         return len(ranges) > 1 or ranges[0].start < 0
+
+    def is_free(self, key: Key) -> bool:
+        """Whether a value is a variable that may still come to lie anywhere."""
+        return key not in self.places and self.graph.variable(key) is not None
 
 
 class Batch:
@@ -182,6 +207,10 @@ class Batch:
     def constants(self, slot: int) -> bool:
         """Whether every member's operand is a constant."""
         return all(key in self._builder.graph.constants for key in self.column(slot))
+
+    def variables(self, slot: int) -> bool:
+        """Whether every member's operand is a variable."""
+        return all(self._builder.graph.variable(key) is not None for key in self.column(slot))
 
     def static(self, slot: int) -> NDArray[Any]:
         """A static operand, the same for all."""
@@ -231,7 +260,7 @@ class Batch:
         """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
         turned = bool(self.op.attrs.get("transpose_b"))
         weights = self._builder.weights
-        found = weights.take(self.column(1), wide=self.shared(0) and not turned)
+        found = self._taken(1, wide=self.shared(0) and not turned)
         if found is None:
             return None
         stack, start = found
@@ -240,12 +269,17 @@ class Batch:
             return layer, [stack]
         if self.shared(2):
             return {**layer, "bias": -1}, [stack, self.key(2)]
-        if not self.constants(2):
-            return None
-        bias = weights.take(self.column(2))
+        bias = self._taken(2)
         if bias is None:
             return None
         return {**layer, "bias": bias[1], "biases": self.count}, [stack, bias[0]]
+
+    def _taken(self, slot: int, *, wide: bool = False) -> tuple[Key, int] | None:
+        """A stack in which the members' constants or variables are neighbours, and where the first one is; see `Weights.take`."""
+        if self.constants(slot):
+            return self._builder.weights.take(self.column(slot), wide=wide)
+        place = self._builder.side_by_side(self.column(slot))
+        return None if place is None else (place.stack, place.index)
 
     def tables(self, slot: int) -> tuple[Key, Key, Key] | None:
         """All tables below each other, the first row of each, and its number of rows; None where that would hold tables twice."""

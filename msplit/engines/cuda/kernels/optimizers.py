@@ -1,0 +1,117 @@
+"""Updates of variables by an optimizer, all variables that it updates alike in one kernel. On a GPU.
+
+Updates are bound by how often they are launched: with PyTorch's operators Adam takes twelve kernels per variable, and a model has hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import is_capturing, keep
+from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+
+_UPDATE = Code("optimizers", "update")
+
+OPTIONS = {
+    "ApplyAdadelta": ("", False),
+    "ApplyAdagrad": ("update_slots", True),
+    "ApplyAdagradV2": ("update_slots", True),
+    "ApplyAdam": ("use_nesterov", False),
+    "ApplyAdamWithAmsgrad": ("", False),
+    "ApplyCenteredRMSProp": ("", False),
+    "ApplyFtrl": ("multiply_linear_by_lr", False),
+    "ApplyFtrlV2": ("multiply_linear_by_lr", False),
+    "ApplyGradientDescent": ("", False),
+    "ApplyKerasMomentum": ("use_nesterov", False),
+    "ApplyMomentum": ("use_nesterov", False),
+    "ApplyRMSProp": ("", False),
+}
+"""The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""
+
+DTYPES = (torch.float32, torch.float64)
+"""Types that it computes in. TensorFlow rounds narrower ones after each operation, which operators of PyTorch do as well."""
+
+_BLOCK = 1024
+
+_NUMBERS = 6
+"""Arguments of the kernel for numbers."""
+
+_PROGRAMS = 4096
+"""Programs that one launch has about at most, however many elements there are: a table has a row for each."""
+
+
+def fits(op: str, variables: Sequence[Tensor], numbers: Sequence[Tensor]) -> bool:
+    """Whether the kernel can update these variables with these numbers."""
+    dtype, place = variables[0].dtype, variables[0].device
+    return (
+        op in OPTIONS
+        and dtype in DTYPES
+        and all(one.is_contiguous() for one in variables)
+        and all(one.dtype == dtype and one.device == place for one in (*variables, *numbers))
+        and can_launch(place)
+    )
+
+
+def update(
+    op: str,
+    attrs: Mapping[str, Any],
+    state: Sequence[Sequence[Tensor]],
+    numbers: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> None:
+    """Updates variables in place.
+
+    Args:
+        op: One of `OPTIONS`.
+        attrs: The op's.
+        state: The trained variables, and as many of each slot. Contiguous, on one GPU, of one of `DTYPES`.
+        numbers: The op's inputs of one element of that type, in their order.
+        gradients: One for each trained variable, of its shape.
+    """
+    gradients = [one.contiguous() for one in gradients]
+    tensors = [row for row in zip(*state, gradients, strict=True) if row[0].numel()]
+    if not tensors:
+        return
+    first = tensors[0][0]
+    total = sum(row[0].numel() for row in tensors)
+    steps = 1 << (total // (_PROGRAMS * _BLOCK)).bit_length()
+    share = steps * _BLOCK
+    rows = [
+        [*(one.data_ptr() + start * one.element_size() for one in row), min(share, row[0].numel() - start)]
+        for row in tensors
+        for start in range(0, row[0].numel(), share)
+    ]
+    name, default = OPTIONS[op]
+    vector = 16 // first.element_size()
+    aligned = all(not count % vector and not any(one % 16 for one in addresses) for *addresses, count in rows)
+    launch(_UPDATE, (len(rows),))(
+        _table(rows, first.device),
+        *numbers,
+        *[numbers[0]] * (_NUMBERS - len(numbers)),
+        OP=op,
+        OPTION=bool(attrs.get(name, default)),
+        SLOTS=len(state),
+        VECTOR=vector if aligned else 1,
+        T=first.dtype,
+        BLOCK=_BLOCK,
+        STEPS=steps,
+        enable_fp_fusion=False,
+    )
+
+
+def _table(rows: Sequence[Sequence[int]], place: torch.device) -> Tensor:
+    """Rows on the device. Those of a graph that is being captured are there before it runs, and as long as it is."""
+    if not is_capturing():
+        return torch.tensor(rows, dtype=torch.int64, device=place)
+    streams = Device.of(place).streams
+    aside = streams.lease(1)
+    with torch.cuda.stream(aside[0]):
+        table = keep(torch.tensor(rows, dtype=torch.int64, device=place))
+        aside[0].synchronize()
+    streams.give_back(aside)
+    return table
