@@ -7,13 +7,18 @@ import functools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 _ALONE = threading.RLock()
 """Whoever captures holds it, and whoever waits for a whole device: CUDA refuses that while any stream of the device is captured, in
 whichever thread, and may break off the capture."""
+
+_kept: list[Any] = []
+"""What was kept for the graph that is being captured."""
 
 
 def synchronize(place: torch.device) -> None:
@@ -26,6 +31,17 @@ def empty_cache() -> None:
     """Gives the memory that PyTorch keeps unused back to the device, when no other thread is capturing."""
     with _ALONE:
         torch.cuda.empty_cache()
+
+
+def is_capturing() -> bool:
+    """Whether what is issued on the current stream becomes part of a graph."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def keep(thing: T) -> T:
+    """Lets memory that a kernel reads, and that is not the graph's own, live as long as the graph that is being captured."""
+    _kept.append(thing)
+    return thing
 
 
 @contextlib.contextmanager
@@ -51,6 +67,7 @@ def capture(
         if release:
             torch.cuda.empty_cache()
         graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        _kept.clear()
         try:
             yield graph
         except BaseException:
@@ -61,6 +78,8 @@ def capture(
             with contextlib.suppress(RuntimeError):
                 _end(graph)
             raise
+        graph.kept = [*_kept]
+        _kept.clear()
         _end(graph)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from msplit.engines.cuda.device.capture import synchronize
+from msplit.engines.cuda.device.capture import is_capturing, synchronize
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 
@@ -118,7 +118,7 @@ class Semaphores:
 
         Outside of captures they are made for the launch, which takes a kernel more: that is what runs step by step, to look for faults.
         """
-        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        if not is_capturing():
             if self._place.type == "cuda" and self.supply is None:
                 self.supply = torch.zeros(SUPPLY, dtype=torch.int32, device=self._place)
                 synchronize(self._place)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import is_capturing
 from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
 from msplit.engines.cuda.kernels.launch import Code, launch
@@ -34,7 +35,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     cache = Device.of(first.device).owned(_made).setdefault(spec, {})
     shared, places = _lie(sources)
     tables = cache.get(_key(spec, inputs, _layout(sources, places)))
-    if tables is None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if tables is None and is_capturing():
         shared, places = None, {}
         tables = cache.get(_key(spec, inputs, _layout(sources, places)))
     elif tables is None:
