@@ -38,7 +38,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 LoweringFunction = Callable[..., Any]
 
@@ -109,7 +109,11 @@ def lowering(
         def lowered(node: Node, *inputs: Any) -> Any:
             try:
                 return function(node, *inputs)
-            except NotImplementedError:
+            except NotImplementedError as problem:
+                if mutates:  # what is done on wider copies changes no variable
+                    raise Unsupported(
+                        f"there is no kernel for these types: {str(problem).partition(chr(10))[0]}"
+                    ) from problem
                 from msplit.engines.cuda.ir.unsigned import in_signed
 
                 return in_signed(function, node, inputs)

@@ -124,8 +124,7 @@ def tensor_strided_slice_update(
     node: Node, x: Tensor, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: Tensor
 ) -> Tensor:
     """A copy of x with the slice, addressed as for StridedSlice, replaced by the value."""
-    plan = _planned(node, tuple(x.shape), begin, end, strides)
-    return _replaced(x.clone(), plan, value.expand(plan.shape))
+    return replace_slice(node, x.clone(), begin, end, strides, value)
 
 
 @lowering("StridedSliceGrad", static=(0, 1, 2, 3))
@@ -135,6 +134,14 @@ def strided_slice_grad(
     """Zeros of the given shape with dy in the place of the slice."""
     sizes = integers(shape)
     return _replaced(dy.new_zeros(sizes), _planned(node, sizes, begin, end, strides), dy)
+
+
+def replace_slice(
+    node: Node, x: Tensor, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: Tensor
+) -> Tensor:
+    """x, in which the slice, addressed as for StridedSlice, was replaced in place by the value."""
+    plan = _planned(node, tuple(x.shape), begin, end, strides)
+    return _replaced(x, plan, value.expand(plan.shape))
 
 
 def _replaced(x: Tensor, plan: _Plan, value: Tensor) -> Tensor:

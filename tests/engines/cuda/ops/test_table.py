@@ -10,11 +10,12 @@ pytestmark = pytest.mark.tf
 
 
 def _definition(op):
+    """What changes variables is known by the op on references, also where TensorFlow has it on resources alone."""
     import tensorflow as tf  # registers the ops
     from tensorflow.python.framework import op_def_registry
 
     assert tf.__version__
-    return op_def_registry.get(op)
+    return op_def_registry.get(op) or op_def_registry.get(f"Resource{op}")
 
 
 @pytest.mark.parametrize("op", sorted(op for op, lowering in table().items() if not lowering.own))

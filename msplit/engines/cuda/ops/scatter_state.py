@@ -1,0 +1,251 @@
+"""Rows and slices of a variable changed in place, and the states of random number generators.
+
+An index out of range, -1 among them, changes nothing, as in TensorFlow's GPU kernels; its CPU kernels refuse it. The pass `pad_unique` pads
+with -1.
+
+Indices that come several times: sums, products, least and largest take all of them, on a GPU in any order. What divides or replaces goes
+in order on the CPU, so that the last one stays, as in TensorFlow's kernels there. On a GPU any one of them stays, as in its GPU kernels.
+
+Nothing is as large as the variable: what has no row repeats a harmless change of another row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.array import replace_slice
+from msplit.engines.cuda.ops.axes import integer
+from msplit.engines.cuda.ops.gather import linear_index
+
+_SKIPPED_PER_NUMBER = 256
+"""Results of its generator that TensorFlow sets aside for every number that is drawn."""
+
+_MULTIPLY, _LEAST, _LARGEST = "prod", "amin", "amax"
+
+
+@lowering("ScatterAdd", "ScatterSub", mutates=(0,))
+def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Adds rows (or one number) to rows of a variable, or subtracts them, in place."""
+    return _add(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+
+
+@lowering("ScatterMul", "ScatterMin", "ScatterMax", mutates=(0,))
+def scatter_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Multiplies rows of a variable by rows (or one number), or takes the lesser or larger of both, in place."""
+    return _reduce(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+
+
+@lowering("ScatterDiv", "ScatterUpdate", mutates=(0,))
+def scatter_replace(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Divides rows of a variable by rows (or one number), or puts them in their place."""
+    return _replace(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+
+
+@lowering("ScatterNdAdd", "ScatterNdSub", mutates=(0,))
+def scatter_nd_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Adds to, or subtracts from, elements or slices of a variable at the coordinates of the indices' last axis, in place."""
+    return _add(node, variable, *_at_coordinates(variable, indices, updates))
+
+
+@lowering("ScatterNdMin", "ScatterNdMax", mutates=(0,))
+def scatter_nd_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Takes the lesser or larger of updates and what lies at the coordinates of the indices' last axis, in place."""
+    return _reduce(node, variable, *_at_coordinates(variable, indices, updates))
+
+
+@lowering("ScatterNdUpdate", mutates=(0,))
+def scatter_nd_update(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Puts updates at the coordinates of the indices' last axis, in place."""
+    return _replace(node, variable, *_at_coordinates(variable, indices, updates))
+
+
+@lowering("StridedSliceAssign", static=(1, 2, 3), mutates=(0,))
+def strided_slice_assign(
+    node: Node, variable: Tensor, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: Tensor
+) -> Tensor:
+    """Puts a value in the place of a slice of a variable, addressed as for StridedSlice."""
+    return replace_slice(node, variable, begin, end, strides, value)
+
+
+@lowering("RngReadAndSkip", static=(1,), mutates=(0,))
+def rng_read_and_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Sets numbers of a generator aside, and gives the state in front of them, three words long."""
+    before = torch.cat([state, state.new_zeros(max(3 - state.shape[0], 0))])[:3]
+    return _skip(node, state, algorithm, count), before
+
+
+@lowering("RngSkip", static=(1,), mutates=(0,))
+def rng_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
+    """Sets numbers of a generator aside."""
+    return _skip(node, state, algorithm, count)
+
+
+def _skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
+    """Moves a Philox generator on: its state is a counter of two words, the lower first, and a key."""
+    if integer(algorithm) != 1:
+        raise Unsupported(f"random number algorithm {integer(algorithm)} is not supported, only Philox (1)")
+    step = count.view(torch.int64) * _SKIPPED_PER_NUMBER
+    low = state[0] + step
+    sign = torch.iinfo(torch.int64).min  # compared as unsigned words
+    state[1] += ((low ^ sign) < (step ^ sign)).to(torch.int64)
+    state[0] = low
+    return state
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Rows to change side by side, no row twice with different results.
+
+    Attributes:
+        places: Row of the variable for each.
+        source: Which update it gets.
+        any: Whether there is a row at all; if not, the first ones are to stay as they are.
+    """
+
+    places: Tensor
+    source: Tensor
+    any: Tensor
+
+
+def change_rows(
+    variables: Sequence[Tensor],
+    indices: Tensor,
+    updates: Tensor,
+    change: Callable[[list[Tensor], Tensor], Sequence[Tensor]],
+) -> None:
+    """Gives rows of variables new values in place, one index after the other on the CPU, all at once on a GPU.
+
+    Args:
+        variables: Of the same number of rows.
+        indices: A vector of rows; those that there are none of change nothing.
+        updates: A row for each.
+        change: Gives new rows for rows of the variables and of the updates.
+    """
+    for turn in _turns(indices, variables[0].shape[0]):
+        old = [variable.index_select(0, turn.places) for variable in variables]
+        new = change(old, updates.index_select(0, turn.source))
+        for variable, before, after in zip(variables, old, new, strict=True):
+            variable.index_copy_(0, turn.places, torch.where(turn.any, after.to(variable.dtype), before))
+
+
+def _turns(indices: Tensor, size: int) -> Iterator[_Turn]:
+    if not indices.numel() or not size:
+        return
+    inside = (indices >= 0) & (indices < size)
+    if indices.device.type != "cpu":
+        yield _turn(indices, inside)
+        return
+    for chosen in _in_order(indices):
+        yield _turn(indices, inside & chosen)
+
+
+def _turn(indices: Tensor, chosen: Tensor) -> _Turn:
+    """What is not chosen does once more what one of the chosen does."""
+    one = chosen.to(torch.uint8).argmax()
+    own = torch.arange(indices.shape[0], device=indices.device)
+    source = torch.where(chosen, own, one)
+    found = chosen.index_select(0, one.reshape(1))
+    return _Turn(torch.where(found, indices.index_select(0, source), 0).to(torch.int64), source, found.reshape(()))
+
+
+def _in_order(indices: Tensor) -> Iterator[Tensor]:
+    """The first of each index, then the second, and so on. Reads values: on the CPU only."""
+    ordered, order = torch.sort(indices, stable=True)
+    places = torch.arange(indices.shape[0])
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    turn = torch.empty_like(places)
+    turn[order] = places - torch.where(begins, places, 0).cummax(0).values
+    for number in range(int(turn.max()) + 1):
+        yield turn == number
+
+
+def _rows_of(updates: Tensor, indices: Tensor, variable: Tensor) -> Tensor:
+    """A row of updates per index; one number is for all of them."""
+    inner = variable.shape[1:]
+    if updates.dim() and updates.shape != (*indices.shape, *inner):
+        raise Unsupported(
+            f"updates of shape {tuple(updates.shape)} with indices of shape {tuple(indices.shape)} and rows of shape "
+            f"{tuple(inner)}"
+        )
+    return updates.expand(*indices.shape, *inner).reshape(indices.numel(), *inner)
+
+
+def _at_coordinates(variable: Tensor, indices: Tensor, updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The variable as a table of what coordinates name (the same memory), the row of each, and the updates as rows."""
+    depth = indices.shape[-1]
+    sizes, inner = tuple(variable.shape[:depth]), variable.shape[depth:]
+    table = variable if depth == 1 else variable.view(math.prod(sizes), *inner)
+    rows = indices.reshape(-1) if depth == 1 else linear_index(indices, sizes, outside=-1).reshape(-1)
+    if updates.shape != (*indices.shape[:-1], *inner):
+        raise Unsupported(f"updates of shape {tuple(updates.shape)} for indices of shape {tuple(indices.shape)}")
+    return table, rows, updates.reshape(rows.numel(), *inner)
+
+
+def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    subtract = node.op.endswith("Sub")
+    table, updates = _in_signed(table), _in_signed(updates)
+    # Neither +0 taken away nor -0 added changes the sign of a zero.
+    neutral = 0 if not _is_real_or_complex(table) else 0.0 if subtract else -0.0
+    places, values = _harmless(table, indices, updates, neutral)
+    if places is not None:
+        table.index_add_(0, places, values, alpha=-1 if subtract else 1)
+    return variable
+
+
+def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
+    if how == _MULTIPLY:
+        table, updates = _in_signed(table), _in_signed(updates)
+    places, values = _harmless(table, indices, updates, _neutral(how, table.dtype))
+    if places is not None:
+        index = places.reshape(-1, *(1 for _ in values.shape[1:])).expand(values.shape)
+        table.scatter_reduce_(0, index, values, how)
+    return variable
+
+
+def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    if node.op.endswith("Div"):
+        rounding = None if _is_real_or_complex(table) else "trunc"
+        change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
+    else:
+        change_rows([_in_signed(table)], indices, _in_signed(updates), lambda _, rows: [rows])
+    return variable
+
+
+def _harmless(table: Tensor, indices: Tensor, updates: Tensor, neutral: float) -> tuple[Tensor | None, Tensor]:
+    """Rows to change, and with what: in the place of those that there are none of the first one, with what changes nothing."""
+    size = table.shape[0]
+    if not indices.numel() or not size:
+        return None, updates
+    inside = (indices >= 0) & (indices < size)
+    aligned = inside.reshape(-1, *(1 for _ in updates.shape[1:]))
+    return torch.where(inside, indices, 0).to(torch.int64), torch.where(aligned, updates, neutral)
+
+
+def _neutral(how: str, dtype: torch.dtype) -> float:
+    if how == _MULTIPLY:
+        return 1
+    if dtype.is_floating_point:
+        return math.inf if how == _LEAST else -math.inf
+    return int(torch.iinfo(dtype).max if how == _LEAST else torch.iinfo(dtype).min)
+
+
+def _is_real_or_complex(tensor: Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+_SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _in_signed(tensor: Tensor) -> Tensor:
+    """Unsigned integers, of which PyTorch has no sums, as signed ones in the same memory: sums and products have the same bits."""
+    return tensor.view(_SAME_BITS[tensor.dtype]) if tensor.dtype in _SAME_BITS else tensor
