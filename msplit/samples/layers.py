@@ -16,7 +16,15 @@ from msplit.samples.weights import ATTRIBUTE, RELU_GAIN, Recipe, fill, kernel
 
 
 class Builder:
-    """Collects one frozen graph: its placeholders, weights and outputs. A batch of None leaves its size unknown."""
+    """Collects one frozen graph: its placeholders, weights and outputs. A batch of None leaves its size unknown.
+
+    A subclass may make something else of weights: `make_weight`, `embedding` and `finish` are all that know what they are.
+    """
+
+    @classmethod
+    def of(cls, seed: int | Builder, batch: int | None) -> Builder:
+        """A builder for a seed, or the one that is given instead."""
+        return seed if isinstance(seed, Builder) else cls(seed, batch)
 
     def __init__(self, seed: int, batch: int | None) -> None:
         import tensorflow as tf
@@ -43,13 +51,14 @@ class Builder:
 
     def weight(self, name: str, shape: Sequence[int], low: float, high: float) -> Any:
         """Add a weight, uniform over `low..high`, in the current scope and return the tensor that reads it."""
-        return self._weight(name, shape, lambda key: Recipe(key, self.seed, low, high))
+        return self.make_weight(name, shape, lambda key: Recipe(key, self.seed, low, high))
 
     def kernel(self, shape: Sequence[int], name: str = "kernel", gain: float = RELU_GAIN) -> Any:
         """Add a kernel whose last dimension is its output (see `weights.kernel`)."""
-        return self._weight(name, shape, lambda key: kernel(key, self.seed, shape, gain))
+        return self.make_weight(name, shape, lambda key: kernel(key, self.seed, shape, gain))
 
-    def _weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe]) -> Any:
+    def make_weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe]) -> Any:
+        """Add a weight by the recipe of its full name in the current scope, and return the tensor that reads it."""
         with self.graph.as_default():
             # A splat: the values come from the recipe when the graph is finished.
             constant = self.tf.constant(0.0, self.tf.float32, tuple(shape), name=name)

@@ -11,7 +11,7 @@ from msplit.samples.types import Sample
 
 
 def deepfm(
-    seed: int,
+    seed: int | Builder,
     *,
     categorical: int = 32,
     numeric: int = 16,
@@ -27,7 +27,7 @@ def deepfm(
         numeric: Number of numeric fields, all in the input `numeric`.
         units: Widths of the deep part's layers.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     tf = b.tf
     values = b.input("numeric", (numeric,))
     ids = [b.input(f"id_{field}", (), "int32", rows) for field in range(categorical)]
@@ -64,7 +64,7 @@ def deepfm(
 
 
 def dlrm(
-    seed: int,
+    seed: int | Builder,
     *,
     tables: int = 26,
     numeric: int = 13,
@@ -83,7 +83,7 @@ def dlrm(
         bottom: Widths of the bottom MLP's hidden layers.
         top: Widths of the top MLP's hidden layers.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     tf = b.tf
     values = b.input("numeric", (numeric,))
     ids = [b.input(f"id_{table}", (), "int32", rows) for table in range(tables)]
@@ -108,7 +108,7 @@ def dlrm(
 
 
 def mmoe(
-    seed: int,
+    seed: int | Builder,
     *,
     experts: int = 16,
     tasks: int = 2,
@@ -126,7 +126,7 @@ def mmoe(
         units: Widths of an expert's layers.
         tower_units: Widths of a tower's hidden layers.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     x = b.input("x", (features,))
     mixed = []
     for expert in range(experts):
@@ -147,7 +147,7 @@ def mmoe(
 
 
 def towers(
-    seed: int,
+    seed: int | Builder,
     *,
     towers: int = 40,
     rows: int = 20_000,
@@ -161,7 +161,7 @@ def towers(
         towers: Number of towers, each in the scope `tower_<i>` with its own input `id_<i>`.
         units: Widths of a tower's MLP.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     ids = [b.input(f"id_{tower}", (), "int32", rows) for tower in range(towers)]
     parts = []
     for tower, column in enumerate(ids):

@@ -9,7 +9,7 @@ from msplit.samples.types import Sample
 
 
 def bert(
-    seed: int,
+    seed: int | Builder,
     *,
     layers: int = 4,
     hidden: int = 256,
@@ -35,7 +35,7 @@ def bert(
     """
     if hidden % heads:
         raise ValueError(f"{heads} heads do not divide a hidden size of {hidden}")
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     tf = b.tf
     ids = b.input("input_ids", (sequence,), "int32", vocabulary)
     mask = b.input("input_mask", (sequence,), "int32", 2)
@@ -97,7 +97,7 @@ def _layer_norm(b: Builder, x: Any) -> Any:
         return tf.add(tf.multiply(tf.multiply(centred, scale, name="Mul"), gamma, name="scaled"), beta, name="shifted")
 
 
-def lstm(seed: int, *, layers: int = 10, steps: int = 100, hidden: int = 256, batch: int = 1) -> Sample:
+def lstm(seed: int | Builder, *, layers: int = 10, steps: int = 100, hidden: int = 256, batch: int = 1) -> Sample:
     """Build a stack of LSTM layers unrolled over time, unfused.
 
     A cell is 14 ops: two MatMul and their sum, BiasAdd, Split, three Sigmoid, two Tanh, three Mul and one AddV2. Cell
@@ -109,7 +109,7 @@ def lstm(seed: int, *, layers: int = 10, steps: int = 100, hidden: int = 256, ba
         hidden: Width of the input, of the states and of the output.
         batch: Size of the batch (fixed: the initial states are constants).
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     tf = b.tf
     x = b.input("x", (steps, hidden))
     weights = []

@@ -22,7 +22,7 @@ _MODULES = {
 }
 
 
-def googlenet(seed: int, *, image: int = 224, classes: int = 1000, batch: int | None = None) -> Sample:
+def googlenet(seed: int | Builder, *, image: int = 224, classes: int = 1000, batch: int | None = None) -> Sample:
     """Build GoogLeNet as torchvision has it: batch normalization, and a 3x3 where the paper has a 5x5.
 
     The modules are the scopes `mixed3a` … `mixed5b`, each with `branch_1x1`, `branch_3x3`, `branch_double` and
@@ -30,7 +30,7 @@ def googlenet(seed: int, *, image: int = 224, classes: int = 1000, batch: int | 
 
     `image` is the height and width of the input.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     x = b.input("image", (image, image, 3))
     with b.scope("stem"):
         x = max_pool(b, conv_bn_relu(b, x, 64, 7, "conv1", stride=2), 3, 2, "pool1")
@@ -66,12 +66,12 @@ def _module(b: Builder, x: Any, filters: tuple[int, int, int, int, int, int], sc
 _FIRES = {2: (16, 64), 3: (16, 64), 4: (32, 128), 5: (32, 128), 6: (48, 192), 7: (48, 192), 8: (64, 256), 9: (64, 256)}
 
 
-def squeezenet(seed: int, *, image: int = 224, classes: int = 1000, batch: int | None = None) -> Sample:
+def squeezenet(seed: int | Builder, *, image: int = 224, classes: int = 1000, batch: int | None = None) -> Sample:
     """Build SqueezeNet 1.1 (Iandola et al., arXiv 1602.07360); fire modules are the scopes `fire2` … `fire9`.
 
     `image` is the height and width of the input, at least 32.
     """
-    b = Builder(seed, batch)
+    b = Builder.of(seed, batch)
     x = b.input("image", (image, image, 3))
     x = max_pool(b, conv_relu(b, x, 64, 3, "conv1", stride=2, padding="VALID"), 3, 2, "pool1", "VALID")
     for number, (squeeze, expand) in _FIRES.items():
