@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import foreign
+import training_models
 
 BATCHES: dict[str, tuple[int, ...]] = {
     "mmoe": (1, 128, 1024),
@@ -85,6 +86,7 @@ def write(folder: Path) -> None:
                 samples.strip(sample.graph_def).SerializeToString(deterministic=True)
             )
     foreign.write(folder, list(foreign.MODELS))
+    training_models.write(folder)
 
 
 def fill(folder: Path, into: Path, name: str, batch: int) -> Path:

@@ -252,7 +252,7 @@ def lines_of(row: dict[str, Any], kind: str) -> str:
     times = by_label(row[kind])
     plain, xla = times.get(PLAIN), best_xla(times)
     what = "training step" if kind == "step" else "inference step"
-    clock = "" if row["device"] == "cuda" else " (simulated on the CPU)"
+    clock = "" if row["device"] == "cuda" else " on the CPU, which tells nothing about a GPU"
     lines = [
         f"| {what}{clock} | µs, median (p10 to p90) | device, µs | samples/s | over TensorFlow | over XLA | kernels | streams | peak MB |",
         "| --- |" + " ---: |" * 8,

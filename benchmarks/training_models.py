@@ -9,6 +9,7 @@ initializes itself begins with others of the same distribution.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -128,29 +129,31 @@ class Training:
             for name, (dtype, shape, recipe) in self.variables.items()
         }
 
-    def feeds(self, batch: int, seed: int = 0, task: int = 0) -> Values:
-        """Inputs, and labels that can be learned from them: a fixed function of the inputs, which depends on the task alone."""
+    def feeds(self, batch: int, seed: int = 0) -> Values:
+        """Inputs, and labels that can be learned from them: always the same function of the inputs."""
         *inputs, label = self.inputs
         values = make_inputs(Sample(self.name, None, tuple(inputs), ()), batch, seed)
-        return {**values, label.name: self._labels(label, values, np.random.default_rng([task, 1]))}
-
-    def _labels(self, label: Input, values: Values, rng: np.random.Generator) -> np.ndarray:
-        batch = len(next(iter(values.values())))
-        width = self.classes or int(np.prod(label.shape[1:]))
-        score = np.zeros((batch, width))
-        for spec in self.inputs[:-1]:
+        score = np.zeros((batch, self._teacher[0].shape[-1]))
+        for spec, weights in zip(inputs, self._teacher, strict=True):
             value = values[spec.name]
             if spec.high is not None:
-                score += rng.standard_normal((spec.high, width))[value.reshape(batch, -1)].sum(axis=1)
+                score += weights[value.reshape(batch, -1)].sum(axis=1)
             else:
                 # Of a sequence or an image its mean over time or place: what a model can find soon.
-                flat = value.reshape(batch, -1, value.shape[-1]).mean(axis=1)
-                score += flat @ rng.standard_normal((flat.shape[1], width))
+                score += value.reshape(batch, -1, value.shape[-1]).mean(axis=1) @ weights
         score /= max(float(score.std()), 1e-6)
         if self.classes:
-            return score.argmax(axis=1).astype(np.int32)
-        binary = self.name != "lstm"
-        return ((score > 0) if binary else np.tanh(score)).astype(np.float32).reshape(batch, *label.shape[1:])
+            return {**values, label.name: score.argmax(axis=1).astype(np.int32)}
+        target = np.tanh(score) if self.name == "lstm" else score > 0
+        return {**values, label.name: target.astype(np.float32).reshape(batch, *label.shape[1:])}
+
+    @functools.cached_property
+    def _teacher(self) -> list[np.ndarray]:
+        """A weight per class and number of an input, or per class and row of what it is looked up in."""
+        *inputs, label = self.inputs
+        width = self.classes or int(np.prod(label.shape[1:]))
+        rng = np.random.default_rng(1)
+        return [rng.standard_normal((spec.high or spec.shape[-1], width)) for spec in inputs]
 
 
 def _cross_entropy(b: Trained, sample: Sample) -> Any:

@@ -5,9 +5,10 @@
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
-measured time), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer), `tests`
-(marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done). Each GPU runs one job at a
-time, on processor cores of its own; what is compared is always measured by one job. About 110 minutes of one GPU, 30 of four.
+measured time), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
+`training` (training steps), `curves` (of their losses), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job
+at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by
+one job. About 120 minutes of one GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -57,6 +58,7 @@ RESULTS = {
     "foreign": ("h200.json", "runs"),
     "foreign_costs": ("cost_model.json", "models"),
     "requests": ("requests.json", "rows"),
+    "training": ("training.json", "rows"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
 
@@ -103,6 +105,11 @@ def foreign(name: str, seconds: int) -> Job:
     return Job("foreign", name, seconds, (*SUITE, "--models", name, "--streams", "1,4,16", "--no-xla", name))
 
 
+def training(name: str, seconds: int, *options: str) -> Job:
+    """Training steps; the name is the list of models."""
+    return Job("training", name, seconds, ("training.py", "--models", name, *options))
+
+
 def costs(name: str, seconds: int) -> Job:
     """Static against measured costs; the name is the list of models."""
     return Job("costs", name, seconds, ("cost_model.py", "--seconds", "2", "--models", name))
@@ -129,6 +136,14 @@ JOBS = (
     suite("columns_1000:1024", 200, *FEW, *THOUSAND),
     requests("ple,mmoe", 200, "--every", "1000000"),
     requests("inception_v3", 120, "--groups", "1,4,8", "--opens", "1000"),
+    training("mmoe", 100),
+    training("inception_v3", 100),
+    training("lstm", 100, "--streams", "16"),
+    training("columns", 80),
+    training("towers", 70),
+    training("deepfm", 70),
+    Job("curves", "mmoe,deepfm", 60, ("training_curves.py",)),
+    training("mmoe:1024,towers:1024,deepfm:1024", 200, "--without", "torch,inference"),
     Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
     Job("tests", "kernels", 180, (*TESTS, "tests/engines")),
     suite("nasnet_mobile:1", 150),
@@ -198,9 +213,14 @@ def main() -> None:
         action="append",
         help="only these jobs: suite/lstm:16, or a pattern, */*:1024*; again for more, in that order",
     )
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no job that would end later than this")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="begin no job that would end later than this, and end then what still runs",
+    )
     arguments = parser.parse_args()
-    steps = arguments.steps or [*RESULTS, "tests"]
+    steps = arguments.steps or [*RESULTS, "curves", "tests"]
     jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
     alone = [job for job in jobs if job.step == "quiet"]
     stop = time.monotonic() + arguments.seconds
@@ -251,11 +271,11 @@ def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int, cor
         if time.monotonic() + job.seconds > stop:
             print(f"{job.step} {job.name}: left out, no time", flush=True)
             continue
-        code = run(job, graphs, out, gpu)
+        code = run(job, graphs, out, gpu, stop)
         print(f"{job.step} {job.name}: exit {code}, {time.time() - began:.0f} s on GPU {gpu}", flush=True)
 
 
-def run(job: Job, graphs: Path, out: Path, gpu: int) -> int | None:
+def run(job: Job, graphs: Path, out: Path, gpu: int, stop: float) -> int | None:
     """Runs one job; its exit code, None if it was ended."""
     folder = out / "jobs" / job.step / job.name.replace(":", "_").replace(",", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,7 +294,7 @@ def run(job: Job, graphs: Path, out: Path, gpu: int) -> int | None:
             [sys.executable, *command], cwd=HERE.parent, env=environment, stdout=printed, stderr=subprocess.STDOUT
         )
         try:
-            return process.wait(3 * job.seconds + 60)
+            return process.wait(min(3 * job.seconds + 60, stop - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -322,6 +342,7 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
         "auto": [["table.py", "auto", str(results)]],
         "schedulers": [["table.py", "schedulers", str(results)]],
         "foreign": both,
+        "training": [["training.py", "--table", str(results)]],
         "costs": [["cost_model.py", "--table", str(results)]],
         "foreign_costs": [["cost_model.py", "--table", str(results)]],
     }.get(step)
