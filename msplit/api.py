@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from msplit.schedule.search.search import Device
     from msplit.serving.pool import Pool
     from msplit.serving.settings import PoolSettings
+    from msplit.training.trainer import Trainer
 
 __all__ = [
     "EMITS",
@@ -58,6 +59,7 @@ __all__ = [
     "Runner",
     "Settings",
     "StreamLoad",
+    "Trainer",
     "TuneSettings",
     "Tuned",
     "analyze",
@@ -94,6 +96,7 @@ _LATER = {
     "Tuned": "msplit.measure.tuning",
     "TuneSettings": "msplit.measure.tuning",
     "Settings": "msplit.measure.results",
+    "Trainer": "msplit.training.trainer",
 }
 """What runs a model, by where it is: commands that only decide start without it, in a fifth less time."""
 

@@ -7,7 +7,7 @@ and raised again where work goes on.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
@@ -45,6 +45,30 @@ def watched() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, _watched[number])
+
+
+@contextmanager
+def deferred() -> Iterator[Callable[[], bool]]:
+    """For work that ends in order by itself: in the block a first signal is held back, and what is given tells whether one has come. It is
+    remembered at the block's end, so that the command ends with its exit code. Who asks twice does not want to wait.
+    """
+    held: list[int] = []
+    ours = [number for number in _watched if signal.getsignal(number) is _interrupted]
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            _interrupted(number, frame)
+        held.append(number)
+
+    for number in ours:
+        signal.signal(number, hold)
+    try:
+        yield lambda: bool(held)
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is hold:
+                signal.signal(number, _interrupted)
+        _came.extend(held)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

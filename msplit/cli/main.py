@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": "Answer requests over gRPC and HTTP, as TensorFlow Serving and Triton do.",
     "show": "What is in a model's file: tags, signatures, inputs, outputs, functions.",
     "strip": "Write a model without its stream ids.",
+    "train": "Train a model on streams, with checkpoints that TensorFlow reads.",
 }
 """Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
 
@@ -70,6 +71,11 @@ EXAMPLES = {
     ),
     "show": ("msplit show saved_model/",),
     "strip": ("msplit strip annotated.pb -o plain.pb",),
+    "train": (
+        "msplit train model.meta --target train_op --fetch loss --data data.npz --batch 128 --epochs 3 --save checkpoints",
+        "msplit train model.meta --fetch loss --data 'day-*.tfrecord' --steps 100000 --save checkpoints --every 5000 --resume",
+        "msplit train model.meta --fetch loss --data my_data:batches --steps 1000",
+    ),
 }
 """Subcommand -> what to type, for its --help."""
 

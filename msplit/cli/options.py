@@ -171,7 +171,7 @@ class Choice:
     tags: Sequence[str] | None
     signature: str | None
     inputs: Sequence[str] | None
-    outputs: Sequence[str] | None
+    outputs: Sequence[str] | None = None
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -239,15 +239,24 @@ class Execution:
         }
 
 
-choice_options = together(
+_source_options = together(
     click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
     click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
     click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
+)
+
+choice_options = together(
+    _source_options,
     click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
     choice=Choice,
 )
 
-model_options = together(click.argument("model", type=PATH), choice_options)
+_model_argument = click.argument("model", type=PATH)
+
+model_options = together(_model_argument, choice_options)
+
+graph_options = together(_model_argument, _source_options, choice=Choice)
+"""A model whose outputs are named otherwise."""
 
 shape_option = click.option(
     "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
@@ -266,7 +275,9 @@ run_options = together(
         metavar="[NAME=]FILE",
         help="Values of an input: .npy, .npz, TFRecord or JSON. Without a name, those that the file names. Repeatable.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Of made-up inputs."),
+    click.option(
+        "--seed", default=0, show_default=True, help="Of made-up inputs; train: of the order that --shuffle gives."
+    ),
     click.option(
         "--precision",
         type=click.Choice(["tf32", "ieee"]),

@@ -7,8 +7,8 @@ from msplit.formats.contents import Contents, contents
 from msplit.formats.digest import graph_hash, structure_hash
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint, Format, Model
-from msplit.formats.reader import read
-from msplit.formats.restore import variables
+from msplit.formats.reader import read, to_train
+from msplit.formats.restore import saved_as, variables
 from msplit.formats.sniffer import sniff
 from msplit.formats.writer import STREAM_ID, WriteReport, write
 
@@ -23,8 +23,10 @@ __all__ = [
     "graph_hash",
     "left_out_text",
     "read",
+    "saved_as",
     "sniff",
     "structure_hash",
+    "to_train",
     "variables",
     "write",
     "write_bytes_atomic",

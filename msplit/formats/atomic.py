@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
+import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,6 +84,44 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force
         _sync_tree(temporary)
         if target.is_dir():
             os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+
+
+def write_group_atomic(
+    path: str | Path, endings: Sequence[str], fill: Callable[[Path], None], *, force: bool = False
+) -> None:
+    """Makes files whose names begin alike, such as the data and the index of a checkpoint: the last one tells that all are there.
+
+    `fill` is given the beginning of other names, and writes a file for each ending. They are renamed one after the other. Only `force`
+    replaces what is there: then the last file goes first, so that for a moment there are no such files, and never some of two kinds.
+
+    Raises:
+        WriteError: Files are there already, or can not be written. What was there before is unharmed.
+    """
+    path = Path(path)
+    with reported(path):
+        target = Path(os.path.realpath(path.parent)) / path.name
+        temporary = _temporary(target)
+        places = [(Path(f"{temporary}{ending}"), Path(f"{target}{ending}")) for ending in endings]
+        for _, place in places:
+            refuse_existing(place, place, force=force)
+        try:
+            fill(temporary)
+            for made, _ in places:
+                _sync_file(made)
+            places[-1][1].unlink(missing_ok=True)
+            for made, place in places:
+                os.replace(made, place)
+        finally:
+            for made in target.parent.glob(f"{glob.escape(temporary.name)}*"):
+                made.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+
+
+def leftovers(folder: Path, beginnings: Sequence[str]) -> list[Path]:
+    """Temporary files that processes which were killed have left in a folder, for places whose names begin so."""
+    names = "|".join(map(re.escape, beginnings))
+    ours = re.compile(rf"\.(?:{names}).*\.[0-9a-f]{{12}}\.tmp.*", re.DOTALL)
+    return sorted(path for path in folder.iterdir() if ours.fullmatch(path.name))
 
 
 @contextmanager
@@ -246,12 +286,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _sync_file(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _sync_tree(root: Path) -> None:
     for folder, _, files in os.walk(root):
         for name in sorted(files):
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_file(os.path.join(folder, name))
         _sync_folder(Path(folder))

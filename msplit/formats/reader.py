@@ -113,6 +113,37 @@ def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) ->
     )
 
 
+def to_train(model: Model, targets: Sequence[str] | None, fetches: Sequence[str]) -> Model:
+    """The same model with other ends: what a step of its training runs, and what is fetched of it.
+
+    Args:
+        model: Any model. What is fed stays.
+        targets: Nodes that must run; None: the train ops that the file names, or else those of `model`.
+        fetches: Tensors, as names of the signature or ``node`` or ``node:1``.
+
+    Raises:
+        LoadError: A name is not in the graph, or no train op is known.
+    """
+    graph, where = model.graph, str(model.path)
+    around = model.meta
+    ends = find_endpoints(graph, around, model.signature, model.format, where, ())
+    if targets is None:
+        named = () if around is None else meta.collection_names(around, "train_op")
+        nodes = [node for node, _ in map(endpoints.split_tensor, named) if node in graph.index] or [*model.targets]
+        if not nodes and model.signature is None:
+            guesses = ", ".join(ends.targets[:5])
+            fix = f"name the op that a step runs with --target{f', such as {guesses}' if guesses else ''}"
+            raise LoadError("the file does not say which op trains", where=where, fix=fix)
+    else:
+        known = [endpoint for endpoint in ends.outputs if endpoint.name in targets]
+        nodes = [end.node for end in endpoints.named(targets, known, graph, "--target", where)]
+    fetched = endpoints.named(fetches, ends.outputs, graph, "--fetch", where)
+    without = [end.name for end in fetched if not endpoints.has_outputs(graph, graph.index[end.node])]
+    if without:
+        raise LoadError(f"--fetch names {without[0]!r}, which gives no tensor", where=where, fix="run it with --target")
+    return replace(model, outputs=tuple(fetched), targets=tuple(dict.fromkeys(nodes)), left_out=None)
+
+
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 

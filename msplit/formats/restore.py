@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,34 @@ from msplit.formats.model import Model
 from msplit.opset.traits import VARIABLES, ops_with
 
 _ASSIGNS = ops_with("assigns")
+
+
+class Saved(NamedTuple):
+    """Where a checkpoint has the value of a variable.
+
+    Attributes:
+        key: Name of the tensor.
+        part: The slice of it, as a saver writes it; "" for all of it.
+        by_saver: Whether the model's own saver says so. What it does not save has a name of its own, and may be missing.
+    """
+
+    key: str
+    part: str
+    by_saver: bool
+
+
+def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, Saved]:
+    """Where the checkpoints of a model have its variables, by the name of their node; each has a place of its own."""
+    nodes, sources = list(nodes), _restored(model)
+    found = {name: Saved(*sources[name], True) for name in nodes if name in sources}
+    taken = {(place.key, place.part) for place in found.values()}
+    for name in nodes:
+        if name not in found:
+            own = _own_key(model.graph, name)
+            place = Saved(name if (own, "") in taken else own, "", False)
+            taken.add((place.key, ""))
+            found[name] = place
+    return found
 
 
 def variables(
@@ -46,10 +74,10 @@ def variables(
     elif not (wanted := list(nodes)):
         return {}
     saved = Checkpoint(_prefix(model, checkpoint))
-    sources = _restored(model)
+    places = saved_as(model, wanted)
     values = {}
     for name in wanted:
-        key, part = sources.get(name) or (_own_key(graph, name), "")
+        key, part, _ = places[name]
         if key in saved:
             values[name] = _part(saved.tensor(key), part, name)
         elif nodes is not None:

@@ -1,0 +1,1 @@
+"""Training: `Trainer`, its checkpoints, and the data that goes in."""

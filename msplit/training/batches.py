@@ -1,0 +1,86 @@
+"""Batches: what a step is fed, checked against the model's inputs, from whatever holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.base import Feeds, is_array, is_tensor, type_name
+from msplit.errors import EngineError, LoadError
+from msplit.inputs.composite import Spec
+from msplit.shapes.registry import shape_text
+
+Specs = Mapping[str, Spec]
+
+
+def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> Iterator[Feeds]:
+    """The batches of a dataset as mappings from input to value.
+
+    Args:
+        dataset: An iterable of mappings, or a `tf.data.Dataset` of them; where there is one input, of its values.
+        inputs: Names of the inputs.
+        where: What to call it in messages.
+
+    Raises:
+        LoadError: It is nothing of that kind.
+    """
+    taken = dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
+    if not isinstance(taken, Iterable) or isinstance(taken, Mapping | str):
+        raise LoadError(f"gives no batches but a {type(dataset).__name__}", where=where, fix=_WANTED)
+    for batch in taken:
+        if isinstance(batch, Mapping):
+            yield {str(name): _value(value) for name, value in batch.items()}
+        elif len(inputs) == 1 and (is_array(batch) or is_tensor(batch)):
+            yield {inputs[0]: batch}
+        else:
+            raise LoadError(f"a batch is a {type(batch).__name__}", where=where, fix=_WANTED)
+
+
+_WANTED = "give an iterable of mappings from input to array, such as {'x': array}, or a tf.data.Dataset of them"
+
+
+def _value(value: Any) -> Any:
+    return value if is_array(value) or is_tensor(value) else np.asarray(value)
+
+
+def fitting(feeds: Feeds, specs: Specs, where: str) -> None:
+    """Refuses what the model can not be fed, whatever the size of the batch.
+
+    Raises:
+        EngineError: An input is missing or is none of the model's, or has a type or shape that the graph does not take.
+    """
+    known = f"the inputs are: {', '.join(specs) or 'none'}"
+    for name in specs:
+        if name not in feeds:
+            raise EngineError(f"no value for input {name!r}", where=where, fix=known)
+    for name, value in feeds.items():
+        if name not in specs:
+            raise EngineError(f"the model has no input {name!r}", where=where, fix=known)
+        spec = specs[name]
+        found, shape = type_name(value), tuple(value.shape)
+        text = spec.dtype == "string" and is_array(value) and value.dtype.kind in "OSU"
+        if found != spec.dtype and not text:
+            fix = f"convert it: array.astype({spec.dtype!r})" if spec.dtype != "string" else "give strings"
+            raise EngineError(f"input {name!r} is {spec.dtype}, and is given {found}", where=where, fix=fix)
+        if not matches(shape, spec.shape):
+            raise EngineError(
+                f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}",
+                where=where,
+                fix="give arrays of that shape, where ? may be anything",
+            )
+
+
+def matches(shape: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
+    """Whether a shape is one that the graph takes."""
+    if wanted is None:
+        return True
+    return len(shape) == len(wanted) and all(w is None or w == s for w, s in zip(wanted, shape, strict=True))
+
+
+def rows_of(feeds: Feeds, specs: Specs) -> int:
+    """Rows of a batch: the size of the first dimension that the graph leaves open, or else that has one; 1 where there is none."""
+    open_first = [name for name, spec in specs.items() if spec.shape and spec.shape[0] is None]
+    with_rows = [name for name in (*open_first, *specs) if name in feeds and len(feeds[name].shape)]
+    return int(feeds[with_rows[0]].shape[0]) if with_rows else 1

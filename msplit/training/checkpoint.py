@@ -1,0 +1,260 @@
+"""Checkpoints as TensorFlow's own: written by its SaveV2 under the names of the model's saver, listed in a file ``checkpoint``.
+
+A checkpoint is there whole or not at all. Its files are written under other names in the same folder, forced to disk and renamed, the index
+last, and only then does the file ``checkpoint`` name it; older ones go after that. Killed at any moment, or out of space, the process
+leaves what that file named before.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import formats
+from msplit.engines.tensorflow import runtime
+from msplit.errors import LoadError
+from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
+from msplit.formats.bundle import Checkpoint
+from msplit.formats.model import Model
+from msplit.formats.special import read_bytes
+
+STATE = "checkpoint"
+"""Name of the file that lists a folder's checkpoints, as `tf.train.latest_checkpoint` reads it."""
+
+OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""Key of what TensorFlow 2 restores objects by: that of the model's own checkpoint goes along."""
+
+STEPS, NOTE = "msplit/steps", "msplit/note"
+"""Keys of what only msplit reads: how many steps were run, and what goes with them."""
+
+_ENDINGS = (".data-00000-of-00001", ".index")
+_MOST_STATE = 1 << 20
+_FULL = {"No space left on device": errno.ENOSPC, "File too large": errno.EFBIG, "quota exceeded": errno.EDQUOT}
+_SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a checkpoint holds.
+
+    Attributes:
+        state: Values by variable, as `initial_state` names them; without those that only a checkpoint of msplit's has.
+        steps: Steps that were run before it; None where it does not say.
+        note: What was to be kept with it.
+    """
+
+    state: Mapping[str, NDArray[Any]]
+    steps: int | None = None
+    note: str = ""
+
+
+def write(model: Model, saved: Saved, path: Path, *, force: bool = False) -> None:
+    """Writes a checkpoint; `path` is the beginning of its files' names. Only `force` replaces one that is there.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    tensors: dict[tuple[str, str], Any] = {
+        (place.key, place.part): saved.state[name] for name, place in formats.saved_as(model, saved.state).items()
+    }
+    objects = _objects(model)
+    if objects is not None:
+        tensors[OBJECTS, ""] = objects
+    if saved.steps is not None:
+        tensors[STEPS, ""] = np.array(saved.steps, np.int64)
+    if saved.note:
+        tensors[NOTE, ""] = np.array(saved.note.encode(), object)
+    write_group_atomic(path, _ENDINGS, lambda prefix: _save(prefix, tensors), force=force)
+
+
+def _save(prefix: Path, tensors: Mapping[tuple[str, str], Any]) -> None:
+    """TensorFlow's SaveV2, in a session that leaves the GPU alone."""
+    tf = runtime.tensorflow()
+    v1 = tf.compat.v1
+    keys, parts = zip(*tensors, strict=True)
+    values = [np.asarray(value) for value in tensors.values()]
+    with v1.Graph().as_default() as graph:
+        fed = [v1.placeholder(tf.string if value.dtype.kind in "OSU" else value.dtype) for value in values]
+        op = tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=keys, shape_and_slices=parts, tensors=fed)
+        with v1.Session(graph=graph, config=runtime.session_config(1, cpu_only=True)) as session:
+            try:
+                session.run(op, dict(zip(fed, values, strict=True)))
+            except tf.errors.OpError as error:
+                said = runtime.first_line(error)
+                code = next((code for text, code in _FULL.items() if text.lower() in str(error).lower()), errno.EIO)
+                raise OSError(code, said, str(prefix)) from None
+
+
+def _objects(model: Model) -> Any:
+    """What the model's own checkpoint says of its objects; None where it says nothing."""
+    if not model.is_saved_model:
+        return None
+    try:
+        own = Checkpoint(model.path / "variables" / "variables")
+    except LoadError:
+        return None
+    return own.tensor(OBJECTS) if OBJECTS in own else None
+
+
+def read(model: Model, variables: Sequence[str], needed: Collection[str], path: Path) -> Saved:
+    """Reads a checkpoint of a model, whoever wrote it: TensorFlow, or `write`.
+
+    Args:
+        model: Whose checkpoint it is to be.
+        variables: Those to read, as far as they are there.
+        needed: Those of them that must be there where the model has no saver, which otherwise says what must.
+        path: The beginning of its files' names.
+
+    Raises:
+        LoadError: There is none, it is damaged, or it is one of another model: the message says which names or shapes differ.
+    """
+    checkpoint = Checkpoint(path)
+    state = formats.variables(model, checkpoint=path)
+    places = formats.saved_as(model, variables)
+    found = {name: np.array(state[name]) for name in variables if name in state}
+    has_saver = any(place.by_saver for place in places.values())
+    must = {name for name in variables if (places[name].by_saver if has_saver else name in needed)}
+    wrong = [f"no {places[name].key!r} for variable {name!r}" for name in variables if name in must - found.keys()]
+    wrong += filter(None, (differs(model, name, value) for name, value in found.items()))
+    if wrong:
+        more = len(wrong) - _SHOWN
+        raise LoadError(
+            f"is a checkpoint of another model than {model.path}",
+            where=str(path),
+            details=[*wrong[:_SHOWN], *([f"… and {more} more"] if more > 0 else [])],
+            fix="give one that was written of this graph: by its saver, or by `msplit train`",
+        )
+    steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else _global_step(model, found)
+    note = bytes(checkpoint.tensor(NOTE)[()]).decode() if NOTE in checkpoint else ""
+    return Saved(found, steps, note)
+
+
+def differs(model: Model, name: str, value: NDArray[Any]) -> str:
+    """What type or shape of a variable's value is another than in the graph; "" where it fits."""
+    dtype, shape = declared(model, name)
+    if dtype and value.dtype.name != dtype and not (dtype == "string" and value.dtype.kind in "OSU"):
+        return f"variable {name!r} is {dtype}, there {value.dtype.name}"
+    if shape is not None:
+        fits = len(shape) == value.ndim
+        fits = fits and all(want is None or want == is_ for want, is_ in zip(shape, value.shape, strict=True))
+        if not fits:
+            return f"variable {name!r} is {_text(shape)}, there {_text(value.shape)}"
+    return ""
+
+
+def declared(model: Model, name: str) -> tuple[str, tuple[int | None, ...] | None]:
+    """Type and shape that the graph gives a variable; "" and None for what it does not say."""
+    attrs = model.graph.attrs[model.graph.index[name]]
+    dtype, shape = attrs.get("dtype"), attrs.get("shape")
+    return dtype if isinstance(dtype, str) else "", shape if isinstance(shape, tuple) else None
+
+
+def _text(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
+    """What the global step of a graph of TensorFlow 1 says, if it has one of that name."""
+    value = state.get("global_step")
+    return int(value) if value is not None and value.shape == () and value.dtype.kind in "iu" else None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What the file ``checkpoint`` of a folder says.
+
+    Attributes:
+        latest: The last checkpoint: the beginning of its files' names. None where there is none.
+        all: Those that are kept, the oldest first.
+    """
+
+    latest: Path | None = None
+    all: tuple[Path, ...] = ()
+
+
+def listed(folder: Path) -> Listed:
+    """The checkpoints of a folder, as far as their files are there.
+
+    Raises:
+        LoadError: The file that lists them can not be read.
+    """
+    from google.protobuf import text_encoding
+
+    place = folder / STATE
+    try:
+        text = read_bytes(place, _MOST_STATE).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return Listed()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise LoadError(f"the list of checkpoints can not be read: {error}", where=str(place)) from None
+    found: dict[str, list[Path]] = {"model_checkpoint_path": [], "all_model_checkpoint_paths": []}
+    for key, value in re.findall(r'^\s*(\w+)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$', text, re.MULTILINE):
+        if key in found:
+            path = folder / os.fsdecode(text_encoding.CUnescape(value))  # an absolute one stays what it is
+            if Path(f"{path}.index").is_file():
+                found[key].append(path)
+    return Listed(next(iter(found["model_checkpoint_path"]), None), tuple(found["all_model_checkpoint_paths"]))
+
+
+def latest(path: Path) -> Path:
+    """The checkpoint that a path means: the last one of a folder, or the one whose files' names begin so.
+
+    Raises:
+        LoadError: There is none.
+    """
+    if not path.is_dir():
+        return Path(str(path).removesuffix(".index"))
+    found = listed(path).latest
+    if found is None:
+        raise LoadError(
+            "there is no checkpoint in this folder",
+            where=str(path),
+            fix=f"give the folder of a file named {STATE!r}, or the beginning of a checkpoint's file names",
+        )
+    return found
+
+
+def add(path: Path, keep: int | None) -> None:
+    """Lists a checkpoint that has been written as the last one of its folder, and removes the oldest beyond `keep`; None keeps all.
+
+    Raises:
+        WriteError: The list can not be written. It stays what it was.
+    """
+    folder = path.parent
+    before = [one for one in listed(folder).all if one != path]
+    kept = [*before, path] if keep is None else [*before, path][-keep:]
+    write_bytes_atomic(folder / STATE, _state(path, kept), force=True)
+    for old in before:
+        if old not in kept and old.parent == folder:  # others are not ours
+            _remove(old)
+    for left in leftovers(folder, (path.name.rpartition("-")[0] or path.name, STATE)):
+        left.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """The index first: without it, there is no checkpoint."""
+    shards = sorted(path.parent.glob(f"{glob.escape(path.name)}.data-*-of-*"))
+    for place in (Path(f"{path}.index"), *shards):
+        place.unlink(missing_ok=True)
+
+
+def _state(path: Path, kept: Sequence[Path]) -> bytes:
+    from google.protobuf import text_encoding
+
+    folder = path.parent
+
+    def line(key: str, one: Path) -> str:
+        name = one.name if one.parent == folder else str(one)
+        return f'{key}: "{text_encoding.CEscape(os.fsencode(name), as_utf8=False)}"\n'
+
+    lines = [line("model_checkpoint_path", path), *(line("all_model_checkpoint_paths", one) for one in kept)]
+    return "".join(lines).encode()

@@ -1,0 +1,352 @@
+"""Data of a training by name: arrays in an .npz, TFRecords, or a function; the same batches in the same order for the same settings."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Feeds
+from msplit.engines.tensorflow import runtime
+from msplit.errors import LoadError, MsplitError
+from msplit.formats.special import open_regular
+from msplit.inputs.files import names_in
+from msplit.inputs.make import load_input
+from msplit.shapes.registry import shape_text
+from msplit.training.batches import Specs, batches_of, matches
+
+_SHUFFLED = 10_000
+"""Records among which the next one is drawn."""
+
+_GZIP = b"\x1f\x8b"
+
+_PARSED = {"float32": "float32", "int64": "int64", "string": "string", "bool": "int64"}
+"""Type of an input -> the one in which an Example holds it; other floating point numbers are float32, other integers int64."""
+
+_FIX = "give an .npz with one array per input, TFRecords (*.tfrecord), or module:function"
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How data become batches.
+
+    Attributes:
+        batch: Rows of a batch. What is left over at the end of an epoch is left out.
+        epochs: How often all is gone through; None: without an end.
+        shuffle: Whether in another order in every epoch, by the seed.
+    """
+
+    batch: int
+    epochs: int | None = None
+    shuffle: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Batches that can be had from any one on.
+
+    Attributes:
+        start: Gives the batches from a number on, counted from 0 over all epochs.
+        described: What the order of the batches depends on: where it is another, a number means another batch.
+    """
+
+    start: Callable[[int], Iterator[Feeds]]
+    described: Mapping[str, Any]
+
+
+def constant(specs: Specs, files: Mapping[str, Path]) -> dict[str, NDArray[Any]]:
+    """The values of inputs that are the same at every step, from files by input.
+
+    Raises:
+        LoadError: A file can not be read or does not fit its input.
+    """
+    values = {}
+    for name, path in files.items():
+        if name not in specs:
+            listed = ", ".join(specs) or "none"
+            raise LoadError(f"the model has no input {name!r}", where=str(path), fix=f"name one: {listed}")
+        values[name] = load_input(name, path, specs[name].dtype, specs[name].shape)
+    return values
+
+
+def open_data(
+    sources: Sequence[str],
+    specs: Specs,
+    how: Batching,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    fixed: Feeds | None = None,
+) -> Data:
+    """The data that a user named.
+
+    Args:
+        sources: One .npz file, TFRecord files or patterns of such, or one ``module:function``.
+        specs: The inputs that it is for.
+        how: How it becomes batches.
+        shapes: Shapes by input, for sizes that the graph leaves open and records do not tell.
+        fixed: Inputs with values that are the same at every step, so that the data need not have them.
+
+    Raises:
+        LoadError: It can not be read, or does not fit an input: the message names it.
+    """
+    if not fixed:
+        return _opened(sources, specs, how, shapes or {})
+    data = _opened(sources, {name: spec for name, spec in specs.items() if name not in fixed}, how, shapes or {})
+    return replace(data, start=lambda number: ({**batch, **fixed} for batch in data.start(number)))
+
+
+def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+    if len(sources) == 1 and _is_function(sources[0]):
+        return _function(sources[0], specs, how)
+    paths = [Path(path) for source in sources for path in _paths(source)]
+    if len(paths) == 1 and _head(paths[0]).startswith(b"PK"):
+        return _arrays(paths[0], specs, how)
+    zipped = [path for path in paths if _head(path).startswith(b"PK")]
+    if zipped:
+        raise LoadError("is not the only data: arrays come from one file", where=str(zipped[0]), fix=_FIX)
+    return _records(paths, specs, how, shapes)
+
+
+def _is_function(source: str) -> bool:
+    module, colon, name = source.partition(":")
+    return (
+        bool(colon)
+        and not os.path.lexists(source)
+        and name.isidentifier()
+        and all(map(str.isidentifier, module.split(".")))
+    )
+
+
+def _paths(source: str) -> list[str]:
+    found = [source] if os.path.lexists(source) else sorted(glob.glob(source, recursive=True))
+    if not found:
+        raise LoadError("there is no such data", where=source, fix=_FIX)
+    return found
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(2)
+    except OSError as error:
+        raise LoadError(f"the data can not be read: {error.strerror or error}", where=str(path), fix=_FIX) from error
+
+
+# --- Arrays
+
+
+def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
+    """One array for each input, cut along its first dimension; one of the very shape of its input is fed whole at every step."""
+    there = names_in(path)
+    for name in specs:
+        if name not in there and f"input/{name}" not in there:
+            listed = ", ".join(sorted(there)[:8]) or "nothing"
+            raise LoadError(
+                f"there is no array for input {name!r}, but {listed}",
+                where=str(path),
+                fix=f"save it under that name: numpy.savez({path.name!r}, **{{{name!r}: array, …}})",
+            )
+    whole, cut = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    for name, spec in specs.items():
+        shape = spec.shape and (None, *spec.shape[1:])
+        value = load_input(name, path, spec.dtype, shape)
+        same = spec.shape is not None and None not in spec.shape and value.shape == spec.shape
+        (whole if same or not value.ndim else cut)[name] = value
+        if spec.shape and not same and not matches((how.batch, *value.shape[1:]), spec.shape):
+            said = f"input {name!r} has shape {shape_text(spec.shape)}, which is no batch of {how.batch}"
+            raise LoadError(said, where=str(path), fix=f"--batch {spec.shape[0]}")
+    rows = {len(value) for value in cut.values()}
+    if len(rows) > 1:
+        listed = ", ".join(f"{name} {len(value)}" for name, value in cut.items())
+        raise LoadError(
+            f"the arrays have different numbers of rows: {listed}", where=str(path), fix="give each input as many"
+        )
+    count = rows.pop() if rows else how.batch
+    per_epoch = count // how.batch
+    if not per_epoch:
+        raise LoadError(
+            f"there are {count} rows, less than a batch", where=str(path), fix=f"--batch {max(count, 1)} or less"
+        )
+
+    def start(number: int) -> Iterator[Feeds]:
+        order, of = np.arange(count), -1
+        for at in itertools.count(number):
+            epoch, place = divmod(at, per_epoch)
+            if epoch == how.epochs:
+                return
+            if how.shuffle and epoch != of:
+                order, of = np.random.default_rng([how.seed, epoch]).permutation(count), epoch
+            rows = order[place * how.batch : (place + 1) * how.batch]
+            yield {**whole, **{name: value[rows] for name, value in cut.items()}}
+
+    return Data(start, {"data": "arrays", "rows": count, **_described(how)})
+
+
+def _described(how: Batching) -> dict[str, Any]:
+    return {"batch": how.batch, "shuffle": how.shuffle, **({"seed": how.seed} if how.shuffle else {})}
+
+
+# --- TFRecords
+
+
+def _records(paths: Sequence[Path], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+    """Records in order. Where the model has one input and that takes strings, they are its values; otherwise they are Examples with a
+    feature for each input."""
+    where = str(paths[0])
+    features = {name: _feature(name, specs, shapes, where) for name in specs}
+    raw = len(specs) == 1 and next(iter(specs.values())).dtype == "string"
+    files = [str(path) for path in paths]
+    kinds = {"GZIP" if _head(path).startswith(_GZIP) else "" for path in paths}
+    if len(kinds) > 1:
+        raise LoadError("some files of records are compressed and some are not", where=where, fix="write them alike")
+    (kind,) = kinds
+
+    def dataset(epoch: int) -> Any:
+        tf = runtime.tensorflow()
+        found = tf.data.TFRecordDataset(files, kind)
+        if how.shuffle:
+            found = found.shuffle(_SHUFFLED, seed=how.seed * 1_000_003 + epoch, reshuffle_each_iteration=False)
+        return found.batch(how.batch, drop_remainder=True)
+
+    def parsed(batch: Any) -> dict[str, Any]:
+        tf = runtime.tensorflow()
+        if raw:
+            return {name: tf.reshape(batch, [how.batch, *shape[1:]]) for name, (_, shape) in features.items()}
+        wanted = {name: tf.io.FixedLenFeature(shape[1:], dtype) for name, (dtype, shape) in features.items()}
+        values = tf.io.parse_example(batch, wanted)
+        return {
+            name: tf.cast(value, specs[name].dtype) if specs[name].dtype != value.dtype.name else value
+            for name, value in values.items()
+        }
+
+    def start(number: int) -> Iterator[Feeds]:
+        runtime.configure(1)
+        epoch = 0
+        if number:
+            with _reading(where):
+                per_epoch = int(dataset(0).reduce(np.int64(0), lambda count, _: count + 1).numpy())
+            epoch, number = divmod(number, per_epoch)
+        while epoch != how.epochs:
+            some = False
+            with _reading(where):
+                for feeds in dataset(epoch).skip(number).map(parsed).as_numpy_iterator():
+                    some = True
+                    yield {name: np.asarray(value) for name, value in feeds.items()}
+            if not some and not number:
+                raise LoadError(
+                    "there are fewer records than a batch", where=where, fix="--batch with a smaller number"
+                )
+            epoch, number = epoch + 1, 0
+
+    return Data(start, {"data": "records", "files": [path.name for path in paths], **_described(how)})
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    tf = runtime.tensorflow()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        said = f"the records do not fit the model: {runtime.first_line(error)}"
+        raise LoadError(said, where=where, fix="each record is an Example with a feature for each input") from error
+
+
+def _feature(
+    name: str, specs: Specs, shapes: Mapping[str, tuple[int, ...]], where: str
+) -> tuple[str, tuple[int | None, ...]]:
+    """The type of the feature of an input, and the shape of a batch of it."""
+    spec = specs[name]
+    shape = shapes.get(name) or spec.shape
+    if shape is None or not shape:
+        said = f"input {name!r} has {'no rows' if shape is not None else 'no shape'}, so records can not hold it"
+        raise LoadError(
+            said, where=where, fix=f"give its value with --input {name}=FILE, or the data by module:function"
+        )
+    if None in shape[1:]:
+        sizes = ",".join("1" if size is None else str(size) for size in shape)
+        said = f"input {name!r} has shape {shape_text(shape)}, and records do not say how long a row is"
+        raise LoadError(said, where=where, fix=f"say it: --shape {name}={sizes} with its sizes in place of each ?")
+    floating = spec.dtype.startswith(("float", "bfloat"))
+    return _PARSED.get(spec.dtype) or ("float32" if floating else "int64"), tuple(shape)
+
+
+# --- A function
+
+
+def _function(source: str, specs: Specs, how: Batching) -> Data:
+    """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
+    (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped."""
+    make = _imported(source)
+    takes = inspect.signature(make).parameters
+
+    def epoch_of(epoch: int, first: int) -> Iterator[Feeds]:
+        told = {"batch": how.batch, "seed": how.seed, "epoch": epoch, "start": first}
+        with _calling(source):
+            yield from batches_of(
+                make(**{name: value for name, value in told.items() if name in takes}), [*specs], source
+            )
+
+    def start(number: int) -> Iterator[Feeds]:
+        for epoch in itertools.count() if how.epochs is None else range(how.epochs):
+            drop, some = 0 if "start" in takes else number, bool(number)
+            for feeds in epoch_of(epoch, number):
+                some = True
+                if drop:
+                    drop -= 1
+                else:
+                    yield feeds
+            if not some:
+                fix = "give an iterable that can be gone through anew at every call"
+                raise LoadError("gives no batch", where=source, fix=fix)
+            number = drop
+
+    told = {"batch": how.batch, "seed": how.seed}
+    return Data(start, {"data": source, **{name: value for name, value in told.items() if name in takes}})
+
+
+def _imported(source: str) -> Callable[..., Any]:
+    """The function of a ``module:function``; modules of the present folder are found as by `python -m`."""
+    module, _, name = source.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with _calling(source):
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            raise LoadError(
+                f"there is no module {module!r}", where=source, fix="run where it is, or set PYTHONPATH"
+            ) from None
+    if not callable(found):
+        raise LoadError(
+            f"module {module!r} has no function {name!r}",
+            where=source,
+            fix="give a function that returns an iterable of batches",
+        )
+    made: Callable[..., Any] = found
+    return made
+
+
+@contextmanager
+def _calling(source: str) -> Iterator[None]:
+    """What a user's code raises is no mistake of msplit's."""
+    try:
+        yield
+    except (MsplitError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise LoadError(f"raised {type(error).__name__}: {error}", where=source, fix="--debug shows where") from error

@@ -1,0 +1,266 @@
+"""A training from its first or next step to its last: data in order, checkpoints, and an end for a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.errors import MsplitError, WriteError
+from msplit.formats.atomic import reported
+from msplit.progress import Progress, silent
+from msplit.training.ahead import ahead
+from msplit.training.batches import rows_of
+from msplit.training.checkpoint import listed
+from msplit.training.data import Data
+from msplit.training.trainer import Arrays, Fetched, Trainer
+
+NAME = "model"
+"""What the files of checkpoints are called, before their steps."""
+
+_SECONDS_TOLD = 0.5
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train.
+
+    Attributes:
+        steps: Train up to so many steps, those before a resumed checkpoint included; None: to the end of the data.
+        save: Folder for checkpoints, which is made; None: none are written.
+        every: Steps from one checkpoint to the next. One is written at the end, too.
+        keep: How many checkpoints are kept.
+        resume: Go on from the last checkpoint in the folder, with the data where they were; from the beginning where there is none.
+        fetch_every: Of every so many steps, and of the last one, it is kept what they gave.
+    """
+
+    steps: int | None = None
+    save: Path | None = None
+    every: int = 1000
+    keep: int = 5
+    resume: bool = False
+    fetch_every: int = 100
+
+    def __post_init__(self) -> None:
+        for what in ("every", "keep", "fetch_every"):
+            if getattr(self, what) < 1:
+                raise MsplitError(f"{what} is one or more")
+        if self.resume and self.save is None:
+            raise MsplitError("to resume takes the folder of the checkpoints", fix="name it with --save")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What came of a training.
+
+    Attributes:
+        before: Steps that were run before, which a checkpoint says.
+        steps: Steps that are run now, those before included.
+        seconds: Time of these steps and checkpoints, without what made the model ready.
+        rows: Rows of a batch.
+        fetched: What some steps gave.
+        saved: The last checkpoint; None where there is none.
+        stopped: Why it ended before it was to end; "" where it did not.
+        interrupted: Whether somebody asked it to end.
+    """
+
+    before: int
+    steps: int
+    seconds: float
+    rows: int
+    fetched: tuple[Fetched, ...]
+    saved: Path | None
+    stopped: str = ""
+    interrupted: bool = False
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """None where no step was run."""
+        done = self.steps - self.before
+        return done / self.seconds if done and self.seconds else None
+
+
+def train(
+    trainer: Trainer,
+    data: Data,
+    settings: TrainSettings,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Trained:
+    """Trains. The first of the trainer's fetches is the loss: where it is no finite number any more, training ends.
+
+    What is then in the folder was written before, of variables that were finite.
+
+    Args:
+        trainer: What trains.
+        data: What it is fed.
+        settings: How long, and where checkpoints go.
+        stop: Asked between steps whether to end: the state is saved then.
+        progress: Told how far it is.
+
+    Raises:
+        MsplitError: The data do not fit the model, or the checkpoint is not one of this training.
+        WriteError: A checkpoint can not be written, or there are some that would be written over. The last whole one stays.
+    """
+    position, saved = _begin(trainer, data, settings)
+    return _Training(trainer, data, settings, progress or silent, position, saved).run(stop)
+
+
+def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, Path | None]:
+    """Makes the folder ready, and goes back to its last checkpoint if that is asked for: the number of the next batch, and it."""
+    folder = settings.save
+    if folder is None:
+        return 0, None
+    with reported(folder):
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, os.strerror(13), str(folder))
+    last = listed(folder.absolute()).latest
+    if last is None:
+        return 0, None
+    if not settings.resume:
+        raise WriteError(
+            f"there are checkpoints already, the last of step {last.name.rpartition('-')[2]}",
+            where=str(folder),
+            fix="go on from it with --resume, or choose another folder",
+        )
+    note = trainer.restore(last)
+    if not note:
+        return trainer.steps, last  # TensorFlow wrote it
+    kept = json.loads(note)
+    if kept["data"] != (now := dict(data.described)):
+        changed = [
+            f"{key} {kept['data'].get(key)}, now {now.get(key)}"
+            for key in {**kept["data"], **now}
+            if kept["data"].get(key) != now.get(key)
+        ]
+        raise MsplitError(
+            f"the checkpoint was written while other data came: {'; '.join(changed)}",
+            where=str(last),
+            fix="give the same data, or begin another training with its variables: --restore, and another --save",
+        )
+    return int(kept["batches"]), last
+
+
+class _Training:
+    """The state of a training between two steps."""
+
+    def __init__(
+        self, trainer: Trainer, data: Data, settings: TrainSettings, tell: Progress, position: int, saved: Path | None
+    ) -> None:
+        self.trainer, self.data, self.settings, self.tell = trainer, data, settings, tell
+        self.position, self.saved = position, saved
+        self.saved_at = trainer.steps if saved is not None else None
+        self.before = trainer.steps
+        self.rows = 1
+        self.fetched: list[Fetched] = []
+        self.began = self.told = self.now = 0.0
+        self.spoiled_before: frozenset[str] = frozenset()
+
+    def run(self, stop: Callable[[], bool]) -> Trained:
+        """All steps."""
+        trainer, settings = self.trainer, self.settings
+        left = None if settings.steps is None else max(settings.steps - trainer.steps, 0)
+        reason, interrupted = "", False
+        with closing(ahead(islice(self.data.start(self.position), left))) as batches:
+            for feeds in batches:
+                if interrupted := stop():
+                    break
+                if trainer.runner is None:
+                    self._prepare(feeds)
+                last = Fetched(trainer.steps + 1, trainer.step(feeds))
+                self.position += 1
+                reason = _not_finite(trainer.fetches[:1], last)
+                if reason or last.step % settings.fetch_every == 0:
+                    self.fetched.append(last)
+                if not reason and last.step % settings.every == 0:
+                    reason = self._save()
+                if reason:
+                    break
+                self._tell(last)
+        if trainer.steps > self.before and (not self.fetched or self.fetched[-1].step != trainer.steps):
+            self.fetched.append(last)
+        if not reason and self.saved_at != trainer.steps and trainer.runner is not None:
+            reason = self._save()
+        seconds = time.perf_counter() - self.began if self.began else 0.0
+        if interrupted:
+            reason = reason or f"interrupted after step {trainer.steps}"
+        return Trained(
+            self.before, trainer.steps, seconds, self.rows, tuple(self.fetched), self.saved, reason, interrupted
+        )
+
+    def _prepare(self, feeds: Mapping[str, Any]) -> None:
+        self.tell("preparing", 0.0)
+        self.rows = rows_of(feeds, self.trainer.specs)
+        self.trainer.prepare(feeds)
+        if self.settings.save is not None:
+            self.spoiled_before = frozenset(_spoiled(self.trainer.variables))
+        self.began = self.told = time.perf_counter()
+
+    def _save(self) -> str:
+        """Writes a checkpoint, unless a variable is no number any more: then it says which."""
+        if self.settings.save is None:
+            return ""
+        trainer = self.trainer
+        state = trainer.variables
+        spoiled = [name for name in _spoiled(state) if name not in self.spoiled_before]
+        if spoiled:
+            return f"variable {spoiled[0]!r} is not finite after step {trainer.steps}"
+        note = json.dumps({"batches": self.position, "data": dict(self.data.described)}, sort_keys=True)
+        # One of this step that is there was not listed any more when it was written, or is not listed now.
+        self.saved = trainer.save(
+            self.settings.save / NAME, keep=self.settings.keep, force=True, note=note, state=state
+        )
+        self.saved_at = trainer.steps
+        return ""
+
+    def _tell(self, last: Fetched) -> None:
+        now = time.perf_counter()
+        if now - self.told < _SECONDS_TOLD:
+            return
+        self.told = now
+        rate = (last.step - self.before) / (now - self.began)
+        values = (
+            f"{name} {float(value):.6g}"
+            for name, value in last.values.items()
+            if np.ndim(value) == 0 and value.dtype.kind in "fiu"
+        )
+        steps = self.settings.steps
+        of = f" of {steps:,}" if steps is not None else ""
+        self.tell(
+            ", ".join(
+                [f"step {last.step:,}{of}", *values, f"{rate:,.0f} steps/s", f"{rate * self.rows:,.0f} samples/s"]
+            ),
+            (last.step / steps) if steps else 0.0,
+        )
+
+
+def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
+    """What is to be said of the loss where it is no finite number; "" where it is one."""
+    for name in names:
+        value = fetched.values[name]
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            worst = "NaN" if np.isnan(value).any() else "infinite"
+            return f"{name} is {worst} at step {fetched.step}"
+    return ""
+
+
+def _spoiled(state: Arrays) -> list[str]:
+    """Variables that hold what is no finite number."""
+    return [name for name, value in state.items() if not _finite(value)]
+
+
+def _finite(value: NDArray[Any]) -> bool:
+    if value.dtype.kind == "V":  # bfloat16 and its kin
+        value = value.astype(np.float32)
+    return value.dtype.kind not in "fc" or bool(np.isfinite(value).all())

@@ -1,0 +1,323 @@
+"""A model that trains: steps that change its variables, and checkpoints of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import formats
+from msplit.decide.model import opened
+from msplit.decide.shown import Facts, Shown
+from msplit.engines.base import Feeds
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.make import input_specs
+from msplit.measure.execution import prepare
+from msplit.measure.initial import initial_state, variables_of
+from msplit.measure.request import BenchRequest
+from msplit.measure.runner import Runner
+from msplit.measure.verified import HasState
+from msplit.opset.state import written
+from msplit.progress import Progress
+from msplit.training import checkpoint
+from msplit.training.ahead import ahead
+from msplit.training.batches import batches_of, fitting
+
+STREAMS = 8
+"""The largest number where nobody says one."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """What a step gave.
+
+    Attributes:
+        step: Its number: how many steps were run by then, itself included.
+        values: By name of what was fetched.
+    """
+
+    step: int
+    values: Arrays
+
+
+def to_train(
+    model: FlatGraph | str | os.PathLike[str], target: str | Sequence[str] | None, fetches: Sequence[str]
+) -> FlatGraph:
+    """The graph of a training step.
+
+    Args:
+        model: From `load`, or where the model is.
+        target: The op, or ops, that a step runs; None: what the file names (collection ``train_op``).
+        fetches: Tensors that a step gives.
+
+    Raises:
+        LoadError: A name is not in the graph.
+        EngineError: The step changes no variable.
+    """
+    flat = opened(model)
+    targets = (target,) if isinstance(target, str) else target
+    fetched = (fetches,) if isinstance(fetches, str) else tuple(fetches)
+    flat = flatten(formats.to_train(flat.model, targets, fetched))
+    if not any(written(op) for op in flat.graph.ops):
+        said = f"{', '.join(flat.model.targets)} runs" if flat.model.targets else "is fetched"
+        raise EngineError(
+            f"nothing that {said} changes a variable, so there is nothing to train",
+            where=str(flat.model.path),
+            fix="name the op that applies the gradients: --target",
+        )
+    return flat
+
+
+class Trainer(Shown):
+    """A model that trains.
+
+    Example::
+
+        with msplit.Trainer("model.meta", target="train_op", fetches=["loss"]) as trainer:
+            for fetched in trainer.each(batches, steps=1000, fetch_every=100):
+                print(fetched.step, fetched.values["loss"])
+            trainer.save("checkpoints/model")
+
+    The first step prepares the model for the shapes that it is given, which takes seconds on the cuda engine, and is not part of
+    training: variables are then what they were before. Later steps take inputs of the same shapes. A trainer is for one thread.
+
+    Args:
+        model: From `load`, or where the model is: a graph with its gradients and updates.
+        target: The op, or ops, that a step runs; None: what the file names (collection ``train_op``).
+        fetches: Tensors that a step gives, such as the loss, by the names of nodes or of the signature. Their values are those before the
+            step's updates unless the graph says otherwise.
+        request: As for `prepare`: engine, device, streams, rules, precision. Batch and shapes are those of the first step's inputs.
+        state: Values of variables in place of those that they begin with; see `load`.
+        progress: Told what is being done and how much of it is done.
+
+    Attributes:
+        flat: The graph of a step.
+        steps: Steps that were run, those before the restored checkpoint included.
+        specs: What is known of the inputs that a step takes, by name.
+        fetches: Names of what it gives.
+        runner: What runs it, with its label, notes and checks; None before the first step.
+
+    Raises:
+        LoadError: A name is not in the graph.
+        EngineError: The step changes no variable.
+    """
+
+    def __init__(
+        self,
+        model: FlatGraph | str | os.PathLike[str],
+        target: str | Sequence[str] | None = None,
+        fetches: Sequence[str] = (),
+        request: BenchRequest | None = None,
+        *,
+        state: Arrays | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.flat = to_train(model, target, fetches)
+        self.steps = 0
+        self.runner: Runner | None = None
+        self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
+        self._request = request or BenchRequest(streams=(STREAMS,))
+        self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
+        self._progress = progress
+        self._needed, others = variables_of(self.flat)
+        self._names = (*self._needed, *others)
+        self._state: dict[str, NDArray[Any]] | None = None  # by variable, as far as the engine does not hold it
+        self._closed = False
+        if state is not None:
+            self.load(state)
+
+    def _facts(self) -> Facts:
+        runs = "not prepared" if self.runner is None else self.runner.label
+        return [("model", str(self.flat.model.path)), ("steps", str(self.steps)), ("runs", runs)]
+
+    # --- Steps
+
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """One step, which is over when this returns.
+
+        Args:
+            feeds: A value for every input by name.
+
+        Returns:
+            What is fetched, by name.
+
+        Raises:
+            EngineError: An input is missing, or has another type or shape than that of the first step; or the engine can not run it.
+        """
+        if self.runner is None:
+            self.prepare(feeds)
+        assert self.runner is not None
+        outputs = self.runner.step(feeds)
+        self.steps += 1
+        return {name: np.asarray(outputs[name]) for name in self.fetches}
+
+    def prepare(self, feeds: Feeds) -> Runner:
+        """Makes the model ready for inputs of such shapes, without a step: what the first step does."""
+        fitting(feeds, self.specs, str(self.flat.model.path))
+        state = self._host_state()
+        shapes = {name: tuple(value.shape) for name, value in feeds.items()}
+        request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False)
+        self.runner = runner = prepare(self.flat, request, progress=self._progress)
+        if not isinstance(runner.executable, HasState):
+            self.close()
+            raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")
+        runner.executable.load_state(state)
+        return runner
+
+    def each(self, dataset: Any, steps: int | None = None, *, fetch_every: int = 1) -> Iterator[Fetched]:
+        """Runs steps as they are asked for. The next batches are made meanwhile, in a thread.
+
+        Args:
+            dataset: Batches: mappings from input to value, in any iterable, or a `tf.data.Dataset`. Where the model has one input, they
+                may be its values alone.
+            steps: At most so many; None: up to the end of the data.
+            fetch_every: Of every so many steps, and of the last one, what is fetched is given.
+
+        Yields:
+            What those steps gave.
+
+        Raises:
+            EngineError: As for `step`.
+        """
+        if fetch_every < 1:
+            raise MsplitError("fetch_every is one or more")
+        last: Fetched | None = None
+        with closing(ahead(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
+            for feeds in batches:
+                last = Fetched(self.steps + 1, self.step(feeds))
+                if last.step % fetch_every == 0:
+                    yield last
+                    last = None
+        if last is not None:
+            yield last
+
+    def run(self, dataset: Any, steps: int | None = None, *, fetch_every: int = 1) -> list[Fetched]:
+        """Runs steps to the end, and gives what they gave; see `each`."""
+        return list(self.each(dataset, steps, fetch_every=fetch_every))
+
+    # --- Variables
+
+    @property
+    def variables(self) -> dict[str, NDArray[Any]]:
+        """The value of each variable, by the name of its node: slots, beta powers and the global step included. Copies."""
+        state = dict(self._host_state())
+        if self.runner is not None:
+            state |= self._executable().save_state()
+        return {name: np.array(value) for name, value in state.items()}
+
+    def load(self, values: Arrays) -> None:
+        """Gives variables values, by the names that `variables` has. Those that are not named keep theirs.
+
+        Raises:
+            MsplitError: There is no such variable, or it has another type or shape. Nothing is changed then.
+        """
+        wrong = [f"there is no variable {name!r}" for name in values if name not in self._names]
+        for name, value in values.items():
+            if not wrong and (said := checkpoint.differs(self.flat.model, name, np.asarray(value))):
+                wrong.append(said)
+        if wrong:
+            raise MsplitError(
+                wrong[0], where=str(self.flat.model.path), fix="`Trainer.variables` has names, types and shapes"
+            )
+        state = {**self._host_state(), **{name: np.array(value) for name, value in values.items()}}
+        self._put(state)
+
+    def _host_state(self) -> dict[str, NDArray[Any]]:
+        """Values outside of the engine: what it holds is newer."""
+        if self._closed:
+            raise EngineError("the trainer is closed", fix="save or take `variables` before")
+        if self._state is None:
+            self._state = initial_state(self.flat, op_libraries=self._request.op_libraries)
+        return self._state
+
+    def _put(self, state: dict[str, NDArray[Any]]) -> None:
+        self._state = state
+        if self.runner is not None:
+            executable = self._executable()
+            known = executable.save_state()
+            executable.load_state({name: value for name, value in state.items() if name in known})
+
+    def _executable(self) -> HasState:
+        assert self.runner is not None
+        assert isinstance(self.runner.executable, HasState)
+        return self.runner.executable
+
+    # --- Checkpoints
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        force: bool = False,
+        note: str = "",
+        state: Arrays | None = None,
+    ) -> Path:
+        """Writes a checkpoint as TensorFlow does, which reads it: whole, or not at all.
+
+        Args:
+            path: Folder and name; the number of steps is added, as in ``model-1000``.
+            keep: Remove the oldest of the folder's checkpoints beyond so many, once this one is there; None keeps all.
+            force: Replace one of this name.
+            note: A text to keep with it.
+            state: What to write, where `variables` was asked for already.
+
+        Returns:
+            The beginning of its files' names, as `tf.train.latest_checkpoint` gives it.
+
+        Raises:
+            WriteError: It can not be written, or is there already. The checkpoints that were there are unharmed.
+        """
+        target = Path(os.fspath(path)).absolute()
+        target = target.with_name(f"{target.name}-{self.steps}")
+        saved = checkpoint.Saved(self.variables if state is None else state, self.steps, note)
+        checkpoint.write(self.flat.model, saved, target, force=force)
+        checkpoint.add(target, keep)
+        return target
+
+    def restore(self, path: str | os.PathLike[str]) -> str:
+        """Goes on from a checkpoint that `save` or TensorFlow's saver of this graph wrote.
+
+        Args:
+            path: The beginning of its files' names, or a folder, whose last one is taken.
+
+        Returns:
+            The text that was kept with it.
+
+        Raises:
+            LoadError: There is none, or it is one of another model. Nothing is changed then.
+        """
+        found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
+        without = [name for name in self._needed if name not in found.state]
+        self._put({**(self._host_state() if without else {}), **found.state})
+        self.steps = found.steps or 0
+        return found.note
+
+    # --- The end
+
+    def close(self) -> None:
+        """Gives streams and memory back. No step can be run afterwards; checkpoints that were written stay."""
+        self._closed = True
+        if self.runner is not None:
+            self.runner.close()
+            self.runner = None
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
