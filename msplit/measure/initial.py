@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.engines.tensorflow import runtime
-from msplit.engines.tensorflow.placed import _storage as storage
 from msplit.engines.tensorflow.placed import unplaced
 from msplit.engines.tensorflow.session import SessionExecutable
+from msplit.engines.variables import storage
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import VARIABLES

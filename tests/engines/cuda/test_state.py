@@ -1,0 +1,288 @@
+"""Variables in the engine's graph: what a node sees of them, in which order they are read and written, and what proves it.
+
+TensorFlow runs the same graphs, wherever it orders what is tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from msplit.core.dag import Dag
+from msplit.engines.base import Job
+from msplit.engines.cuda.compile import compile_job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
+from msplit.engines.cuda.options import EngineOptions, KernelMode
+from msplit.engines.cuda.runtime.executables import executable_for, plan_for
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError, LoadError
+from msplit.measure.initial import initial_state
+from msplit.schedule.plan.check import check
+from msplit.schedule.plan.plan import make_plan, record_order
+from tests.campaign import examples
+from tests.engines.cuda.cases import graph_of, scattered
+
+pytestmark = pytest.mark.tf
+X = np.asarray([1.0, 2.0, 3.0], np.float32)
+
+
+def variables(tf, v1, resource, *names):
+    """Variables of three numbers, x of 0.5 and so on."""
+    made = []
+    for place, name in enumerate(names):
+        value = np.full(3, 0.5 + place, np.float32)
+        made.append(v1.get_variable(name, initializer=tf.constant(value), use_resource=resource))
+    return made
+
+
+def read(tf, variable):
+    return tf.identity(variable.read_value() if hasattr(variable, "handle") else variable)
+
+
+def started(flat):
+    session, state = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, ieee=True)), initial_state(flat)
+    session.load_state(state)
+    return session, state
+
+
+def executable_of(flat, state, streams=4, seed=0, mode=KernelMode.FUSED_AND_GROUPED):
+    options = EngineOptions("cpu", mode=mode)
+    return ENGINE.build(Job(flat, scattered(flat, streams, seed), streams, {"x": X}, True, options, state=state))
+
+
+def assert_trains_as_tensorflow(build, outputs, steps=3):
+    flat = graph_of(build, outputs=outputs)
+    session, state = started(flat)
+    running = [executable_of(flat, state, seed=seed, mode=mode) for seed, mode in enumerate(KernelMode)]
+    for step in range(steps):
+        feeds = {"x": X + step}
+        expected = session.step(feeds)
+        for one in running:
+            got = one.step(feeds)
+            assert got.keys() == expected.keys()
+            for name, value in expected.items():
+                np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=f"{name} at step {step}")
+    for one in running:
+        for name, value in one.save_state().items():
+            np.testing.assert_allclose(value, session.save_state()[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_read_sees_what_control_edges_put_before_it(resource):
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [3], name="x")
+        (a,) = variables(tf, v1, resource, "a")
+        before = tf.multiply(read(tf, a), 2.0)
+        with tf.control_dependencies([before]):
+            first = v1.assign_add(a, x)
+        with tf.control_dependencies([first]):
+            between = tf.multiply(read(tf, a), 3.0)
+        with tf.control_dependencies([between]):
+            second = v1.assign(a, tf.negative(x))
+        with tf.control_dependencies([second]):
+            after = tf.multiply(read(tf, a), 5.0)
+        for name, value in (("before", before), ("between", between), ("after", after)):
+            tf.identity(value, name=name)
+
+    assert_trains_as_tensorflow(build, ["before", "between", "after"])
+
+
+def test_what_is_wanted_of_a_value_after_it_is_overwritten_is_a_copy():
+    """The old value of a resource stays what it was when it was read, however late it is used or fetched."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [3], name="x")
+        (a,) = variables(tf, v1, True, "a")
+        old = read(tf, a)
+        with tf.control_dependencies([old]):
+            written = a.assign_add(x, read_value=False)
+        with tf.control_dependencies([written]):
+            tf.add(old, a.read_value(), name="sum")
+        tf.identity(old, name="old")
+
+    assert_trains_as_tensorflow(build, ["old", "sum"])
+
+
+def test_two_variables_that_take_each_others_value():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [3], name="x")
+        a, b = variables(tf, v1, True, "a", "b")
+        first, second = tf.reshape(read(tf, a), [3, 1]), tf.reshape(read(tf, b), [3, 1])
+        with tf.control_dependencies([first, second]):
+            writes = [
+                a.assign(tf.reshape(second, [3]) + x, read_value=False),
+                b.assign(tf.reshape(first, [3]), read_value=False),
+            ]
+        with tf.control_dependencies(writes):
+            tf.add(a.read_value(), 10.0 * b.read_value(), name="out")
+
+    assert_trains_as_tensorflow(build, ["out"])
+
+
+def test_only_what_a_step_needs_is_written():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [3], name="x")
+        a, b = variables(tf, v1, True, "a", "b")
+        with tf.control_dependencies([a.assign_add(x, read_value=False)]):
+            tf.identity(x, name="out")
+        b.assign(x, name="unasked", read_value=False)
+
+    flat = graph_of(build, outputs=["out"])
+    assert "b" not in executable_of(flat, initial_state(flat)).save_state()
+    assert_trains_as_tensorflow(build, ["out"])
+
+
+def branches(tf, v1):
+    """Branches that are trained side by side, variables read in views, too."""
+    x = v1.placeholder(tf.float32, [3], name="x")
+    losses = []
+    for branch in range(4):
+        with v1.variable_scope(f"branch_{branch}"):
+            weights = v1.get_variable("w", initializer=tf.constant(np.eye(3, dtype=np.float32)), use_resource=True)
+            bias = v1.get_variable("b", initializer=tf.constant(X), use_resource=True)
+            hidden = tf.matmul(tf.reshape(x, [1, 3]), weights) + tf.reshape(bias, [1, 3])
+            losses.append(tf.reduce_sum(tf.square(tf.nn.relu(hidden) - branch)))
+    loss = tf.add_n(losses, name="loss")
+    v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train_op")
+
+
+OUTPUTS = ["loss", "train_op"]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    flat = graph_of(branches, outputs=OUTPUTS)
+    session, state = started(flat)
+    session.close()
+    return flat, state
+
+
+def compiled_of(trained, mode=KernelMode.PLAIN):
+    flat, state = trained
+    return compile_job(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu", mode=mode), state=state))
+
+
+def test_branches_train_as_in_tensorflow():
+    assert_trains_as_tensorflow(branches, OUTPUTS)
+
+
+@pytest.mark.parametrize("mode", KernelMode)
+def test_the_plan_has_every_order_that_addresses_ask_for(trained, mode):
+    program = compiled_of(trained, mode).program
+    conflicts = program.conflicts()
+    assert len(conflicts.src) >= 8
+    for seed in range(5):
+        plan = plan_for(program, scattered(trained[0], 8, seed), None)
+        assert not check(plan, conflicts)
+
+
+def test_a_plan_that_lets_a_variable_be_overwritten_too_early_is_refused(trained):
+    """Without the edges from readers to writers, data alone leave some orders open; the second look tells of each."""
+    flat, _ = trained
+    program = compiled_of(trained).program
+    data = program.producers()
+    edges = [(data[key], place) for place, step in enumerate(program.steps) for key in step.inputs if key in data]
+    loose = replace(program, dag=Dag.of(len(program.steps), [first for first, _ in edges], [second for _, second in edges]))
+    lanes, _ = program.lanes(scattered(flat, 8, 3))
+    plan = make_plan(loose.dag, lanes, record_order(loose.dag, (lanes >= 0).astype(np.float64)))
+    assert not check(plan, loose.dag)
+    assert check(plan, loose.conflicts())
+    with pytest.raises(EngineError, match="internal error: the plan does not hold"):
+        plan_for(loose, scattered(flat, 8, 3), None)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=examples(10, 200), deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_order_events_allow_the_same_bits_are_trained(trained, seed):
+    flat, state = trained
+    compiled = compiled_of(trained, list(KernelMode)[seed % 4])
+    found = []
+    for ids in (np.zeros(len(flat), np.int32), scattered(flat, 6, seed)):
+        plan = plan_for(compiled.program, ids, None)
+        running = executable_for(compiled, plan, EngineOptions("cpu"), ieee=True)
+        running.load_state(state)
+        for step in range(3):
+            running.step({"x": X + step})
+        found.append({name: value.tobytes() for name, value in running.save_state().items()})
+    assert found[0] == found[1]
+
+
+def test_variables_of_a_group_lie_side_by_side(trained):
+    compiled = compiled_of(trained, KernelMode.GROUPED)
+    state = compiled.program.state
+    stacks = [names for names in state.stacks.values() if len(names) == 4]
+    assert any(all(name.endswith("/w") for name in names) for names in stacks)
+    memory = StateMemory(state, torch.device("cpu"))
+    for key, names in state.stacks.items():
+        stack = memory.values()[key]
+        for place, name in enumerate(names):
+            assert torch.equal(stack[place], memory.tensors[name])
+            assert stack[place].data_ptr() == memory.tensors[name].data_ptr()
+            assert memory.tensors[name].data_ptr() % ALIGNED == 0
+        assert memory.lies_in(stack) == names
+        assert memory.lies_in(stack[1]) == (names[1],)
+    assert memory.lies_in(torch.ones(3)) == ()
+
+
+def test_a_timeline_trains_nothing(trained):
+    running = executable_of(*trained)
+    running.step({"x": X})
+    before = running.save_state()
+    running.timeline()
+    for name, value in running.save_state().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_values_of_another_model_are_refused(trained):
+    running = executable_of(*trained)
+    before = running.save_state()
+    with pytest.raises(EngineError, match=r"variable branch_0/w is float32 \(3, 3\), not float32 \(2, 3\)"):
+        running.load_state({"branch_0/b": X + 1, "branch_0/w": np.zeros((2, 3), np.float32)})
+    np.testing.assert_array_equal(running.save_state()["branch_0/b"], before["branch_0/b"])
+    running.load_state({"elsewhere": X})
+
+
+def test_a_variable_without_a_value_is_told():
+    flat = graph_of(branches, outputs=OUTPUTS)
+    with pytest.raises(LoadError, match="without the values of its variables"):
+        ENGINE.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu")))
+
+
+def queue(tf, v1):
+    x = v1.placeholder(tf.float32, [3], name="x")
+    (a,) = variables(tf, v1, True, "a")
+    line = tf.queue.FIFOQueue(10, [tf.float32], name="line")
+    with tf.control_dependencies([line.enqueue([x], name="push"), a.assign(x, read_value=False)]):
+        tf.identity(x, name="out")
+
+
+def in_a_loop(tf, v1):
+    v1.enable_control_flow_v2()
+    try:
+        x = v1.placeholder(tf.float32, [3], name="x")
+        (a,) = variables(tf, v1, True, "a")
+
+        def turn(i):
+            with tf.control_dependencies([a.assign_add(x, read_value=False, name="add")]):
+                return i + 1
+
+        with tf.control_dependencies([tf.while_loop(lambda i: i < 3, turn, [0], name="turns")]):
+            tf.identity(a.read_value(), name="out")
+    finally:
+        v1.disable_control_flow_v2()
+
+
+@pytest.mark.parametrize(("build", "named"), [(queue, "push"), (in_a_loop, "AssignAddVariableOp")])
+def test_effects_that_the_engine_does_not_have_are_refused_by_name(build, named):
+    from msplit.engines.cuda.coverage import cover
+
+    flat = graph_of(build, outputs=["out"])
+    assert named in "; ".join(cover(flat).reasons)
+    with pytest.raises(EngineError, match=rf"an effect that the cuda engine does not have \(.*{named}"):
+        executable_of(flat, {"a": X})
