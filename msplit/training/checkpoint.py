@@ -123,8 +123,8 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
     found = {name: np.array(state[name]) for name in variables if name in state}
     has_saver = any(place.by_saver for place in places.values())
     must = {name for name in variables if (places[name].by_saver if has_saver else name in needed)}
-    wrong = [f"no {places[name].key!r} for variable {name!r}" for name in variables if name in must - found.keys()]
-    wrong += filter(None, (differs(model, name, value) for name, value in found.items()))
+    wrong = [said for name, value in found.items() if (said := differs(model, name, value))]
+    wrong += [f"no {places[name].key!r} for variable {name!r}" for name in variables if name in must - found.keys()]
     if wrong:
         more = len(wrong) - _SHOWN
         raise LoadError(

@@ -184,7 +184,7 @@ def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
         order, of = np.arange(count), -1
         for at in itertools.count(number):
             epoch, place = divmod(at, per_epoch)
-            if epoch == how.epochs:
+            if how.epochs is not None and epoch >= how.epochs:
                 return
             if how.shuffle and epoch != of:
                 order, of = np.random.default_rng([how.seed, epoch]).permutation(count), epoch
@@ -238,7 +238,7 @@ def _records(paths: Sequence[Path], specs: Specs, how: Batching, shapes: Mapping
             with _reading(where):
                 per_epoch = int(dataset(0).reduce(np.int64(0), lambda count, _: count + 1).numpy())
             epoch, number = divmod(number, per_epoch)
-        while epoch != how.epochs:
+        while how.epochs is None or epoch < how.epochs:
             some = False
             with _reading(where):
                 for feeds in dataset(epoch).skip(number).map(parsed).as_numpy_iterator():

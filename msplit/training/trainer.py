@@ -132,7 +132,10 @@ class Trainer(Shown):
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
         self._progress = progress
         self._needed, others = variables_of(self.flat)
-        self._names = (*self._needed, *others)
+        saved = formats.saved_as(self.flat.model, others)
+        has_saver = any(place.by_saver for place in saved.values())
+        # What neither a step nor the saver wants, such as counts of a metric, is not part of this.
+        self._names = (*self._needed, *(name for name in others if saved[name].by_saver or not has_saver))
         self._state: dict[str, NDArray[Any]] | None = None  # by variable, as far as the engine does not hold it
         self._closed = False
         if state is not None:
@@ -239,7 +242,8 @@ class Trainer(Shown):
         if self._closed:
             raise EngineError("the trainer is closed", fix="save or take `variables` before")
         if self._state is None:
-            self._state = initial_state(self.flat, op_libraries=self._request.op_libraries)
+            found = initial_state(self.flat, op_libraries=self._request.op_libraries)
+            self._state = {name: found[name] for name in self._names if name in found}
         return self._state
 
     def _put(self, state: dict[str, NDArray[Any]]) -> None:
@@ -301,7 +305,7 @@ class Trainer(Shown):
         """
         found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
         without = [name for name in self._needed if name not in found.state]
-        self._put({**(self._host_state() if without else {}), **found.state})
+        self._put({**(self._host_state() if without else self._state or {}), **found.state})
         self.steps = found.steps or 0
         return found.note
 

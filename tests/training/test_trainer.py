@@ -1,0 +1,302 @@
+"""A trainer runs steps and holds variables; its checkpoints are TensorFlow's, and appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.errors import EngineError, LoadError, MsplitError, WriteError
+from msplit.formats import atomic
+from msplit.training import checkpoint
+from msplit.training.trainer import Trainer
+from tests.cli.runner import SAMPLES
+from tests.training.models import ON_TENSORFLOW, batches, regression
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return regression(tmp_path_factory.mktemp("model") / "model.meta")
+
+
+@pytest.fixture(scope="module")
+def trainer(model: Path) -> Iterator[Trainer]:
+    """One for all tests that only need some state; each begins where the one before ended."""
+    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as found:
+        yield found
+
+
+def losses(fetched: list[Any]) -> list[float]:
+    return [float(one.values["loss"]) for one in fetched]
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def test_tensorflow_goes_on_from_a_checkpoint_of_ours_and_we_from_one_of_its(
+    trainer: Trainer, model: Path, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    start = trainer.variables
+    trainer.run(batches(4))
+    trainer.save(tmp_path / "ours")
+    after = losses(trainer.run(batches(4)))
+    assert trainer.variables["global_step"] == trainer.steps == 8
+    with tf.Graph().as_default(), v1.Session() as session:
+        saver = v1.train.import_meta_graph(str(model))
+        last = tf.train.latest_checkpoint(str(tmp_path))
+        assert last == str(tmp_path / "ours-4")
+        saver.restore(session, last)
+        step = session.make_callable(["loss:0", "train_op"], ["x:0", "label:0"])
+        assert [step(one["x"], one["label"])[0] for one in batches(4)] == after
+        saver.save(session, str(tmp_path / "theirs"), global_step=8)
+    at_eight = trainer.variables
+    trainer.load(start)
+    assert same(trainer.variables, start)
+    trainer.restore(tmp_path)  # the last one that TensorFlow's list names
+    assert trainer.steps == 8
+    assert same(trainer.variables, at_eight)
+    with pytest.raises(LoadError, match="there is no checkpoint in this folder"):
+        trainer.restore(tmp_path.parent)
+
+
+def test_resuming_is_bit_equal_to_not_stopping(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.save(tmp_path / "model", note="where the data are")
+    after, state, steps = losses(trainer.run(batches(3))), trainer.variables, trainer.steps
+    assert trainer.restore(tmp_path) == "where the data are"
+    assert losses(trainer.run(batches(3))) == after
+    assert (trainer.steps, same(trainer.variables, state)) == (steps, True)
+
+
+def test_two_optimizers_of_the_samples_keep_their_slots(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    feeds = {f"id_{tower}": random.integers(0, 100, 6).astype(np.int32) for tower in range(2)}
+    feeds["label"] = np.ones((6, 1), np.float32)
+    with msplit.Trainer(SAMPLES / "training_resource.meta", None, ["loss/value"], ON_TENSORFLOW) as trainer:
+        assert float(trainer.step(feeds)["loss/value"]) > float(trainer.step(feeds)["loss/value"])
+        path = trainer.save(tmp_path / "model")
+    kept = dict(tf.train.list_variables(str(path)))
+    assert kept["tower_0/embedding/Adam_1"] == [100, 8]
+    assert kept["beta1_power"] == kept["global_step"] == []
+
+
+def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(trainer: Trainer, tmp_path: Path) -> None:
+    left = tmp_path / ".model-7.0123456789ab.tmp.data-00000-of-00001.tempstate1"
+    other = tmp_path / ".mine.0123456789ab.tmp"
+    left.touch()
+    other.touch()
+    for _ in range(3):
+        trainer.step(batches(1)[0])
+        trainer.save(tmp_path / "model", keep=2)
+    steps = trainer.steps
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        [
+            other.name,
+            "checkpoint",
+            *(f"model-{at}{end}" for at in (steps - 1, steps) for end in (".data-00000-of-00001", ".index")),
+        ]
+    )
+    with pytest.raises(WriteError, match="is there already"):
+        trainer.save(tmp_path / "model")
+    trainer.save(tmp_path / "model", force=True)
+    assert checkpoint.listed(tmp_path).all == (tmp_path / f"model-{steps - 1}", tmp_path / f"model-{steps}")
+
+
+class Killed(BaseException):
+    """Nothing is done after it, as after SIGKILL."""
+
+
+def test_a_kill_between_any_two_operations_leaves_a_whole_checkpoint(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call that changes the folder is the last one once."""
+    trainer.save(tmp_path / "model", keep=2)
+    calls = [(atomic.os, "replace"), (atomic.os, "fsync"), (checkpoint, "_save"), (Path, "unlink")]
+    for fatal in range(200):
+        whole = {trainer.steps: trainer.variables}
+        trainer.step(batches(1)[0])
+        whole[trainer.steps] = trainer.variables
+        count = 0
+
+        def dying(real: Any, fatal: int = fatal) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count > fatal:
+                    raise Killed
+                return real(*arguments, **named)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for where, name in calls:
+                patched.setattr(where, name, dying(getattr(where, name)))
+            try:
+                trainer.save(tmp_path / "model", keep=2, force=True)
+            except Killed:
+                ended = False
+            else:
+                ended = True
+        trainer.restore(tmp_path)
+        assert trainer.steps in whole
+        assert same(trainer.variables, whole[trainer.steps])
+        if ended:
+            break
+    assert 6 < fatal < 100
+    assert trainer.steps == max(whole)
+
+
+@pytest.mark.parametrize("said", ["No space left on device", "File too large"])
+def test_a_full_disk_leaves_the_checkpoint_before(
+    said: str, trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.save(tmp_path / "model")
+    before = sorted(os.listdir(tmp_path))
+    trainer.step(batches(1)[0])
+
+    def full(prefix: Path, tensors: object) -> None:
+        Path(f"{prefix}.data-00000-of-00001.tempstate7").write_bytes(b"some of it")
+        raise OSError(errno.ENOSPC if "space" in said else errno.EFBIG, said)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_save", full)
+        with pytest.raises(
+            WriteError, match="the disk is full" if "space" in said else "larger than the system allows"
+        ):
+            trainer.save(tmp_path / "model")
+    assert sorted(os.listdir(tmp_path)) == before
+    trainer.restore(tmp_path)
+
+
+def test_what_tensorflow_says_of_a_full_disk_is_understood(trainer: Trainer, tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(WriteError, match="larger than the system allows"):
+            trainer.save(tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_of_another_model_is_refused(trainer: Trainer, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    state = trainer.variables
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("bias", (2,))
+        session.run(v1.global_variables_initializer())
+        path = v1.train.Saver().save(session, str(tmp_path / "other"))
+    with pytest.raises(LoadError) as refused:
+        trainer.restore(path)
+    said = str(refused.value)
+    assert "is a checkpoint of another model" in said
+    assert "no 'model/weights' for variable 'model/weights/part_0'" in said
+    assert "variable 'bias' is [], there [2]" in said
+    assert "… and " in said
+    assert same(trainer.variables, state)
+
+
+def test_values_that_do_not_fit_are_refused(trainer: Trainer) -> None:
+    for values, said in (
+        ({"nothing": np.ones(())}, "there is no variable 'nothing'"),
+        ({"bias": np.ones(2, np.float32)}, r"variable 'bias' is \[\], there \[2\]"),
+        ({"bias": np.ones(())}, "variable 'bias' is float32, there float64"),
+    ):
+        with pytest.raises(MsplitError, match=said):
+            trainer.load(values)
+    trainer.load({"bias": np.array(7, np.float32)})
+    assert trainer.variables["bias"] == 7
+
+
+def test_inputs_that_do_not_fit_are_named(model: Path) -> None:
+    (good,) = batches(1)
+    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as trainer:
+        for feeds, said in (
+            ({"x": good["x"]}, "no value for input 'label'"),
+            ({**good, "z": good["x"]}, "the model has no input 'z'"),
+            ({**good, "x": good["x"].astype(np.float64)}, "input 'x' is float32, and is given float64"),
+            ({**good, "x": good["x"][:, :3]}, r"input 'x' has shape .*4\], and is given .*3\]"),
+        ):
+            with pytest.raises(EngineError, match=said):
+                trainer.step(feeds)
+        assert trainer.runner is None
+        with pytest.raises(LoadError, match="a batch is a list"):
+            trainer.run([[1, 2]])
+        with pytest.raises(LoadError, match="gives no batches but a dict"):
+            trainer.run(good)
+    with pytest.raises(EngineError, match="the trainer is closed"):
+        trainer.step(good)
+
+
+def test_names_that_are_not_there(model: Path) -> None:
+    with pytest.raises(LoadError, match=r"--fetch names 'los', .*\n.*did you mean loss"):
+        msplit.Trainer(model, "train_op", ["los"])
+    with pytest.raises(LoadError, match="--target names 'train'"):
+        msplit.Trainer(model, "train", ["loss"])
+    with pytest.raises(LoadError, match="--fetch names 'train_op/update', which gives no tensor"):
+        msplit.Trainer(model, "train_op", ["train_op/update"])
+    with pytest.raises(EngineError, match="nothing that loss runs changes a variable"):
+        msplit.Trainer(model, "loss", ["loss"])
+
+
+def test_a_tf_data_dataset_and_every_other_step(trainer: Trainer) -> None:
+    import tensorflow as tf
+
+    (batch,) = batches(1)
+    before = trainer.steps
+    data = tf.data.Dataset.from_tensors(dict(batch)).repeat()
+    fetched = trainer.run(data, 5, fetch_every=2)
+    assert [one.step for one in fetched] == sorted(
+        {*(at for at in range(before + 1, before + 6) if at % 2 == 0), before + 5}
+    )
+    assert trainer.steps == before + 5
+    assert next(trainer.each(data)).step == before + 6
+
+
+def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            self.weight = tf.Variable(2.0)
+            self.speed = tf.Variable(0.0)
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.float32, "x")])
+        def train(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            loss = tf.reduce_mean((self.weight * x - 3.0 * x) ** 2)
+            gradient = tf.reduce_mean(2.0 * (self.weight * x - 3.0 * x) * x)
+            self.speed.assign(0.5 * self.speed + gradient)
+            self.weight.assign_sub(0.1 * self.speed)
+            return {"loss": loss}
+
+    one = Model()
+    tf.saved_model.save(one, str(tmp_path / "saved"), signatures={"train": one.train})
+    x = np.ones(4, np.float32)
+    flat = msplit.load(tmp_path / "saved", signature="train")
+    with msplit.Trainer(flat, fetches=["loss"], request=ON_TENSORFLOW) as trainer:
+        got = losses(trainer.run([{"x": x}] * 3))
+        path = trainer.save(tmp_path / "model")
+    assert got == [float(one.train(x)["loss"]) for _ in range(3)]
+    again = Model()
+    tf.train.Checkpoint(weight=again.weight, speed=again.speed).restore(str(path)).expect_partial()
+    assert (float(again.weight), float(again.speed)) == (float(one.weight), float(one.speed))
+    with msplit.Trainer(flat, fetches=["loss"], request=ON_TENSORFLOW) as trainer:
+        trainer.restore(path)
+        assert losses(trainer.run([{"x": x}])) == [float(one.train(x)["loss"])]
