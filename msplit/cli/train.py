@@ -110,11 +110,11 @@ def command(
     from msplit.training.loop import train
     from msplit.training.trainer import Trainer
 
-    settings = length.settings()
     if length.resume and length.restore is not None:
         raise click.UsageError(
             "--resume goes on from a checkpoint, --restore begins with one: leave one of the two out."
         )
+    settings = length.settings()
     flat = choice.load(model)
     with telling() as tell, Trainer(flat, step.target, step.fetch, engine.request(), progress=tell) as trainer:
         data = _data(trainer, feeding, engine, endless=length.steps is not None)

@@ -193,9 +193,17 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
         "serve": (_serve(bench, findings),),
+        "train": (_train(bench, lacking),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"
     return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]
+
+
+def _train(bench: Finding, lacking: Mapping[str, Finding]) -> Finding:
+    """What trains runs models as `bench` does, and checkpoints are TensorFlow's."""
+    if "tensorflow" in lacking:
+        return _needing("train", ("tensorflow",), lacking)
+    return replace(bench, subject="train")
 
 
 def _serve(bench: Finding, findings: Sequence[Finding]) -> Finding:

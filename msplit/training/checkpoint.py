@@ -199,10 +199,13 @@ def listed(folder: Path) -> Listed:
     found: dict[str, list[Path]] = {"model_checkpoint_path": [], "all_model_checkpoint_paths": []}
     for key, value in re.findall(r'^\s*(\w+)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$', text, re.MULTILINE):
         if key in found:
-            path = folder / os.fsdecode(text_encoding.CUnescape(value))  # an absolute one stays what it is
-            if Path(f"{path}.index").is_file():
-                found[key].append(path)
-    return Listed(next(iter(found["model_checkpoint_path"]), None), tuple(found["all_model_checkpoint_paths"]))
+            found[key].append(folder / os.fsdecode(text_encoding.CUnescape(value)))  # an absolute one stays what it is
+    last, every = (found[key] for key in ("model_checkpoint_path", "all_model_checkpoint_paths"))
+    return Listed(next(filter(_is_there, last), None), tuple(filter(_is_there, every)))
+
+
+def _is_there(path: Path) -> bool:
+    return Path(f"{path}.index").is_file()
 
 
 def latest(path: Path) -> Path:
@@ -230,13 +233,16 @@ def add(path: Path, keep: int | None) -> None:
         WriteError: The list can not be written. It stays what it was.
     """
     folder = path.parent
-    before = [one for one in listed(folder).all if one != path]
-    kept = [*before, path] if keep is None else [*before, path][-keep:]
-    write_bytes_atomic(folder / STATE, _state(path, kept), force=True)
-    for old in before:
-        if old not in kept and old.parent == folder:  # others are not ours
-            _remove(old)
-    for left in leftovers(folder, (path.name.rpartition("-")[0] or path.name, STATE)):
+    every = [*(one for one in listed(folder).all if one != path), path]
+    kept = every if keep is None else every[-keep:]
+    old = [one for one in every if one not in kept and one.parent == folder]  # others are not ours
+    # What is to go is listed until it is gone: killed meanwhile, the next one removes it.
+    write_bytes_atomic(folder / STATE, _state(path, [*old, *kept]), force=True)
+    for one in old:
+        _remove(one)
+    if old:
+        write_bytes_atomic(folder / STATE, _state(path, kept), force=True)
+    for left in _left(folder, path.name.rpartition("-")[0]):
         left.unlink(missing_ok=True)
 
 
@@ -245,6 +251,14 @@ def _remove(path: Path) -> None:
     shards = sorted(path.parent.glob(f"{glob.escape(path.name)}.data-*-of-*"))
     for place in (Path(f"{path}.index"), *shards):
         place.unlink(missing_ok=True)
+
+
+def _left(folder: Path, name: str) -> list[Path]:
+    """What killed processes have left of checkpoints of this name: files with temporary names, and data without an index."""
+    data = re.compile(rf"({re.escape(name)}-\d+)\.data-\d{{5}}-of-\d{{5}}")
+    found = [(path, data.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+    without = [path for path, match in found if match and not _is_there(folder / match[1])]
+    return [*leftovers(folder, (f"{name}-", STATE)), *without]
 
 
 def _state(path: Path, kept: Sequence[Path]) -> bytes:

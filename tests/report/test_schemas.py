@@ -44,7 +44,8 @@ PLAIN = frozenset(
         "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "needed", "new", "node_count", "nodes",
         "occupancy", "old", "omitted", "once_per_stream", "original", "outliers", "predicted_gain", "predicted_gain_over_one",
         "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
-        "sizes", "sms", "steps", "stream", "streams", "summary", "tensors", "threads", "times", "tolerance", "total", "unassigned",
+        "sizes", "sms", "step", "steps", "steps_before",
+        "stream", "streams", "summary", "tensors", "threads", "times", "tolerance", "total", "unassigned",
         "unknown", "unknown_shapes", "unmeasured", "value", "values", "verify_inputs", "versions", "waits", "warning", "was",
         "width", "worst",
         # of load

@@ -155,6 +155,9 @@ def test_a_kill_between_any_two_operations_leaves_a_whole_checkpoint(
         assert same(trainer.variables, whole[trainer.steps])
         if ended:
             break
+        trainer.step(batches(1)[0])
+        trainer.save(tmp_path / "model", keep=2, force=True)
+        assert len(os.listdir(tmp_path)) == 5  # what was left behind is gone
     assert 6 < fatal < 100
     assert trainer.steps == max(whole)
 

@@ -1,0 +1,250 @@
+"""`msplit train`: what it prints, where it ends, and what is there when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+
+from msplit.formats.bundle import Checkpoint
+from msplit.training import checkpoint, loop
+from tests.campaign import CAMPAIGN
+from tests.cli.runner import ROOT, fine, msplit
+from tests.report.test_schemas import validate
+from tests.training.models import arrays, regression
+
+pytestmark = pytest.mark.tf
+
+QUICK = ("--engine", "tensorflow", "--streams", "1")
+KILLS = 20 if CAMPAIGN else 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and data for it."""
+    folder = tmp_path_factory.mktemp("train")
+    regression(folder / "model.meta")
+    np.savez(folder / "data.npz", **arrays())
+    return folder
+
+
+def command(folder: Path, *further: object) -> tuple[object, ...]:
+    model, data = folder / "model.meta", folder / "data.npz"
+    return ("train", model, "--fetch", "loss", "--data", data, "--batch", 8, *QUICK, *further)
+
+
+def tensors(prefix: str | Path) -> dict[str, tuple[str, bytes]]:
+    """All that a checkpoint holds, note and steps included."""
+    import tensorflow as tf
+
+    found = tf.train.load_checkpoint(str(prefix))
+    values = {name: np.asarray(found.get_tensor(name)) for name in found.get_variable_to_shape_map()}
+    return {name: (str(value.dtype), repr(value.tolist()).encode()) for name, value in values.items()}
+
+
+def test_an_epoch_and_what_is_told(folder: Path, tmp_path: Path) -> None:
+    done = fine(*command(folder, "--fetch-every", 5, "--save", tmp_path / "to" / "here"), columns=160)
+    assert "train_op" in done.out
+    assert "samples/s" in done.out
+    assert [line.split()[0] for line in done.out.splitlines() if line.strip()[:2].strip().isdigit()] == [
+        "5",
+        "10",
+        "12",
+    ]
+    assert checkpoint.listed(tmp_path / "to" / "here").latest == tmp_path / "to" / "here" / "model-12"
+    told = fine(*command(folder, "--epochs", 2, "--shuffle", "--format", "json")).json
+    validate("train", told)
+    assert (told["steps"], told["batch"], told["targets"], told["checkpoint"]) == (24, 8, ["train_op"], None)
+    assert [one["step"] for one in told["fetched"]] == [24]
+
+
+def test_resuming_goes_on_with_the_data_where_they_were(folder: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    how = ("--shuffle", "--seed", 4)
+    fine(*command(folder, *how, "--steps", 20, "--save", whole))
+    fine(*command(folder, *how, "--steps", 7, "--save", parts, "--every", 3, "--resume"))
+    told = fine(*command(folder, *how, "--steps", 20, "--save", parts, "--resume", "--format", "json")).json
+    assert (told["steps_before"], told["steps"]) == (7, 20)
+    assert tensors(whole / "model-20") == tensors(parts / "model-20")
+    refused = msplit(*command(folder, "--steps", 30, "--save", parts))
+    assert (refused.code, refused.out) == (2, "")
+    assert "there are checkpoints already, the last of step 20" in refused.err
+    refused = msplit(*command(folder, "--steps", 30, "--save", parts, "--resume"))
+    assert refused.code == 2
+    assert "while other data came: seed 4, now None; shuffle True, now False" in refused.err
+    begun = fine(*command(folder, "--steps", 2, "--restore", parts / "model-20", "--format", "json")).json
+    assert (begun["steps_before"], begun["steps"]) == (0, 2)
+    assert (
+        fine(*command(folder, *how, "--steps", 20, "--save", parts, "--resume", "--format", "json")).json["fetched"]
+        == []
+    )
+
+
+def test_a_loss_that_is_no_number_ends_it(folder: Path, tmp_path: Path) -> None:
+    data = arrays()
+    data["label"][60] = np.nan
+    np.savez(tmp_path / "bad.npz", **data)
+    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--every", 3, "--epochs", 1)
+    done = msplit("train", folder / "model.meta", "--fetch", "loss", "--batch", 8, *QUICK, *shown, columns=200)
+    assert done.code == 1
+    assert "Training ended: loss is NaN at step 8." in done.out
+    assert "The last checkpoint was written before that" in done.out
+    last = checkpoint.listed(tmp_path / "kept").latest
+    assert last == tmp_path / "kept" / "model-6"
+    assert np.isfinite(Checkpoint(last).tensor("model/weights")).all()
+
+
+def test_variables_that_are_no_numbers_are_not_saved(folder: Path, tmp_path: Path) -> None:
+    data = arrays()
+    data["label"][15] = 1e30  # the loss of this step is finite, its square in a slot is not
+    np.savez(tmp_path / "bad.npz", **data)
+    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--every", 1, "--steps", 4)
+    done = msplit("train", folder / "model.meta", "--fetch", "global_step", "--batch", 8, *QUICK, *shown, columns=200)
+    assert done.code == 1
+    assert "is not finite after step 2" in done.out
+    assert checkpoint.listed(tmp_path / "kept").latest == tmp_path / "kept" / "model-1"
+
+
+def test_what_is_asked_wrong(folder: Path, tmp_path: Path) -> None:
+    for further, said in (
+        (("--target", "nothing"), "--target names 'nothing'"),
+        (("--fetch", "los"), "--fetch names 'los'"),
+        (("--resume",), "to resume takes the folder of the checkpoints"),
+        (("--restore", tmp_path / "none"), "there is no checkpoint"),
+        (("--resume", "--restore", tmp_path), "leave one of the two out"),
+        (("--save", folder / "data.npz"), "data.npz"),
+    ):
+        done = msplit(*command(folder, *further))
+        assert done.code == 2
+        assert said in done.err.replace("\n", " ")
+        assert "Traceback" not in done.err
+
+
+def test_a_full_disk_ends_it_and_the_last_checkpoint_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = checkpoint._save, 0
+
+    def full(prefix: Path, values: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise OSError(28, "No space left on device")
+        real(prefix, values)
+
+    monkeypatch.setattr(checkpoint, "_save", full)
+    done = msplit(*command(folder, "--save", tmp_path / "kept", "--every", 2))
+    assert done.code == 2
+    assert "model-6: the disk is full" in done.err
+    assert checkpoint.listed(tmp_path / "kept").latest == tmp_path / "kept" / "model-4"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
+    number: int, code: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loop._Training._tell
+
+    def tell(self: Any, last: Any) -> None:
+        real(self, last)
+        if last.step == 4:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop._Training, "_tell", tell)
+    done = msplit(*command(folder, "--save", tmp_path / "kept", "--steps", 1000), columns=160)
+    assert done.code == code
+    assert "Training ended: interrupted after step 4." in done.out
+    assert checkpoint.listed(tmp_path / "kept").latest == tmp_path / "kept" / "model-4"
+
+
+# --- Kills
+
+ZYGOTE = """
+import json, os, sys
+import tensorflow
+from msplit.cli import main
+print("ready", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        sys.stdout = open(os.devnull, "w")
+        os._exit(main.run(json.loads(line)))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Zygote:
+    """A process that has loaded TensorFlow, and is a command a moment after it is asked to be one."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", ZYGOTE]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        out: IO[str] = self.process.stdout  # type: ignore[assignment]
+        return out.readline().strip()
+
+    def start(self, arguments: tuple[object, ...]) -> int:
+        given: IO[str] = self.process.stdin  # type: ignore[assignment]
+        given.write(json.dumps([*map(str, arguments)]) + "\n")
+        given.flush()
+        return int(self.line())
+
+    def run(self, arguments: tuple[object, ...]) -> int:
+        self.start(arguments)
+        return int(self.line())
+
+
+@pytest.fixture
+def zygote() -> Iterator[Zygote]:
+    found = Zygote()
+    yield found
+    found.process.kill()
+    found.process.wait()
+
+
+@pytest.mark.timeout(1200 if CAMPAIGN else 120)
+def test_killed_at_any_time_it_goes_on_bit_equal(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+    """SIGKILL at random times in a training that does little but write checkpoints."""
+    lot, kept = random.Random(20), tmp_path / "kept"
+    how = ("--shuffle", "--save", kept, "--resume", "--keep", 2, "--every")
+    steps = 0
+    for _ in range(KILLS):
+        child = zygote.start(command(folder, *how, 1, "--steps", 10**6))
+        deadline = time.monotonic() + 60
+        while _last(kept) in (None, steps) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(lot.random() * 0.2)
+        os.kill(child, signal.SIGKILL)
+        assert int(zygote.line()) == -signal.SIGKILL
+        found = _last(kept)
+        assert found is not None
+        assert found > steps  # it went on
+        for one in checkpoint.listed(kept).all:
+            tensors(one)  # whole
+        steps = found
+    assert zygote.run(command(folder, *how, 10**6, "--steps", steps + 3)) == 0
+    assert zygote.run(command(folder, "--shuffle", "--save", tmp_path / "whole", "--steps", steps + 3)) == 0
+    assert tensors(kept / f"model-{steps + 3}") == tensors(tmp_path / "whole" / f"model-{steps + 3}")
+    assert [name for name in os.listdir(kept) if name.startswith(".")] == []
+    assert len(os.listdir(kept)) == 5
+
+
+def _last(folder: Path) -> int | None:
+    last = checkpoint.listed(folder).latest
+    return None if last is None else int(last.name.rpartition("-")[2])
