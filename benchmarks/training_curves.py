@@ -112,7 +112,7 @@ def smooth(curves: Sequence[Sequence[float]]) -> np.ndarray:
 def table(found: dict[str, Losses]) -> str:
     """The last losses, how far msplit's curve is from TensorFlow's at most, and in a last line what that comes to."""
     lines = [
-        "| model | arm | first loss | last loss, mean over seeds (least to most) | most from TensorFlow's, same seed | means, share of spread |",
+        "| model | arm | first loss | last loss, mean over seeds (least to most) | most from TensorFlow's, same seed | share of spread |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     said = []

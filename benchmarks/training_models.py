@@ -31,6 +31,9 @@ from msplit.samples.weights import Recipe, generate
 Values = dict[str, np.ndarray]
 
 OPTIMIZERS = ("GradientDescent", "Momentum", "Adam", "Adagrad", "RMSProp", "Ftrl")
+RATES = dict(zip(OPTIMIZERS, (0.05, 0.02, 1e-3, 0.02, 1e-3, 0.05), strict=True))
+"""Learning rates where a model has not its own."""
+
 FETCHES = ("loss", "train_op")
 LABEL = "label"
 
@@ -222,12 +225,21 @@ _MODULES = {
 _MODULES["a"] = [_A(32)]  # what a test has time for
 
 
-def inception_v3(b: Trained, *, image: int = 299, classes: int = 1000, modules: str = "ABCDE", divisor: int = 1) -> Any:
+def inception_v3(
+    b: Trained,
+    *,
+    image: int = 299,
+    classes: int = 1000,
+    modules: str = "ABCDE",
+    divisor: int = 1,
+    stem: bool = True,
+) -> Any:
     """Inception-v3 with batch normalization over the batch, whose moving averages a step updates, too.
 
     Args:
         modules: Which of its kinds of modules: tests take few.
         divisor: Filters are so many times fewer.
+        stem: Whether all that comes before them is there; otherwise one convolution and a pool.
     """
     tf = b.tf
     x = b.input("image", (image, image, 3))
@@ -250,9 +262,12 @@ def inception_v3(b: Trained, *, image: int = 299, classes: int = 1000, modules: 
         return x
 
     with b.scope("stem"):
-        x = convolution(convolution(x, 32, 3, 3, 2, "VALID"), 32, 3, 3, 1, "VALID")
-        x = tf.nn.max_pool2d(convolution(x, 64, 3, 3, 1), 3, 2, "VALID")
-        x = tf.nn.max_pool2d(convolution(convolution(x, 80, 1, 1, 1), 192, 3, 3, 1, "VALID"), 3, 2, "VALID")
+        x = convolution(x, 32, 3, 3, 2, "VALID")
+        if stem:
+            x = convolution(convolution(x, 32, 3, 3, 1, "VALID"), 64, 3, 3, 1)
+        x = tf.nn.max_pool2d(x, 3, 2, "VALID")
+        if stem:
+            x = tf.nn.max_pool2d(convolution(convolution(x, 80, 1, 1, 1), 192, 3, 3, 1, "VALID"), 3, 2, "VALID")
     for kind in modules:
         for number, parts in enumerate(_MODULES[kind]):
             with b.scope(f"mixed_{kind}{number}"):
@@ -283,7 +298,7 @@ def _normalized(b: Trained, x: Any, momentum: float = 0.99) -> Any:
 MODELS: dict[str, Model] = {
     "mmoe": Model(
         mmoe, 128, "Adam", 1e-3, "default", "mmoe", (1024,),
-        small={"experts": 3, "features": 16, "units": (16, 8), "tower_units": (4,)},
+        small={"experts": 2, "features": 16, "units": (16, 8), "tower_units": (4,)},
     ),
     "towers": Model(
         towers, 128, "Adagrad", 0.02, "recsys", "towers", (1024,),
@@ -299,7 +314,7 @@ MODELS: dict[str, Model] = {
     ),
     "inception_v3": Model(
         inception_v3, 16, "RMSProp", 1e-3, "vision", "inception_v3",
-        small={"image": 43, "classes": 5, "modules": "a", "divisor": 16},
+        small={"image": 11, "classes": 5, "modules": "a", "divisor": 16, "stem": False},
     ),
     "columns": Model(
         columns, 256, "Adagrad", 0.02, "recsys", "feature_columns",
@@ -310,7 +325,12 @@ MODELS: dict[str, Model] = {
 
 
 def _optimizer(v1: Any, name: str, rate: Any) -> Any:
-    more = {"Momentum": {"momentum": 0.9}, "RMSProp": {"momentum": 0.9}, "Ftrl": {"l1_regularization_strength": 1e-4}}
+    more: dict[str, dict[str, float]] = {
+        "Momentum": {"momentum": 0.9},
+        "RMSProp": {"momentum": 0.9},
+        # What it begins with (0.1 by default) swallows the squares of small gradients, and what is left of them is rounding alone.
+        "Ftrl": {"l1_regularization_strength": 1e-4, "initial_accumulator_value": 1e-5},
+    }
     return getattr(v1.train, f"{name}Optimizer")(rate, **more.get(name, {}))
 
 
@@ -329,7 +349,8 @@ def build(
     with b.graph.as_default(), v1.variable_scope("", use_resource=resource):
         loss = b.tf.identity(objective, name="loss")
         step = v1.train.get_or_create_global_step()
-        rate = v1.train.exponential_decay(model.rate, step, 1000, 0.9)
+        own = model.rate if optimizer == model.optimizer else RATES[optimizer]
+        rate = v1.train.exponential_decay(own, step, 1000, 0.9)
         chosen = _optimizer(v1, optimizer, rate)
         pairs = chosen.compute_gradients(loss)
         if name == "lstm":
