@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,14 @@ from msplit.formats import read
 MODELS = ("mmoe", "deepfm", "lstm", "inception_v3")
 KINDS = ("resource", "ref")
 BATCH = 8
-STORED = [("deepfm", optimizer, kind) for optimizer in OPTIMIZERS for kind in KINDS]
-"""Dense and sparse updates of every optimizer."""
+FILE = Path(__file__).parent / "gpu" / "training_graphs.zip"
+STORED = [
+    *(("deepfm", optimizer, kind) for optimizer in OPTIMIZERS for kind in KINDS),
+    ("mmoe", "Adam", "resource"),
+    ("lstm", "Momentum", "resource"),
+    ("inception_v3", "RMSProp", "resource"),
+]
+"""What `FILE` holds: dense and sparse updates of every optimizer, and one graph of every other model."""
 
 
 @functools.cache
@@ -44,27 +50,52 @@ def loaded(meta: bytes) -> FlatGraph:
         return flatten(read(path, outputs=list(FETCHES)))
 
 
-def stored(file: Path, name: str, optimizer: str, kind: str = "resource") -> tuple[FlatGraph, Training]:
-    """The same from a file that this module wrote. Needs no TensorFlow."""
-    with zipfile.ZipFile(file) as archive, tempfile.TemporaryDirectory() as folder:
+@functools.cache
+def stored(name: str, optimizer: str, kind: str) -> tuple[FlatGraph, Training]:
+    """The same from `FILE`. Needs no TensorFlow."""
+    with zipfile.ZipFile(FILE) as archive, tempfile.TemporaryDirectory() as folder:
         key = f"{name}.{optimizer}.{kind}"
         told = Path(folder) / "told.json"
         told.write_bytes(archive.read(f"{key}.json"))
         return loaded(archive.read(f"{key}.meta")), training_models.read(told)
 
 
-def store(file: Path) -> None:
-    """Writes the graphs of `STORED`, equal graphs as equal bytes."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+def store() -> None:
+    """Writes `FILE`, equal graphs as equal bytes."""
+    with zipfile.ZipFile(FILE, "w") as archive:
         for name, optimizer, kind in STORED:
             meta, training = training_models.build(
                 name, optimizer, resource=kind == "resource", batch=BATCH, small=True
             )
+            _strip(meta)
             for ending, data in (
                 ("meta", meta.SerializeToString(deterministic=True)),
                 ("json", json.dumps(asdict(training)).encode()),
             ):
-                archive.writestr(zipfile.ZipInfo(f"{name}.{optimizer}.{kind}.{ending}"), data)
+                archive.writestr(zipfile.ZipInfo(f"{name}.{optimizer}.{kind}.{ending}"), data, zipfile.ZIP_LZMA)
+
+
+def _strip(meta: Any) -> None:
+    """Leaves out what no step needs: how variables begin, which shapes there are, and the collections."""
+    needed, waiting = set[str](), list(FETCHES)
+    nodes = {node.name: node for node in meta.graph_def.node}
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [text.lstrip("^").partition(":")[0] for text in nodes[name].input]
+    del meta.graph_def.node[:]
+    meta.graph_def.node.extend(node for name, node in nodes.items() if name in needed)
+    for node in meta.graph_def.node:
+        node.attr.pop("_output_shapes", None)
+    for name in ("collection_def", "meta_info_def"):
+        meta.ClearField(name)
+    meta.graph_def.ClearField("library")
+
+
+def run(executable: Any, training: Training, steps: range) -> np.ndarray:
+    """The losses of steps, each on data of its own."""
+    return np.array([float(executable.step(training.feeds(BATCH, step))["loss"]) for step in steps])
 
 
 def apart(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -80,4 +111,4 @@ def apart(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> 
 
 
 if __name__ == "__main__":
-    store(Path(sys.argv[1]))
+    store()

@@ -1,0 +1,105 @@
+"""Training steps of the cuda engine, on CPU tensors, against TensorFlow's: the same values to begin with, the same data, IEEE float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import KernelMode
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from tests.campaign import campaign, sample, sampled
+from tests.engines.cuda.cases import options_of, scattered
+from tests.training_graphs import BATCH, KINDS, MODELS, OPTIMIZERS, apart, graph, run
+
+pytestmark = pytest.mark.tf
+
+STEP, HUNDRED = 1e-4, 1e-3
+"""How far a variable may be from TensorFlow's after one step and after a hundred, in terms of its root mean square."""
+
+
+def job_of(flat, training, streams=1, mode=KernelMode.PLAIN, seed=0):
+    options = replace(options_of("cpu"), mode=mode)
+    ids = scattered(flat, streams, seed)
+    return Job(flat, ids, streams, training.feeds(BATCH), ieee=True, options=options, state=training.state())
+
+
+def trained(engine, job, training, steps):
+    """Losses of some steps on fresh data, and the variables afterwards."""
+    executable = engine.build(job)
+    executable.load_state(training.state())
+    losses, state = run(executable, training, range(steps)), executable.save_state()
+    executable.close()
+    return losses, state
+
+
+def assert_trains_as_tensorflow(flat, training, streams, mode, steps, within):
+    expected_losses, expected = trained(
+        TENSORFLOW, replace(job_of(flat, training), ids=np.zeros(len(flat), np.int32)), training, steps
+    )
+    losses, state = trained(ENGINE, job_of(flat, training, streams, mode), training, steps)
+    np.testing.assert_allclose(losses, expected_losses, rtol=10 * within)
+    wrong = {name: away for name, away in apart(state, expected).items() if away > within}
+    assert not wrong
+
+
+@sampled(6, name=MODELS, optimizer=OPTIMIZERS, kind=KINDS)
+def test_a_step_changes_every_variable_as_tensorflow_does(name, optimizer, kind):
+    flat, training = graph(name, optimizer, kind)
+    assert_trains_as_tensorflow(flat, training, 3, KernelMode.PLAIN, 1, STEP)
+
+
+@pytest.mark.parametrize("mode", [KernelMode.FUSED_AND_GROUPED])
+def test_larger_kernels_train_alike(mode):
+    flat, training = graph("mmoe", "Adam")
+    assert_trains_as_tensorflow(flat, training, 2, mode, 3, STEP)
+
+
+@campaign
+@pytest.mark.parametrize("mode", KernelMode)
+@pytest.mark.parametrize(("name", "optimizer", "kind"), sample(1000, [*MODELS, "towers", "columns"], OPTIMIZERS, KINDS))
+def test_a_hundred_steps_stay_with_tensorflow(name, optimizer, kind, mode):
+    flat, training = graph(name, optimizer, kind)
+    assert_trains_as_tensorflow(flat, training, 4, mode, 100, HUNDRED)
+
+
+def test_values_after_a_build_are_those_to_begin_with():
+    flat, training = graph("deepfm", "Momentum")
+    executable = ENGINE.build(job_of(flat, training, 2))
+    begun = training.state()
+    assert executable.save_state().keys() == begun.keys()
+    for name, value in executable.save_state().items():
+        np.testing.assert_array_equal(value, begun[name])
+
+
+def test_saved_variables_go_on_to_the_bit():
+    flat, training = graph("deepfm", "Momentum")
+    job = job_of(flat, training, 2)
+    whole, first, second = (ENGINE.build(job) for _ in range(3))
+    run(whole, training, range(4))
+    run(first, training, range(2))
+    second.load_state(first.save_state())
+    run(second, training, range(2, 4))
+    for name, value in whole.save_state().items():
+        np.testing.assert_array_equal(second.save_state()[name], value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_arrives_where_tensorflow_has_it(value):
+    """Of a model without ReLU, which is 0 of NaN where oneDNN fuses it, and NaN where TensorFlow runs op by op."""
+    flat, training = graph("lstm", "Momentum")
+    begun = training.state()
+    begun["layer_1/kernel"][0, 3] = value
+    states = []
+    job = job_of(flat, training, 2)
+    for engine, ids in ((TENSORFLOW, np.zeros(len(flat), np.int32)), (ENGINE, job.ids)):
+        executable = engine.build(replace(job, ids=ids))
+        executable.load_state(begun)
+        executable.step(training.feeds(BATCH))
+        states.append(executable.save_state())
+        executable.close()
+    assert any(np.isnan(one).any() for one in states[0].values())
+    assert max(apart(states[1], states[0]).values()) < STEP
