@@ -245,7 +245,7 @@ def inception_v3(
     x = b.input("image", (image, image, 3))
 
     def convolution(x: Any, filters: int, height: int, width: int, stride: int, padding: str = "SAME") -> Any:
-        with b.scope(b.graph.unique_name("conv", mark_as_used=False)):
+        with b.scope("conv"):
             kernel = b.kernel((height, width, x.shape[-1], max(filters // divisor, 2)))
             return tf.nn.relu(_normalized(b, tf.nn.conv2d(x, kernel, stride, padding)))
 
@@ -282,7 +282,7 @@ def inception_v3(
 def _normalized(b: Trained, x: Any, momentum: float = 0.99) -> Any:
     """Batch normalization in training: by the batch's mean and variance, which moving averages follow."""
     size = (int(x.shape[-1]),)
-    with b.scope(b.graph.unique_name("batch_norm", mark_as_used=False)):
+    with b.scope("batch_norm"):
         gamma, beta = b.weight("gamma", size, 0.8, 1.2), b.weight("beta", size, -0.1, 0.1)
         moving = [
             b.variable(name, size, lambda key, low=low, high=high: Recipe(key, b.seed, low, high), trainable=False)
@@ -324,13 +324,17 @@ MODELS: dict[str, Model] = {
 """Those of the figures, the first one of them first."""
 
 
-def _optimizer(v1: Any, name: str, rate: Any) -> Any:
+def _optimizer(v1: Any, name: str, rate: Any, model: str) -> Any:
     more: dict[str, dict[str, float]] = {
         "Momentum": {"momentum": 0.9},
         "RMSProp": {"momentum": 0.9},
         # What it begins with (0.1 by default) swallows the squares of small gradients, and what is left of them is rounding alone.
         "Ftrl": {"l1_regularization_strength": 1e-4, "initial_accumulator_value": 1e-5},
     }
+    if (
+        model == "inception_v3"
+    ):  # what TensorFlow's documentation has for this network, of whose gradients some are rounding alone
+        more["Adam"] = {"epsilon": 0.1}
     return getattr(v1.train, f"{name}Optimizer")(rate, **more.get(name, {}))
 
 
@@ -351,7 +355,7 @@ def build(
         step = v1.train.get_or_create_global_step()
         own = model.rate if optimizer == model.optimizer else RATES[optimizer]
         rate = v1.train.exponential_decay(own, step, 1000, 0.9)
-        chosen = _optimizer(v1, optimizer, rate)
+        chosen = _optimizer(v1, optimizer, rate, name)
         pairs = chosen.compute_gradients(loss)
         if name == "lstm":
             clipped, _ = b.tf.clip_by_global_norm([gradient for gradient, _ in pairs], 5.0)
