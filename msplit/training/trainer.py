@@ -26,7 +26,7 @@ from msplit.measure.execution import prepare
 from msplit.measure.initial import initial_state, variables_of
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
-from msplit.measure.verified import HasState
+from msplit.engines.base import HasState
 from msplit.opset.state import written
 from msplit.progress import Progress
 from msplit.training import checkpoint
