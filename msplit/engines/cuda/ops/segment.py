@@ -72,6 +72,18 @@ def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_
     return _divided(total, sizes)
 
 
+@lowering(*(f"{op}Grad" for op in _SPARSE), static=(3,))
+def sparse_segment_grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: np.ndarray) -> Tensor:
+    """The gradient of a sum (mean, sum over root of count) of rows by segment, for as many rows as given."""
+    count = grad.shape[0]
+    if "Sum" not in node.op:
+        sizes = _sizes(ids, count)
+        grad = _divided(grad, sizes.clamp(min=1).to(grad.dtype).sqrt() if "SqrtN" in node.op else sizes)
+    inside = ((ids >= 0) & (ids < count)).reshape(-1, *(1 for _ in grad.shape[1:]))
+    own = torch.where(inside, grad.index_select(0, ids.clamp(0, max(count - 1, 0))), 0)
+    return _sum(own, indices, integer(rows))
+
+
 def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:
     """The number of segments: that given, or else one more than the last id, which rise then. Waits for the device."""
     if given:

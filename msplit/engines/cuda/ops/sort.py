@@ -164,6 +164,21 @@ def unique(node: Node, x: Tensor, *axes: np.ndarray) -> tuple[Tensor, ...]:
     return (ordered.index_select(axis, order), new_group.to(index_type), counts[order].to(index_type))[:outputs]
 
 
+@lowering("_UniquePadded", own=True)
+def unique_padded(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct elements, each where it comes first, and -1 in all other places; for each element the place where it comes first.
+
+    What the pass `pad_unique` makes of Unique: as many places as elements, whatever these are.
+    """
+    ordered, order = torch.sort(x, stable=True)
+    places = torch.arange(x.shape[0], device=x.device)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    heads = torch.cummax(torch.where(begins, places, 0), 0).values
+    first = torch.empty_like(order).index_copy_(0, order, order.index_select(0, heads))
+    return torch.where(first == places, x, -1), first.to(torch_dtype(node.get("out_idx", "int32")))
+
+
 @lowering("ListDiff", dynamic=True)
 def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The elements of x that are not in y, in order, and their positions."""

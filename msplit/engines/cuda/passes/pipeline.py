@@ -22,6 +22,7 @@ from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
+from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
@@ -150,6 +151,7 @@ _SPECIALIZING, _GROUPING = "fixing shapes", "grouping alike branches"
 
 PIPELINE = (
     Pass("eliminate_unique", _pure(eliminate_unique), Stage.IMPORTED),
+    Pass("pad_unique", _pure(pad_unique), Stage.IMPORTED),
     Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),

@@ -33,6 +33,22 @@ def test_ids_in_any_order(op, dtype, index):
     check(op, [values((0, 3), dtype), np.array([], index), np.int32(0)])
 
 
+@sampled(8, op=SPARSE, dtype=["float32", "float64"], index=["int32", "int64"])
+@pytest.mark.parametrize("ids", [[0, 0, 1, 1, 1], [0, 2, 2, 3, 3], [1, 1, 1, 1, 1]], ids=str)
+def test_gradients_of_rows_by_segment(op, dtype, index, ids):
+    for inner in [(4,), (2, 3)]:
+        indices, grad = np.array([3, 0, 3, 5, 1], index), values((4, *inner), dtype)
+        check(f"{op}Grad", [grad, indices, np.array(ids, "int32"), np.int32(7)])
+
+
+@pytest.mark.parametrize("op", SPARSE)
+def test_gradients_of_rows_of_no_segment_are_passed_over(op):
+    grad, indices, ids = values((2, 3)), np.array([3, 0, -1, 2]), np.array([0, -1, 0, 1])
+    (found,) = run_lowering(f"{op}Grad", [grad, indices, ids, np.int32(4)])
+    (expected,) = run_lowering(f"{op}Grad", [grad, np.array([3, 4, 2]), np.array([0, 0, 1]), np.int32(4)])
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
 def test_ids_behind_the_last_segment_are_passed_over():
     data, ids = values((4, 3)), np.array([0, 2, 1, 7], np.int32)
     (result,) = run_lowering("UnsortedSegmentSum", [data, ids, np.int32(2)])
